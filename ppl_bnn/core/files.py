@@ -7,6 +7,7 @@ import glob
 import os
 import shutil
 import stat
+import tempfile
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -14,19 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.core.errors import InputError
+
 
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
-    """Write a file atomically: to a temporary file beside it, which is then renamed.
+    """Write a file atomically: `write` gets the path of a temporary file beside it, which is then renamed.
 
     Readers and interrupted runs never see half of the file. If several processes write the same file, each has its own
     temporary file, and the last one to finish determines the content.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    write : callable
-        Function that writes to the path that it is given.
     """
     part = part_of(path)
     try:
@@ -47,21 +43,6 @@ def staged(path: Path) -> Iterator[Path]:
 
     If an error is raised in the block, `path` is unchanged. A process that is killed between the two renames leaves the
     old folder complete, under a name that `left_by_a_kill` finds.
-
-    Parameters
-    ----------
-    path : Path
-        The folder to replace.
-
-    Yields
-    ------
-    Path
-        The new folder.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written.
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,28 +82,10 @@ def _put_in_place(stage: Path, path: Path) -> None:
 def staged_within(folder: Path, own: Collection[str], last: str) -> Iterator[Path]:
     """A new folder inside `folder`, whose files replace the files `own` of it at the end of the block.
 
-    All other files are left alone. For a folder that holds other files, or that cannot be renamed. If an error is
-    raised in the block, all files are unchanged. A process that is killed while files are renamed leaves the old files
-    complete, in a folder that `left_by_a_kill` finds.
-
-    Parameters
-    ----------
-    folder : Path
-        The folder.
-    own : collection of str
-        Names of the files to replace.
-    last : str
-        The file without which the others are not valid: it is removed first and appears last.
-
-    Yields
-    ------
-    Path
-        The new folder.
-
-    Raises
-    ------
-    OSError
-        If the folder cannot be written.
+    All other files are left alone. For a folder that holds other files, or that cannot be renamed. The file `last` is
+    the one without which the others are not valid: it is removed first and appears last. If an error is raised in the
+    block, all files are unchanged. A process that is killed while files are renamed leaves the old files complete, in a
+    folder that `left_by_a_kill` finds.
     """
     stage = folder / _beside(folder, "partial")
     stage.mkdir()
@@ -165,44 +128,27 @@ def _link(path: Path, second: Path) -> None:
 
 
 def left_by_a_kill(path: Path) -> Path | None:
-    """The old folder of `staged` or `staged_within`, if the process was killed before the new one was in place.
-
-    Parameters
-    ----------
-    path : Path
-        The folder that was to be replaced.
-
-    Returns
-    -------
-    Path or None
-        The old folder.
-    """
+    """The old folder of `staged` or `staged_within`, if the process was killed before the new one was in place."""
     path = path.absolute()
     pattern = f".{glob.escape(path.name)}.*.old"
-    left = sorted([*path.parent.glob(pattern), *path.glob(pattern)])
-    return left[-1] if left else None
+    return max([*path.parent.glob(pattern), *path.glob(pattern)], default=None)
+
+
+def writable(folder: str | os.PathLike[str], argument: str = "out") -> Path:
+    """The folder, created if needed, after writing and removing a test file; `argument` is named in the error."""
+    path = Path(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path, prefix=".probe-") as probe:
+            probe.write(b"0")
+    except OSError as error:
+        got = f"{path} ({type(error).__name__}: {error.strerror or error})"
+        raise InputError.of(argument, "a folder that can be written", got, "another folder") from error
+    return path
 
 
 def regular(path: Path) -> Path:
-    """The path, if it is a regular file that no link leads out of its folder.
-
-    Parameters
-    ----------
-    path : Path
-        A file.
-
-    Returns
-    -------
-    Path
-        The path.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be examined.
-    ValueError
-        For a link out of the folder, or a file that is not regular.
-    """
+    """The path, if it is a regular file that no link leads out of its folder. Raises OSError or ValueError."""
     found = os.lstat(path)
     if stat.S_ISLNK(found.st_mode):
         try:
@@ -219,27 +165,7 @@ def regular(path: Path) -> Path:
 
 
 def bounded(path: Path, most: int) -> bytes:
-    """The content of a file of at most `most` bytes.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    most : int
-        Largest number of bytes.
-
-    Returns
-    -------
-    bytes
-        The content.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be read.
-    ValueError
-        If it is larger.
-    """
+    """The content of a file of at most `most` bytes; a larger one is a ValueError."""
     with open(path, "rb") as file:
         content = file.read(most + 1)
     if len(content) > most:
@@ -250,22 +176,7 @@ def bounded(path: Path, most: int) -> bytes:
 def write_arrays(
     path: Path, arrays: Mapping[str, np.ndarray], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write named arrays, and text metadata, to a file with the usual permissions of new files of this process.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    arrays : mapping of str to ndarray
-        The arrays.
-    metadata : mapping of str to str, optional
-        Text entries.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    """
+    """Write named arrays, and text metadata, to a file with the usual permissions of new files of this process."""
     from safetensors import SafetensorError
     from safetensors.numpy import save_file
 
@@ -285,13 +196,6 @@ def write_tree(path: Path, tree: Any) -> None:
 
     It is made in memory first: if HDF5 itself cannot write to a file, for example on a full disk, the process ends in a
     segmentation fault when the file is closed.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    tree : xarray.DataTree
-        The tree.
     """
     path.write_bytes(tree.to_netcdf(engine="h5netcdf"))
 

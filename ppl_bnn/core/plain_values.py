@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -25,23 +26,7 @@ _BRACKETS = re.compile(rb'"(?:[^"\\]++|\\.)*+\\?(?:"|\Z)|[\[\]{}]', re.DOTALL)
 
 
 def encoded(value: Any) -> Any:
-    """Plain JSON values. A float that is not finite, which JSON cannot express, becomes {"float": "nan"}.
-
-    Parameters
-    ----------
-    value
-        The value.
-
-    Returns
-    -------
-    object
-        The JSON value.
-
-    Raises
-    ------
-    UnsupportedError
-        For a value that cannot be encoded.
-    """
+    """Plain JSON values. A float that is not finite, which JSON cannot express, becomes {"float": "nan"}."""
     if isinstance(value, Mapping):
         return {str(name): encoded(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):
@@ -52,9 +37,8 @@ def encoded(value: Any) -> Any:
         return {"float": repr(value)}
     if isinstance(value, bool | int | float | str) or value is None:
         return value
-    raise UnsupportedError.of(
-        "save", "plain values in the settings of a fit", repr(value), "numbers, strings and lists"
-    )
+    expected = "plain values in the settings of a fit"
+    raise UnsupportedError.of("save", expected, repr(value), "numbers, strings and lists")
 
 
 def decoded(value: Any) -> Any:
@@ -67,23 +51,7 @@ def decoded(value: Any) -> Any:
 
 
 def parse_json(content: bytes) -> Any:
-    """The value of an untrusted JSON text.
-
-    Parameters
-    ----------
-    content : bytes
-        The text.
-
-    Returns
-    -------
-    object
-        The value.
-
-    Raises
-    ------
-    ValueError
-        If the text is not UTF-8, is not JSON, or is nested too deeply. No other errors are raised.
-    """
+    """The value of an untrusted JSON text. Whatever is wrong with it is a ValueError."""
     depth = 0
     for mark in _BRACKETS.finditer(content):
         first = mark[0][:1]
@@ -100,21 +68,7 @@ def _no_constant(name: str) -> float:
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The content of an untrusted TOML file.
 
-    Parameters
-    ----------
-    path : str or path-like
-        The file.
-
-    Returns
-    -------
-    dict
-        The content.
-
-    Raises
-    ------
-    InputError
-        If there is no such file, it is not a regular file or not TOML, or it is larger or nested more deeply than a
-        hand-written file.
+    InputError is raised for anything else, and for a file that is larger or more deeply nested than hand-written ones.
     """
     file = Path(path)
     try:
@@ -138,17 +92,20 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _check_depth(value: Any) -> None:
-    waiting = [(value, 1)]
-    while waiting:
-        each, depth = waiting.pop()
-        if depth > DEEPEST:
-            raise ValueError(f"values nested more than {DEEPEST} deep")
-        inner = each.values() if isinstance(each, dict) else each if isinstance(each, list) else ()
-        waiting += [(entry, depth + 1) for entry in inner]
+    level = [value]
+    for _ in range(DEEPEST):
+        level = [
+            entry
+            for each in level
+            if isinstance(each, dict | list)
+            for entry in (each.values() if isinstance(each, dict) else each)
+        ]
+    if level:
+        raise ValueError(f"values nested more than {DEEPEST} deep")
 
 
 def check_kind(value: Any, schema: Any, where: str = "") -> None:
-    """Check that a value is of the declared kind.
+    """Check that a value is of the declared kind; a ValueError names the entry that is not.
 
     Parameters
     ----------
@@ -161,61 +118,55 @@ def check_kind(value: Any, schema: Any, where: str = "") -> None:
         missing.
     where : str
         Name of the entry, for messages.
-
-    Raises
-    ------
-    ValueError
-        For another kind. The message names the entry.
     """
     place = where or "the whole"
-    if isinstance(schema, tuple):
-        for each in schema:
-            try:
-                return check_kind(value, each, where)
-            except ValueError:
-                pass
-        names = " or ".join(map(_named, schema))
-        raise ValueError(f"{place} is {shown(value)}, not {names}")
-    if isinstance(schema, list):
-        if not isinstance(value, list):
-            raise ValueError(f"{place} is {shown(value)}, not a list")
-        for index, entry in enumerate(value):
-            check_kind(entry, schema[0], f"{where}[{index}]")
-    elif isinstance(schema, dict):
-        if not isinstance(value, dict):
-            raise ValueError(f"{place} is {shown(value)}, not a table")
-        if set(schema) == {str}:
+
+    def check(good: bool) -> None:
+        if not good:
+            raise ValueError(f"{place} is {shown(value)}, not {_described(schema)}")
+
+    match schema:
+        case tuple():
+            for each in schema:
+                with contextlib.suppress(ValueError):
+                    return check_kind(value, each, where)
+            check(False)
+        case list():
+            check(isinstance(value, list))
+            for index, entry in enumerate(value):
+                check_kind(entry, schema[0], f"{where}[{index}]")
+        case dict():
+            check(isinstance(value, dict))
+            if set(schema) == {str}:
+                schema = dict.fromkeys(value, schema[str])
+            known = {name.removesuffix("?"): kind for name, kind in schema.items()}
             for name, entry in value.items():
-                check_kind(entry, schema[str], f"{where}.{name}" if where else name)
-            return None
-        known = {name.removesuffix("?"): kind for name, kind in schema.items()}
-        for name in value:
-            if name not in known:
-                raise ValueError(f"{place} has the unknown entry {shown(name)}")
-        for name, kind in schema.items():
-            plain = name.removesuffix("?")
-            if plain in value:
-                check_kind(value[plain], kind, f"{where}.{plain}" if where else plain)
-            elif plain == name:
-                raise ValueError(f"{place} has no entry {name!r}")
-    elif schema is None or isinstance(schema, str):
-        if value != schema:
-            raise ValueError(f"{place} is {shown(value)}, not {_named(schema)}")
-    else:
-        wanted = (int, float) if schema is float else schema
-        if not isinstance(value, wanted) or (isinstance(value, bool) and schema in (int, float)):
-            raise ValueError(f"{place} is {shown(value)}, not {_named(schema)}")
+                if name not in known:
+                    raise ValueError(f"{place} has the unknown entry {shown(name)}")
+                check_kind(entry, known[name], f"{where}.{name}" if where else name)
+            for name in schema:
+                if name not in value and not name.endswith("?"):
+                    raise ValueError(f"{place} has no entry {name!r}")
+        case None | str():
+            check(value == schema)
+        case _:
+            good = isinstance(value, (int, float) if schema is float else schema)
+            check(good and not (isinstance(value, bool) and schema in (int, float)))
     return None
 
 
-def _named(kind: Any) -> str:
+_WORDS: dict[Any, str] = {
+    str: "a text", int: "a whole number", float: "a number", bool: "true or false", dict: "a table", list: "a list",
+}  # fmt: skip
+
+
+def _described(kind: Any) -> str:
+    if isinstance(kind, tuple):
+        return " or ".join(map(_described, kind))
     if kind is None or isinstance(kind, str):
         return "nothing" if kind is None else repr(kind)
-    words: dict[Any, str] = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}
-    words |= {dict: "a table", list: "a list"}
-    if isinstance(kind, list | dict):
-        kind = type(kind)
-    return words.get(kind, str(kind))
+    kind = type(kind) if isinstance(kind, list | dict) else kind
+    return _WORDS.get(kind, str(kind))
 
 
 def shown(value: Any) -> str:

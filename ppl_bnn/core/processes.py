@@ -54,23 +54,7 @@ def unordered(
     call must not rely on state left by an earlier one. Processes are not kept for the next use, because the programs
     compiled for this one would look like a leak.
 
-    Parameters
-    ----------
-    function : callable
-        The function.
-    calls : sequence of tuple
-        Arguments of each call.
-    workers : int
-        Number of processes.
-    meanwhile : callable, optional
-        Called ten times a second while waiting.
-
-    Yields
-    ------
-    n : int
-        Number of the call.
-    result
-        Its result.
+    `meanwhile` is called ten times a second while waiting.
     """
     import joblib
     from joblib.externals.loky import ProcessPoolExecutor
@@ -114,28 +98,14 @@ def written(payload: Any, model: Any) -> bytes:
     """Serialise an object that holds a model, for `read` in another process.
 
     Any error of pickling is raised if a part of it cannot be sent (an open file, a lock, a generator).
-
-    Parameters
-    ----------
-    payload
-        The object.
-    model
-        The model in it.
-
-    Returns
-    -------
-    bytes
-        The serialised object.
     """
     cloudpickle = _cloudpickle()
     function = model
     while isinstance(function, partial):
         function = function.func
     module = sys.modules.get(getattr(function, "__module__", None) or "")
-    ours = module is not None and module.__name__.split(".")[0] == __name__.split(".")[0]
-    if module is None or ours or module.__name__ == "__main__":
-        return cloudpickle.dumps(payload)
-    if module.__name__ in cloudpickle.list_registry_pickle_by_value():
+    known = ("__main__", *cloudpickle.list_registry_pickle_by_value())
+    if module is None or module.__name__ in known or module.__name__.split(".")[0] == __name__.split(".")[0]:
         return cloudpickle.dumps(payload)
     cloudpickle.register_pickle_by_value(module)
     try:
@@ -163,25 +133,16 @@ _first: list[int] = []
 
 
 def refuse_forked() -> None:
-    """Record that this process computes, or refuse if it was forked from a process that had computed.
-
-    Raises
-    ------
-    UnsupportedError
-        In a forked child.
-    """
+    """Record that this process computes, or refuse if it was forked from a process that had computed."""
     if not _first:
         _first.append(os.getpid())
     elif _first[0] != os.getpid():
-        raise UnsupportedError.of(
-            "",
-            "a process that was started afresh",
-            (
-                f"process {os.getpid()}, which was forked from {_first[0]} after a fit there: the threads of JAX and "
-                "torch do not survive a fork"
-            ),
-            "multiprocessing.get_context('spawn'), joblib, or forking before the first fit",
+        got = (
+            f"process {os.getpid()}, which was forked from {_first[0]} after a fit there: the threads of JAX and torch "
+            "do not survive a fork"
         )
+        advice = "multiprocessing.get_context('spawn'), joblib, or forking before the first fit"
+        raise UnsupportedError.of("", "a process that was started afresh", got, advice)
 
 
 @contextmanager

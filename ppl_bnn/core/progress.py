@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ppl_bnn.core.errors import InputError
@@ -50,45 +51,42 @@ class Silent:
 
 
 class _BarTask:
+    """A bar in a terminal; a line every 15 seconds elsewhere, such as in a log file."""
+
     def __init__(self, title: str, total: int):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+        columns = ("{task.description:<26}", "{task.percentage:>3.0f}%", "{task.fields[figures]}")
+        name, share, figures = map(TextColumn, columns)
+        console = Console(stderr=True)
         self._bar = Progress(
-            TextColumn("{task.description:<26}"),
-            BarColumn(bar_width=24),
-            TextColumn("{task.percentage:>3.0f}%"),
-            TimeElapsedColumn(),
-            TextColumn("{task.fields[figures]}"),
-            console=Console(stderr=True),
-            transient=False,
+            name, BarColumn(bar_width=24), share, TimeElapsedColumn(), figures, console=console
         )
-        self._total = total
-        self._terminal = self._bar.console.is_terminal
-        self._title = title
-        self._said = time.monotonic()
-        self._latest = ""
-        self._done = 0
+        self._title, self._total, self._done, self._figures = title, total, 0, ""
+        self._printed = time.monotonic()
+        self._terminal = console.is_terminal
         if self._terminal:
             self._bar.start()
             self._task = self._bar.add_task(title, total=total, figures="")
 
     def update(self, done: int, **figures: float) -> None:
         self._done = done
-        self._latest = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
+        self._figures = "  ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in figures.items())
         if self._terminal:
-            self._bar.update(self._task, completed=done, figures=self._latest)
-        elif time.monotonic() - self._said > 15.0:
-            # A log file gets an occasional line instead of a bar that is redrawn ten times a second.
-            print(f"{self._title}: {done}/{self._total}  {self._latest}", file=sys.stderr, flush=True)
-            self._said = time.monotonic()
+            self._bar.update(self._task, completed=done, figures=self._figures)
+        elif time.monotonic() - self._printed > 15.0:
+            self._print(f"{done}/{self._total}")
+            self._printed = time.monotonic()
 
     def close(self) -> None:
         if self._terminal:
             self._bar.stop()
         else:
-            how = "done" if self._done >= self._total else f"stopped at {self._done}/{self._total}"
-            print(f"{self._title}: {how}  {self._latest}", file=sys.stderr, flush=True)
+            self._print("done" if self._done >= self._total else f"stopped at {self._done}/{self._total}")
+
+    def _print(self, state: str) -> None:
+        print(f"{self._title}: {state}  {self._figures}", file=sys.stderr, flush=True)
 
 
 class Bars:
@@ -98,42 +96,31 @@ class Bars:
         return _BarTask(title, total)
 
 
-class _Told:
-    """A progress that calls a function."""
+@dataclass
+class _FunctionTask(SilentTask):
+    """A task that calls a function at every update."""
 
-    def __init__(self, call: Callable[[str, int, int, dict[str, float]], Any]):
-        self._call = call
-
-    def task(self, title: str, total: int) -> Task:
-        return _ToldTask(self._call, title, total)
-
-
-class _ToldTask(SilentTask):
-    def __init__(self, call: Callable[[str, int, int, dict[str, float]], Any], title: str, total: int):
-        self._call, self._title, self._total = call, title, total
+    call: Callable[[str, int, int, dict[str, float]], Any]
+    title: str
+    total: int
 
     def update(self, done: int, **figures: float) -> None:
-        self._call(self._title, done, self._total, figures)
+        self.call(self.title, done, self.total, figures)
+
+
+@dataclass
+class _FunctionProgress:
+    call: Callable[[str, int, int, dict[str, float]], Any]
+
+    def task(self, title: str, total: int) -> Task:
+        return _FunctionTask(self.call, title, total)
 
 
 def resolve(progress: Any) -> Progress:
     """The `Progress` for a caller's argument.
 
-    Parameters
-    ----------
-    progress
-        True for bars, False or None for no output. A function is called as ``progress(title, done, total, figures)``,
-        with figures a dict of floats, at every update. An object with `task` is used as a progress itself.
-
-    Returns
-    -------
-    Progress
-        The progress.
-
-    Raises
-    ------
-    InputError
-        For anything else.
+    True gives bars, False or None no output. A function is called as ``progress(title, done, total, figures)``, with
+    figures a dict of floats, at every update. An object with `task` is used as a progress itself.
     """
     if progress is None or progress is False:
         return Silent()
@@ -142,10 +129,6 @@ def resolve(progress: Any) -> Progress:
     if hasattr(progress, "task") and not isinstance(progress, type):
         return progress
     if callable(progress) and not isinstance(progress, type):
-        return _Told(progress)
-    raise InputError.of(
-        "progress",
-        "True, False, a function (title, done, total, figures) or a Progress",
-        repr(progress),
-        "progress=True",
-    )
+        return _FunctionProgress(progress)
+    expected = "True, False, a function (title, done, total, figures) or a Progress"
+    raise InputError.of("progress", expected, repr(progress), "progress=True")

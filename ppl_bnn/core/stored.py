@@ -12,21 +12,21 @@ names the file. A checksum detects damage; it does not prove who wrote a file.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
-from ppl_bnn.core import netcdf
-from ppl_bnn.core.errors import DamagedError, UnsupportedError, message
+from ppl_bnn.core.errors import DamagedError, UnsupportedError
 from ppl_bnn.core.files import bounded, in_order, regular, write_arrays, write_whole
 from ppl_bnn.core.plain_values import check_kind, decoded, encoded, parse_json, shown
 
@@ -45,20 +45,7 @@ def digest(path: Path) -> str:
 
 
 def claims(file: Path, kind: str) -> bool:
-    """Whether a manifest claims to be of a kind, damaged or not.
-
-    Parameters
-    ----------
-    file : Path
-        The manifest.
-    kind : str
-        The kind.
-
-    Returns
-    -------
-    bool
-        Whether it claims the kind.
-    """
+    """Whether a manifest claims to be of a kind, damaged or not."""
     try:
         return json.dumps(kind).encode() in bounded(regular(file), MOST_JSON)
     except (OSError, ValueError):
@@ -67,55 +54,23 @@ def claims(file: Path, kind: str) -> bool:
 
 @dataclass
 class Folder:
-    """A folder that is being written: its files, their SHA-256, and finally its manifest.
-
-    Parameters
-    ----------
-    path : Path
-        The folder.
-    files : dict of str to str
-        SHA-256 of each file that is read back.
-    """
+    """A folder that is being written: its path, the SHA-256 of each file that is read back, finally its manifest."""
 
     path: Path
     files: dict[str, str] = field(default_factory=dict)
 
     def write(self, name: str, write: Callable[[Path], Any]) -> None:
-        """Write a file atomically and store its checksum.
-
-        Parameters
-        ----------
-        name : str
-            Name of the file.
-        write : callable
-            Function that writes to the path that it is given.
-        """
+        """Write a file atomically by a function of its path, and store its checksum."""
         write_whole(self.path / name, write)
         self.files[name] = digest(self.path / name)
 
     def write_manifest(self, name: str, content: Mapping[str, Any]) -> None:
-        """Write the manifest with the list of checksums. It is the last file; without it the others are not valid.
-
-        Parameters
-        ----------
-        name : str
-            Name of the manifest.
-        content : mapping
-            Its entries.
-        """
+        """Write the manifest with the list of checksums. It is the last file; without it the others are not valid."""
         write_manifest(self.path / name, {**content, "files": self.files})
 
 
 def write_manifest(file: Path, content: Mapping[str, Any]) -> None:
-    """Write plain values as JSON whose last entry is the checksum of the file.
-
-    Parameters
-    ----------
-    file : Path
-        The manifest.
-    content : mapping
-        Its entries.
-    """
+    """Write plain values as JSON whose last entry is the checksum of the file."""
     text = json.dumps({**encoded(content), "checksum": "sha256:" + "0" * 64}, indent=1, allow_nan=False)
     raw = f"{text}\n".encode()
     end = len(raw) - len('"\n}\n')
@@ -124,54 +79,32 @@ def write_manifest(file: Path, content: Mapping[str, Any]) -> None:
 
 
 def write_sealed(path: Path, arrays: Mapping[str, np.ndarray], words: Mapping[str, str]) -> None:
-    """Write arrays and text entries atomically to a file that contains its own checksum.
-
-    Parameters
-    ----------
-    path : Path
-        The file.
-    arrays : mapping of str to ndarray
-        The arrays.
-    words : mapping of str to str
-        The text entries.
-    """
+    """Write arrays and text entries atomically to a file that contains its own checksum."""
 
     def write(part: Path) -> None:
         write_arrays(part, arrays, {**words, **_OWN})
         with open(part, "r+b") as file:
-            _seal(file)
+            seal(file)
 
     write_whole(path, write)
 
 
 def sealed(arrays: Mapping[str, np.ndarray], words: Mapping[str, str]) -> bytes:
-    """Content of the file that `write_sealed` writes.
-
-    Parameters
-    ----------
-    arrays : mapping of str to ndarray
-        The arrays.
-    words : mapping of str to str
-        The text entries.
-
-    Returns
-    -------
-    bytes
-        The content.
-    """
+    """Content of the file that `write_sealed` writes."""
     from safetensors.numpy import save
 
     file = io.BytesIO(save(in_order(arrays), metadata={**words, **_OWN}))
-    _seal(file)
+    seal(file)
     return file.getvalue()
 
 
-def _seal(file: IO[bytes]) -> None:
+def seal(file: IO[bytes]) -> None:
+    """Write the checksum of a file of arrays into its place, if it has one."""
     place = _place(file)
-    assert place is not None
-    found = _digest_without(file, place)
-    file.seek(place)
-    file.write(found)
+    if place is not None:
+        found = _digest_without(file, place)
+        file.seek(place)
+        file.write(found)
 
 
 def _place(file: IO[bytes]) -> int | None:
@@ -197,12 +130,9 @@ def _digest_without(file: IO[bytes], place: int) -> bytes:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reader of one kind of stored result.
+    """Reader of one kind of stored result; `argument`, `expected` and `advice` are parts of its error messages.
 
-    Parameters
-    ----------
-    argument, expected, advice : str
-        Parts of its error messages.
+    Every method raises a DamagedError that names the file and the reason.
     """
 
     argument: str
@@ -210,90 +140,45 @@ class Reader:
     advice: str
 
     def damaged(self, file: Path, why: object) -> DamagedError:
-        """The error that states which file is damaged, and why.
+        """The error that states which file is damaged, and why."""
+        return DamagedError.of(self.argument, self.expected, f"{file}, damaged: {why}", self.advice)
 
-        Parameters
-        ----------
-        file : Path
-            The file.
-        why
-            The reason.
-
-        Returns
-        -------
-        DamagedError
-            The error.
-        """
-        text = message(self.expected, f"{file}, damaged: {why}", self.advice)
-        return DamagedError(f"{self.argument}: {text}")
-
-    def file(self, file: Path) -> Path:
-        """The path of a regular file that no link leads out of its folder.
-
-        Parameters
-        ----------
-        file : Path
-            The file.
-
-        Returns
-        -------
-        Path
-            The path.
-
-        Raises
-        ------
-        DamagedError
-            For any other file.
-        """
+    @contextlib.contextmanager
+    def _checking(self, file: Path, *libraries: type[Exception]) -> Iterator[None]:
+        """A block in which an OSError, a ValueError or an error of a library means that the file is damaged."""
         try:
-            return regular(file)
+            yield
+        except DamagedError:
+            raise
         except (FileNotFoundError, NotADirectoryError) as error:
             raise self.damaged(file, "it is missing") from error
-        except (OSError, ValueError) as error:
-            raise self.damaged(file, error) from error
+        except (OSError, ValueError, *libraries) as error:
+            why = f"{type(error).__name__}: {error}" if libraries else error
+            raise self.damaged(file, why) from error
+
+    def file(self, file: Path) -> Path:
+        """The path of a regular file that no link leads out of its folder."""
+        with self._checking(file):
+            return regular(file)
 
     def listed(self, folder: Path, name: str, files: Mapping[str, str] | None) -> Path:
-        """A file of a folder, checked against the list of its manifest.
-
-        Parameters
-        ----------
-        folder : Path
-            The folder.
-        name : str
-            Name of the file.
-        files : mapping of str to str, or None
-            SHA-256 of the files in the manifest. None if the manifest has no list.
-
-        Returns
-        -------
-        Path
-            The file.
-
-        Raises
-        ------
-        DamagedError
-            For a name that leads outside the folder, a missing file, a file that is not in the list, or another
-            checksum.
-        """
-        if not _plain_name(name):
+        """A file of a folder, checked against `files`, the SHA-256 in its manifest (None if that has no list)."""
+        if not _is_plain(name):
             raise self.damaged(folder, f"it names the file {shown(name)}, which is no plain name")
         file = self.file(folder / name)
         if files is None:
             return file
         if name not in files:
             raise self.damaged(file, "the manifest does not list it")
-        try:
-            same = digest(file) == files[name]
-        except OSError as error:
-            raise self.damaged(file, error) from error
-        if not same:
-            raise self.damaged(file, "its SHA-256 is not the one in the manifest")
+        with self._checking(file):
+            if digest(file) != files[name]:
+                raise ValueError("its SHA-256 is not the one in the manifest")
         return file
 
     def manifest(
         self, file: Path, kind: str, newest: int, schema: Mapping[str, Any], sealed_since: int
     ) -> dict[str, Any] | None:
-        """The manifest of a folder.
+        """The entries of the manifest of a folder; None if there is no such file.
 
         Parameters
         ----------
@@ -302,207 +187,172 @@ class Reader:
         kind : str
             The kind that it has to state.
         newest : int
-            The newest supported format.
+            The newest supported format. A newer one is an UnsupportedError.
         schema : mapping
             Kinds of all its entries except "kind", "format", "files" and "checksum".
         sealed_since : int
             The first format with a checksum. An older one has no entry "files" and is read with a UserWarning that it
             has no checksum.
-
-        Returns
-        -------
-        dict or None
-            The entries. None if there is no such file.
-
-        Raises
-        ------
-        DamagedError
-            If it is damaged, or the manifest of something else.
-        UnsupportedError
-            For a newer format.
         """
         if not os.path.lexists(file):
             return None
-        try:
+        with self._checking(file):
             content = bounded(self.file(file), MOST_JSON)
             place = _TAIL.search(content, max(0, len(content) - 200))
             if place is not None:
                 whole = content[: place.start(1)] + _ZEROS + content[place.end(1) :]
-                if hashlib.sha256(whole).hexdigest().encode() != place[1]:
-                    raise ValueError("its checksum does not match its content")
+                _compare(hashlib.sha256(whole).hexdigest().encode(), place[1])
             words = parse_json(content)
-        except (OSError, ValueError) as error:
-            raise error if isinstance(error, DamagedError) else self.damaged(file, error) from error
         if not isinstance(words, dict) or words.get("kind") != kind:
             got = f"{file}, of something else"
-            raise DamagedError.of(f"{self.argument}", f"the manifest of a {kind}", got, "another folder")
+            raise DamagedError.of(self.argument, f"the manifest of a {kind}", got, "another folder")
         version = words.get("format")
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise self.damaged(file, "it has no format number")
         if version > newest:
-            raise UnsupportedError.of(
-                f"{self.argument}",
-                f"format {newest} or older",
-                f"{file}, of format {version}",
-                "a newer ppl-bnn",
-            )
-        whole_schema = {"kind": str, "format": int, **schema}
-        if version >= sealed_since:
-            if place is None:
-                raise self.damaged(file, "it has no checksum")
-            whole_schema |= {"files": {str: str}, "checksum": str}
-        try:
+            expected, got = f"format {newest} or older", f"{file}, of format {version}"
+            raise UnsupportedError.of(self.argument, expected, got, "a newer ppl-bnn")
+        with self._checking(file):
+            kinds = {"kind": str, "format": int, **schema}
+            if version >= sealed_since:
+                kinds |= {"files": {str: str}, "checksum": str}
+                if place is None:
+                    raise ValueError("it has no checksum")
             words = decoded(words)
-            check_kind(words, whole_schema)
-        except ValueError as error:
-            raise self.damaged(file, error) from error
+            check_kind(words, kinds)
         if version < sealed_since:
-            self.tell_older(file)
+            text = (
+                f"{file} was written by an older version and has no checksum: damage to it would not be seen"
+            )
+            warnings.warn(text, UserWarning, stacklevel=3)
         return words
 
-    def tell_older(self, file: Path) -> None:
-        """Warn that a file has no checksum."""
-        text = f"{file} was written by an older version and has no checksum: damage to it would not be seen"
-        warnings.warn(text, UserWarning, stacklevel=4)
-
     def json(self, file: Path, content: bytes | str, schema: Any) -> Any:
-        """Values of a declared kind, decoded, from a JSON text in `file`.
-
-        Parameters
-        ----------
-        file : Path
-            The file, for messages.
-        content : bytes or str
-            The JSON text.
-        schema
-            The kind, as in `plain_values.check_kind`.
-
-        Returns
-        -------
-        object
-            The values.
-
-        Raises
-        ------
-        DamagedError
-            If the text is damaged.
-        """
-        try:
+        """Values of a declared kind (see `plain_values.check_kind`), decoded, from a JSON text in `file`."""
+        with self._checking(file):
             found = decoded(parse_json(content.encode() if isinstance(content, str) else content))
             check_kind(found, schema)
-        except ValueError as error:
-            raise self.damaged(file, error) from error
         return found
 
     def sealed(self, file: Path, words: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, str]] | None:
-        """Arrays and text entries of a file of `write_sealed`.
+        """Arrays and text entries of a file of `write_sealed`; None for one of an older version without a checksum.
 
-        Parameters
-        ----------
-        file : Path
-            The file.
-        words : sequence of str
-            Names of the required text entries.
-
-        Returns
-        -------
-        arrays : dict of str to ndarray
-            The arrays.
-        words : dict of str to str
-            The text entries.
-
-            None instead of the two for a file of an older version, without a checksum.
-
-        Raises
-        ------
-        DamagedError
-            If the file is damaged.
+        `words` are the names of the required text entries.
         """
-        try:
-            with open(self.file(file), "rb") as opened:
-                place = _place(opened)
-                if place is not None:
-                    opened.seek(place)
-                    if opened.read(len(_ZEROS)) != _digest_without(opened, place):
-                        raise ValueError("its checksum does not match its content")
-        except (OSError, ValueError) as error:
-            raise error if isinstance(error, DamagedError) else self.damaged(file, error) from error
-        names = set(words) if place is None else {*words, *_OWN}
-        arrays, said = self.arrays(file, names)
+        with self._checking(file), open(self.file(file), "rb") as opened:
+            place = _place(opened)
+            if place is not None:
+                opened.seek(place)
+                _compare(opened.read(len(_ZEROS)), _digest_without(opened, place))
+        arrays, found = self.arrays(file, words if place is None else {*words, *_OWN})
         if place is None:
             return None
-        if said["ppl_bnn.format"] != _OWN["ppl_bnn.format"]:
-            raise self.damaged(file, f"it is of format {shown(said['ppl_bnn.format'])}")
-        return arrays, {name: said[name] for name in words}
+        if found["ppl_bnn.format"] != _OWN["ppl_bnn.format"]:
+            raise self.damaged(file, f"it is of format {shown(found['ppl_bnn.format'])}")
+        return arrays, {name: found[name] for name in words}
 
     def arrays(self, file: Path, words: Iterable[str] = ()) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-        """Arrays and text entries of a safetensors file that has been checked.
-
-        Parameters
-        ----------
-        file : Path
-            The file.
-        words : iterable of str
-            Names of the required text entries.
-
-        Returns
-        -------
-        arrays : dict of str to ndarray
-            The arrays.
-        words : dict of str to str
-            The text entries.
-
-        Raises
-        ------
-        DamagedError
-            If the file is damaged.
-        """
+        """Arrays and text entries (which have to be `words`) of a safetensors file that has been checked."""
         from safetensors import SafetensorError, safe_open
 
-        try:
-            with safe_open(self.file(file), framework="numpy") as opened:
-                said = opened.metadata() or {}
-                # The library compares shapes with the size of the file before it reads.
-                arrays = {name: np.array(opened.get_tensor(name)) for name in list(opened.keys())}
-        except DamagedError:
-            raise
-        except (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise self.damaged(file, f"{type(error).__name__}: {error}") from error
-        if set(said) != set(words):
-            raise self.damaged(file, f"its header has the entries {shown(sorted(said))}")
-        return arrays, said
+        with (
+            self._checking(file, SafetensorError, TypeError, KeyError, AttributeError),
+            safe_open(self.file(file), framework="numpy") as opened,
+        ):
+            found = opened.metadata() or {}
+            # The library compares shapes with the size of the file before it reads.
+            arrays = {name: np.array(opened.get_tensor(name)) for name in list(opened.keys())}
+        if set(found) != set(words):
+            raise self.damaged(file, f"its header has the entries {shown(sorted(found))}")
+        return arrays, found
 
     def tree(self, file: Path) -> Any:
-        """The DataTree of a netCDF file that refers to nothing outside it.
-
-        Parameters
-        ----------
-        file : Path
-            The file.
-
-        Returns
-        -------
-        xarray.DataTree
-            The tree.
-
-        Raises
-        ------
-        DamagedError
-            If the file is damaged.
-        """
+        """The DataTree of a netCDF file that refers to nothing outside it."""
         import xarray
 
-        try:
-            netcdf.check(self.file(file))
+        # Errors that the three libraries below raise for invalid files.
+        with self._checking(file, Exception):
+            check_tree(self.file(file))
             with xarray.open_datatree(file, engine="h5netcdf") as tree:
                 return tree.load()
-        except DamagedError:
-            raise
-        # Errors that the three libraries below raise for invalid files.
-        except Exception as error:
-            raise self.damaged(file, f"{type(error).__name__}: {error}") from error
 
 
-def _plain_name(name: str) -> bool:
+def _compare(found: bytes, stated: bytes) -> None:
+    if found != stated:
+        raise ValueError("its checksum does not match its content")
+
+
+def _is_plain(name: str) -> bool:
     plain = name.isprintable() and name not in ("", ".", "..") and not any(mark in name for mark in "/\\:")
     return plain and len(name.encode("utf-8", "replace")) <= 255
+
+
+# --- netCDF ------------------------------------------------------------------------------------------
+
+# Largest numbers of objects in a file, and of texts in one array, which are read one by one for their lengths.
+MOST_OBJECTS, MOST_STRINGS = 10_000, 100_000
+
+
+def check_tree(path: Path) -> None:
+    """Refuse an HDF5 file that refers to anything outside it, or that claims more data than it holds.
+
+    A ValueError is raised for an external or a soft link, external or virtual storage, a filter other than compression
+    and checksums, an unlimited dimension, references as values, or arrays larger than the file. In a folder with
+    checksums, HDF5 parses a file only after its checksum was verified.
+    """
+    import h5py
+
+    size, claimed, seen = path.stat().st_size, 0, set()
+    with h5py.File(path, "r") as file:
+        waiting: list[Any] = [file["/"]]
+        while waiting:
+            group = waiting.pop()
+            for name in group:
+                link = group.get(name, getlink=True)
+                if not isinstance(link, h5py.HardLink):
+                    raise ValueError(f"{shown(name)} is a link ({type(link).__name__})")
+                found = group[name]
+                # Objects are identified by their address in the file: a group that contains itself would never end.
+                address = hash(found.id)
+                if address in seen or len(seen) >= MOST_OBJECTS:
+                    raise ValueError(f"{shown(name)} is there twice, or there are too many objects")
+                seen.add(address)
+                if isinstance(found, h5py.Group):
+                    waiting.append(found)
+                elif isinstance(found, h5py.Dataset):
+                    claimed += _checked_bytes(found, size)
+                else:
+                    raise ValueError(f"{shown(name)} is neither a group nor an array")
+                if claimed > size:
+                    raise ValueError(f"its arrays claim {claimed} bytes or more, in a file of {size}")
+
+
+def _checked_bytes(array: Any, size: int) -> int:
+    """Number of bytes that an array of an HDF5 file claims. Raises ValueError."""
+    import h5py
+
+    filters = array.id.get_create_plist()
+    strings = h5py.check_string_dtype(array.dtype)
+    used = {filters.get_filter(index)[0] for index in range(filters.get_nfilters())}
+    for wrong, what in (
+        (array.is_virtual or array.external, "has its values in another file"),
+        (array.maxshape != array.shape, "has an unlimited dimension"),
+        (not used <= {1, 2, 3}, "needs a filter"),
+        (strings is None and array.dtype.kind not in "fiub", f"is of the type {array.dtype}"),
+    ):
+        if wrong:
+            raise ValueError(f"{shown(array.name)} {what}")
+    claimed = int(array.id.get_type().get_size()) * int(array.size or 0)
+    if str(array.attrs.get("NAME", b"")).removeprefix("b'").startswith("This is a netCDF dimension but not"):
+        # A dimension without values: only its length is used.
+        return 0
+    if strings is not None and strings.length is None and claimed <= size:
+        if array.size > MOST_STRINGS:
+            raise ValueError(f"{shown(array.name)} has {array.size} texts")
+        # Several entries may refer to one text of the file.
+        length = 0
+        for index in np.ndindex(array.shape):
+            length += len(array[index])
+            if length > size:
+                raise ValueError(f"{shown(array.name)} claims {length} bytes or more, in a file of {size}")
+    return claimed

@@ -18,6 +18,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core import stored
 from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.files import writable
 from ppl_bnn.core.plain_values import encoded
 from ppl_bnn.inference.fingerprint import identity
 from ppl_bnn.inference.pretrained import is_network, weights_of
@@ -72,16 +73,9 @@ class Checkpoint:
         """
         if folder is None:
             return cls(None, dict(fingerprint))
-        path = Path(folder)
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            if not os.access(path, os.W_OK):
-                raise PermissionError(f"no permission to write to {path}")
-        except OSError as error:
-            raise InputError.of(
-                "checkpoint", "a folder that can be written", str(error), "another folder"
-            ) from error
-        return cls(path / f"{name}.safetensors", json.loads(json.dumps(dict(fingerprint))))
+        return cls(
+            writable(folder, "checkpoint") / f"{name}.safetensors", json.loads(json.dumps(dict(fingerprint)))
+        )
 
     def load(self) -> dict[str, np.ndarray] | None:
         """Read the stored state.

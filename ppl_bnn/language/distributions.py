@@ -38,13 +38,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, ModelError, unknown_name
+from ppl_bnn.core.settings import whole
 from ppl_bnn.language import ops
 
 # Family -> its arguments in order, with a default where the field has one; `...` means required.
@@ -79,40 +80,18 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "EmpiricalBayes": {"scale": 1.0, "per": "weight"},
     "ImproperLogUniform": {"scale": 1.0},
 }
-POSITIVE = {
-    "scale",
-    "rate",
-    "concentration",
-    "concentration1",
-    "concentration0",
-    "df",
-    "scales",
-    "weights",
-    "precisions",
-}
+POSITIVE = frozenset(
+    ("scale", "rate", "concentration", "concentration1", "concentration0", "df", "scales", "weights", "precisions")
+)  # fmt: skip
 # Families by the bijection from the real line to their support: none, or exp.
-ON_REALS = {
-    "Normal",
-    "StudentT",
-    "Laplace",
-    "Cauchy",
-    "Logistic",
-    "NormalMixture",
-    "EmpiricalBayes",
-    "ImproperLogUniform",
-    "MultivariateNormal",
-    "KroneckerNormal",
-}
-ON_POSITIVES = {
-    "HalfNormal",
-    "LogNormal",
-    "HalfCauchy",
-    "Gamma",
-    "InverseGamma",
-    "Exponential",
-    "Weibull",
+ON_REALS = frozenset((
+    "Normal", "StudentT", "Laplace", "Cauchy", "Logistic", "NormalMixture", "EmpiricalBayes", "ImproperLogUniform",
+    "MultivariateNormal", "KroneckerNormal",
+))  # fmt: skip
+ON_POSITIVES = frozenset((
+    "HalfNormal", "LogNormal", "HalfCauchy", "Gamma", "InverseGamma", "Exponential", "Weibull",
     "MultivariateLogNormal",
-}
+))  # fmt: skip
 # Families that only some methods support: the name that a user writes, and the alternatives.
 SPECIAL = {
     "EmpiricalBayes": (
@@ -125,12 +104,11 @@ SPECIAL = {
     ),
 }
 # Families whose draws are not single numbers, and the argument that has the shape of a draw.
-EVENTS = {
-    "Dirichlet": "concentration",
-    "MultivariateNormal": "loc",
-    "MultivariateLogNormal": "loc",
-    "KroneckerNormal": "loc",
-}
+EVENTS = {"Dirichlet": "concentration"} | dict.fromkeys(
+    ("MultivariateNormal", "MultivariateLogNormal", "KroneckerNormal"), "loc"
+)
+# What weights may share a scale: none, those of an output unit, those of an input unit, all.
+GROUPS = ("weight", "unit", "input", "tensor")
 
 
 @dataclass(frozen=True)
@@ -156,13 +134,11 @@ class Distribution:
 
     def expand(self, shape: tuple[int, ...]) -> Distribution:
         """The same distribution, independent over `shape`."""
-        return Distribution(self.family, self.arguments, tuple(map(int, shape)), self.event_dims)
+        return replace(self, shape=tuple(map(int, shape)))
 
     def to_event(self, dims: int | None = None) -> Distribution:
         """The last `dims` axes (all of the expanded shape by default) as one event."""
-        if dims is None:
-            dims = len(self.shape or ())
-        return Distribution(self.family, self.arguments, self.shape, dims)
+        return replace(self, event_dims=len(self.shape or ()) if dims is None else dims)
 
 
 def _shape(value: Any) -> tuple[int, ...]:
@@ -173,45 +149,36 @@ def _shape(value: Any) -> tuple[int, ...]:
 
 def draw_shape(specification: Distribution) -> tuple[int, ...]:
     """The shape of one draw, outside any plate."""
-    family, arguments = specification.family, specification.arguments
+    family, arguments, shape = specification.family, specification.arguments, specification.shape
     if family in EVENTS:
-        return (specification.shape or ()) + _shape(arguments[EVENTS[family]])
-    if family == "LKJCholesky":
-        return (specification.shape or ()) + (arguments["dimension"],) * 2
-    if family == "RowNormal":
-        return _shape(arguments["loc"])
-    if family == "Censored":
-        return (*draw_shape(arguments["base"]), 2)
-    if specification.shape is not None:
-        return specification.shape
+        return (shape or ()) + _shape(arguments[EVENTS[family]])
+    match family:
+        case "LKJCholesky":
+            return (shape or ()) + (arguments["dimension"],) * 2
+        case "RowNormal":
+            return _shape(arguments["loc"])
+        case "Censored":
+            return (*draw_shape(arguments["base"]), 2)
+    if shape is not None:
+        return shape
     if family == "NormalMixture":
         return ()
-    if family == "Categorical":
-        return _shape(arguments["logits"])[:-1]
-    if family == "MixtureOfNormals":
-        return np.broadcast_shapes(*map(_shape, arguments.values()))[:-1]
-    return np.broadcast_shapes(*map(_shape, arguments.values()))
+    shape = np.broadcast_shapes(*map(_shape, arguments.values()))
+    return shape[:-1] if family in ("Categorical", "MixtureOfNormals") else shape
 
 
 def check_no_nested(specification: Distribution) -> None:
-    """Refuse arguments that are distributions themselves: only priors that take a scale draw these first.
-
-    Raises
-    ------
-    ModelError
-        An argument is a distribution.
-    """
+    """Refuse arguments that are distributions themselves: only priors that take a scale draw these first."""
     for name, value in specification.arguments.items():
         if isinstance(value, Distribution):
-            raise ModelError.of(
-                f"{specification.family}",
-                f"a number or an array as {name}",
-                f"the distribution {value.family}",
-                f"drawing it first, bnn.sample('{name}', dist.{value.family}(...)), or priors.Hierarchical",
+            expected, got = f"a number or an array as {name}", f"the distribution {value.family}"
+            advice = (
+                f"drawing it first, bnn.sample('{name}', dist.{value.family}(...)), or priors.Hierarchical"
             )
+            raise ModelError.of(specification.family, expected, got, advice)
 
 
-def _check(family: str, name: str, value: Any) -> None:
+def _check_numbers(family: str, name: str, value: Any) -> None:
     """Check numbers of Python and of NumPy; an array of a system may be traced and have no value yet."""
     if isinstance(value, np.ndarray):
         # Report the first invalid number, if any.
@@ -221,16 +188,13 @@ def _check(family: str, name: str, value: Any) -> None:
         value = value[wrong].ravel()[:1].tolist()
     elif isinstance(value, np.generic):
         value = value.item()
-    values = value if isinstance(value, list | tuple) else [value]
-    for number in values:
+    for number in value if isinstance(value, list | tuple) else [value]:
         if not isinstance(number, int | float) or isinstance(number, bool):
             continue
         if not math.isfinite(number):
-            raise InputError.of(f"{family}", f"a finite {name}", repr(number), "a number")
+            raise InputError.of(family, f"a finite {name}", repr(number), "a number")
         if name in POSITIVE and number <= 0:
-            raise InputError.of(
-                f"{family}", f"a positive {name}", repr(number), f"{name}={abs(number) or 1.0}"
-            )
+            raise InputError.of(family, f"a positive {name}", repr(number), f"{name}={abs(number) or 1.0}")
 
 
 def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
@@ -257,50 +221,27 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
     """
     if family not in FAMILIES:
         raise unknown_name("distribution", family, FAMILIES)
-    wanted = FAMILIES[family]
-    if len(args) > len(wanted):
-        raise InputError.of(
-            f"{family}", f"at most {len(wanted)} arguments", str(len(args)), ", ".join(wanted)
-        )
-    given = dict(zip(wanted, args, strict=False))
-    for name, value in kwargs.items():
-        if name not in wanted:
-            raise unknown_name(f"argument of {family}", name, wanted)
+    known = FAMILIES[family]
+    if len(args) > len(known):
+        raise InputError.of(family, f"at most {len(known)} arguments", str(len(args)), ", ".join(known))
+    given = dict(zip(known, args, strict=False))
+    for name in kwargs:
+        if name not in known:
+            raise unknown_name(f"argument of {family}", name, known)
         if name in given:
             raise InputError(f"{family}: argument {name!r} was given twice")
-        given[name] = value
-    arguments = {}
-    for name, default in wanted.items():
-        value = given.get(name, default)
+    arguments = known | given | kwargs
+    for name, value in arguments.items():
         if value is ...:
-            raise InputError.of(f"{family}", f"an argument {name!r}", "none", f"{family}({name}=...)")
-        _check(family, name, value)
-        arguments[name] = value
-    if family == "NormalMixture":
-        _check_mixture(arguments["weights"], arguments["scales"])
-    if family == "EmpiricalBayes":
-        check_group(family, arguments["per"], ("weight", "unit", "tensor"))
-    if family in EVENTS and family != "Dirichlet":
-        _check_multivariate(family, arguments)
-    if family == "LKJCholesky":
-        _check_dimension(arguments["dimension"])
-    if family == "Censored":
-        _check_censored(arguments["base"])
-    if family == "Uniform":
-        low, high = arguments["low"], arguments["high"]
-        if isinstance(low, int | float) and isinstance(high, int | float) and not low < high:
-            raise InputError.of("Uniform", "low < high", f"{low!r} and {high!r}", "Uniform(0.0, 1.0)")
+            raise InputError.of(family, f"an argument {name!r}", "none", f"{family}({name}=...)")
+        _check_numbers(family, name, value)
+    if family in _CHECKS:
+        _CHECKS[family](family, **arguments)
     return Distribution(family, arguments)
 
 
-def check_group(of: str, per: Any, known: tuple[str, ...] = ("weight", "unit", "input", "tensor")) -> None:
-    """Refuse an unknown name of a grouping of weights; `of` is the object named in the error.
-
-    Raises
-    ------
-    UnknownNameError
-        `per` is not among `known`.
-    """
+def check_group(of: str, per: Any, known: tuple[str, ...] = GROUPS) -> None:
+    """Refuse an unknown name of a grouping of weights; `of` is the object named in the error."""
     if per not in known:
         raise unknown_name(f"per of {of}", per, known)
 
@@ -308,18 +249,8 @@ def check_group(of: str, per: Any, known: tuple[str, ...] = ("weight", "unit", "
 def group_shape(per: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of one scale per group of weights, which broadcasts against a tensor of `shape` (..., I, O).
 
-    Parameters
-    ----------
-    per : {"weight", "unit", "input", "tensor"}
-        Which weights share a scale.
-    shape : tuple of int
-        Shape of the tensor.
-
-    Returns
-    -------
-    tuple of int
-        "weight": `shape`. "unit": (O,), one for all weights into an output unit (or channel). "input": (I, 1), one for
-        all weights out of an input unit, and (1,) for a bias, the weights out of the constant 1. "tensor": ().
+    "weight": `shape`. "unit": (O,), one for all weights into an output unit (or channel). "input": (I, 1), one for all
+    weights out of an input unit, and (1,) for a bias, the weights out of the constant 1. "tensor": ().
     """
     check_group("a scale", per)
     if per == "tensor":
@@ -331,93 +262,89 @@ def group_shape(per: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*shape[-2:-1], 1)
 
 
-def _check_dimension(dimension: Any) -> None:
-    if isinstance(dimension, bool) or not isinstance(dimension, int) or dimension < 2:
-        raise InputError.of(
-            "LKJCholesky", "a dimension, a whole number from 2", repr(dimension), "the number of outputs"
-        )
+# --- checks of single families ------------------------------------------------------------------------
 
 
-def _check_mixture(weights: Any, scales: Any) -> None:
+def _check_uniform(family: str, low: Any, high: Any) -> None:
+    if isinstance(low, int | float) and isinstance(high, int | float) and not low < high:
+        raise InputError.of(family, "low < high", f"{low!r} and {high!r}", "Uniform(0.0, 1.0)")
+
+
+def _check_empirical_bayes(family: str, scale: Any, per: Any) -> None:
+    check_group(family, per, ("weight", "unit", "tensor"))
+
+
+def _check_lkj(family: str, dimension: Any, concentration: Any) -> None:
+    if whole(2)(dimension):
+        expected = "a dimension, a whole number from 2"
+        raise InputError.of(family, expected, repr(dimension), "the number of outputs")
+
+
+def _check_mixture(family: str, weights: Any, scales: Any) -> None:
+    expected = "as many weights as scales"
     if len(weights) != len(scales):
-        raise InputError.of(
-            "NormalMixture",
-            "as many weights as scales",
-            f"{len(weights)} and {len(scales)}",
-            "weights=(0.5, 0.5)",
-        )
+        got = f"{len(weights)} and {len(scales)}"
+        raise InputError.of(family, expected, got, "weights=(0.5, 0.5)")
     if isinstance(weights, list | tuple | np.ndarray) and abs(math.fsum(weights) - 1.0) > 1e-9:
-        raise InputError.of(
-            "NormalMixture", "positive weights with sum 1", str(tuple(weights)), "weights=(0.5, 0.5)"
-        )
+        expected = "positive weights with sum 1"
+        raise InputError.of(family, expected, str(tuple(weights)), "weights=(0.5, 0.5)")
 
 
-def _check_multivariate(family: str, arguments: Mapping[str, Any]) -> None:
+def _check_censored(family: str, base: Any) -> None:
+    if not isinstance(base, Distribution) or base.family not in CENSORED:
+        got = base.family if isinstance(base, Distribution) else type(base).__name__
+        expected = f"a distribution among {', '.join(CENSORED)}"
+        raise InputError.of(family, expected, got, "dist.Normal(f, 1.0)")
+
+
+def _check_size(family: str, loc: Any) -> int:
+    if not _shape(loc):
+        raise InputError.of(family, "a loc with at least one axis", "a number", "Normal for a single number")
+    return math.prod(_shape(loc))
+
+
+def _check_kronecker(family: str, loc: Any, **factors: Any) -> None:
     """Check shapes, which are known of traced arrays too."""
-    shapes = {name: _shape(value) for name, value in arguments.items()}
-    size = math.prod(shapes["loc"])
-    if not shapes["loc"]:
-        raise InputError.of(
-            f"{family}", "a loc with at least one axis", "a number", "Normal for a single number"
-        )
-    if family == "KroneckerNormal":
-        given = shapes["precisions"]
-        wanted = {"left_vectors": given[:1] * 2, "right_vectors": given[1:] * 2}
-        fits = len(given) == 2 and math.prod(given) == size
-        if not fits or any(shapes[name] != shape for name, shape in wanted.items()):
-            raise InputError.of(
-                f"{family}",
-                f"precisions (I, O) with I * O = {size}, left_vectors (I, I) and right_vectors (O, O)",
-                ", ".join(f"{name} {shape}" for name, shape in shapes.items()),
-                "the eigenvectors of both factors",
-            )
-        return
-    if shapes["scale_tril"] != (size, size):
-        raise InputError.of(
-            f"{family}",
-            f"scale_tril of shape {(size, size)} for loc of shape {shapes['loc']}",
-            f"shape {shapes['scale_tril']}",
-            "the Cholesky factor of the covariance of the ravelled array",
-        )
-    check_factor(family, arguments["scale_tril"])
+    shapes = {name: _shape(value) for name, value in factors.items()}
+    size, given = _check_size(family, loc), shapes["precisions"]
+    fits = len(given) == 2 and math.prod(given) == size
+    if not fits or (shapes["left_vectors"], shapes["right_vectors"]) != (given[:1] * 2, given[1:] * 2):
+        expected = f"precisions (I, O) with I * O = {size}, left_vectors (I, I) and right_vectors (O, O)"
+        got = ", ".join(f"{name} {shape}" for name, shape in {"loc": _shape(loc), **shapes}.items())
+        raise InputError.of(family, expected, got, "the eigenvectors of both factors")
+
+
+def _check_multivariate(family: str, loc: Any, scale_tril: Any) -> None:
+    size = _check_size(family, loc)
+    if _shape(scale_tril) != (size, size):
+        expected = f"scale_tril of shape {(size, size)} for loc of shape {_shape(loc)}"
+        advice = "the Cholesky factor of the covariance of the ravelled array"
+        raise InputError.of(family, expected, f"shape {_shape(scale_tril)}", advice)
+    check_factor(family, scale_tril)
 
 
 def check_factor(of: str, factor: Any) -> None:
-    """Refuse a NumPy matrix that is not a Cholesky factor; other arrays may have no value yet.
-
-    Parameters
-    ----------
-    of : str
-        The object named in the error.
-    factor : array
-        The matrix.
-
-    Raises
-    ------
-    InputError
-        The matrix is not lower triangular with a positive diagonal.
-    """
+    """Refuse a NumPy matrix that is not a Cholesky factor; other arrays may have no value yet."""
     if isinstance(factor, np.ndarray) and (np.any(np.triu(factor, 1)) or np.any(np.diag(factor) <= 0)):
-        raise InputError.of(
-            f"{of}",
-            "scale_tril lower triangular, with a positive diagonal",
-            "another matrix",
-            "np.linalg.cholesky(covariance)",
-        )
+        expected = "scale_tril lower triangular, with a positive diagonal"
+        raise InputError.of(of, expected, "another matrix", "np.linalg.cholesky(covariance)")
 
+
+_CHECKS: dict[str, Callable[..., None]] = {
+    "Uniform": _check_uniform,
+    "EmpiricalBayes": _check_empirical_bayes,
+    "LKJCholesky": _check_lkj,
+    "NormalMixture": _check_mixture,
+    "Censored": _check_censored,
+    "KroneckerNormal": _check_kronecker,
+    "MultivariateNormal": _check_multivariate,
+    "MultivariateLogNormal": _check_multivariate,
+}
 
 # --- censored rows ----------------------------------------------------------------------------------------
 
 # Families with accurate tails and derivatives of tails in every system.
 CENSORED = ("Normal", "Laplace", "Weibull")
-
-
-def _check_censored(base: Any) -> None:
-    if not isinstance(base, Distribution) or base.family not in CENSORED:
-        got = base.family if isinstance(base, Distribution) else type(base).__name__
-        raise InputError.of(
-            "Censored", f"a distribution among {', '.join(CENSORED)}", got, "dist.Normal(f, 1.0)"
-        )
 
 
 def censored_log_prob(family: str, arguments: Mapping[str, Any], y: Any) -> Any:
@@ -427,31 +354,19 @@ def censored_log_prob(family: str, arguments: Mapping[str, Any], y: Any) -> Any:
     it is -1. The same in NumPy, torch and JAX. Values censored far in a tail keep their precision, and so does their
     gradient.
 
-    Parameters
-    ----------
-    family : str
-        One of `CENSORED`.
-    arguments : mapping of str to float or array
-        The arguments of the family, which broadcast against the values.
-    y : array
-        (..., 2): the value v, then the event.
-
-    Returns
-    -------
-    array
-        Log densities, (...).
+    y is (..., 2): the value v, then the event. The result is (...).
     """
     value, event = y[..., 0], y[..., 1]
     z, log_slope = standard_coordinate(family, arguments, value)
     density, above, below = _TAILS[family]
+    zero, observed = ops.zeros_like(z), event > 0.0
 
-    def of(part: Any, rows: Any) -> Any:
-        # In other rows this part is evaluated at zero, so that no gradient is zero times infinity.
-        return ops.where(rows, part(ops.where(rows, z, ops.zeros_like(z))), ops.zeros_like(z))
+    def part(function: Any, rows: Any) -> Any:
+        # In other rows the function is evaluated at zero, so that no gradient is zero times infinity.
+        return ops.where(rows, function(ops.where(rows, z, zero)), zero)
 
-    observed = event > 0.0
-    seen = of(density, observed) + ops.where(observed, log_slope + ops.zeros_like(z), ops.zeros_like(z))
-    return seen + of(above, event == 0.0) + of(below, event < 0.0)
+    seen = part(density, observed) + ops.where(observed, log_slope + zero, zero)
+    return seen + part(above, event == 0.0) + part(below, event < 0.0)
 
 
 def standard_coordinate(family: str, arguments: Mapping[str, Any], value: Any) -> tuple[Any, Any]:
@@ -532,9 +447,8 @@ def __getattr__(family: str) -> Any:
         return distribution(family, *args, **kwargs)
 
     constructor.__name__ = constructor.__qualname__ = family
-    constructor.__doc__ = (
-        f"{family}({', '.join(FAMILIES[family])}), resolved in the system that runs the model."
-    )
+    arguments = ", ".join(FAMILIES[family])
+    constructor.__doc__ = f"{family}({arguments}), resolved in the system that runs the model."
     return constructor
 
 

@@ -67,12 +67,8 @@ class NetworkFunction(Interpretation):
                 msg.answer(msg.arguments["obs"])
                 return
             if msg.name not in self.values:
-                raise ModelError.of(
-                    "network function",
-                    f"a value for site {msg.name!r}",
-                    f"values for {sorted(self.values)}",
-                    "all latent sites",
-                )
+                expected, got = f"a value for site {msg.name!r}", f"values for {sorted(self.values)}"
+                raise ModelError.of("network function", expected, got, "all latent sites")
             msg.answer(self.values[msg.name])
         elif msg.kind == "deterministic" and COMPUTED + msg.name in self.values:
             msg.answer(self.values[COMPUTED + msg.name])
@@ -107,7 +103,6 @@ def network_output(model: Callable[..., Any], values: Mapping[str, Any], x: Any)
     """Run `model` on `x` with every latent site at its value."""
     with NetworkFunction(values) as run:
         model(x, None)
-    assert isinstance(run, NetworkFunction)
     return NetworkOutput(run.f, run.likelihood)
 
 
@@ -228,8 +223,6 @@ def recorded_linear(
     """The network output under `perturbations`, and the inputs of each linear map."""
     with NetworkFunction(values) as run, RecordLinear(perturbations, values) as record:
         model(x, None)
-    assert isinstance(run, NetworkFunction)
-    assert isinstance(record, RecordLinear)
     return NetworkOutput(run.f, run.likelihood), record.inputs
 
 

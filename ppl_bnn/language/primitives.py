@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from ppl_bnn.core.errors import ModelError
+from ppl_bnn.core.errors import ModelError, unknown_name
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.likelihoods import Likelihood
@@ -83,16 +83,35 @@ class Handler:
         assert popped is self
 
 
+class NamedHandler(Handler):
+    """A handler about some sites or maps, which raises UnknownNameError if a run has none of one of these names.
+
+    Parameters
+    ----------
+    kind : str
+        What the names are, for the message.
+    names : iterable of str
+        The names. A subclass appends those that a run has to `met`.
+    """
+
+    def __init__(self, kind: str, names: Iterable[str]):
+        self.kind = kind
+        self.names = dict.fromkeys(names)
+        self.met: list[str] = []
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        if exception[0] is None:
+            for name in self.names:
+                if name not in self.met:
+                    raise unknown_name(self.kind, name, self.met)
+
+
 class Interpretation(Handler):
     """The bottom of a stack: interprets every primitive and checks the rules of a model.
 
     The rules: names are unique, those in `RESERVED` are taken, `rows` gets the number of rows, and there is exactly one
-    `observe`.
-
-    Raises
-    ------
-    ModelError
-        A rule is broken.
+    `observe`. A broken rule raises ModelError.
     """
 
     sees_maps = False
@@ -103,27 +122,19 @@ class Interpretation(Handler):
         self.row_count: int | None = None
 
     def process(self, msg: Message) -> None:
+        name = msg.name
         if msg.kind in ("sample", "deterministic", "param"):
-            if msg.name in RESERVED:
-                raise ModelError.of(
-                    f"site {msg.name!r}",
-                    f"a name other than {', '.join(RESERVED)}, which the language uses itself",
-                    repr(msg.name),
-                    "another name",
-                )
-            if msg.name in self.names:
-                raise ModelError.of(
-                    "",
-                    "a different name for every site",
-                    f"two sites named {msg.name!r}",
-                    "renaming one of them",
-                )
-            self.names.add(msg.name)
+            if name in RESERVED:
+                expected = f"a name other than {', '.join(RESERVED)}, which the language uses itself"
+                raise ModelError.of(f"site {name!r}", expected, repr(name), "another name")
+            if name in self.names:
+                got = f"two sites named {name!r}"
+                raise ModelError.of("", "a different name for every site", got, "renaming one of them")
+            self.names.add(name)
         elif msg.kind == "observe":
             if self.observed:
-                raise ModelError.of(
-                    "", "exactly one `observe` in a model", "a second one", "one likelihood over all outputs"
-                )
+                advice = "one likelihood over all outputs"
+                raise ModelError.of("", "exactly one `observe` in a model", "a second one", advice)
             self.observed = True
             self._check_rows(int(msg.arguments["f"].shape[0]))
         elif msg.kind == "rows":
@@ -131,25 +142,16 @@ class Interpretation(Handler):
 
     def _check_rows(self, n: int) -> None:
         """Refuse a plate of another size, which would be broadcast against the rows or have draws for other rows."""
-        if self.row_count is not None and self.row_count != n:
-            raise ModelError.of(
-                "rows",
-                "the number of rows of x, the same throughout",
-                f"{self.row_count} and {n}",
-                "bnn.rows(x.shape[0])",
-            )
-        if self.row_count is None:
-            self.row_count = n
+        if self.row_count not in (None, n):
+            expected, got = "the number of rows of x, the same throughout", f"{self.row_count} and {n}"
+            raise ModelError.of("rows", expected, got, "bnn.rows(x.shape[0])")
+        self.row_count = n
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
         if exception[0] is None and not self.observed:
-            raise ModelError.of(
-                "",
-                "exactly one `observe` in a model",
-                "none",
-                "ending the model with bnn.observe(y, f, likelihood)",
-            )
+            advice = "ending the model with bnn.observe(y, f, likelihood)"
+            raise ModelError.of("", "exactly one `observe` in a model", "none", advice)
 
 
 def _stack() -> list[Handler]:
@@ -169,21 +171,12 @@ def maps_are_seen() -> bool:
 
 
 def send(msg: Message) -> Any:
-    """Send `msg` down the stack and return its value.
-
-    Raises
-    ------
-    ModelError
-        No interpretation is running, as when a model is called as a plain function.
-    """
+    """Send `msg` down the stack and return its value. Without an interpretation, ModelError is raised."""
     stack = _stack()
     if not stack:
-        raise ModelError.of(
-            f"bnn.{msg.kind}({msg.name!r})",
-            "a running interpretation",
-            "a call of the model as a bare function",
-            "bnn.fit, bnn.as_numpyro(model) or bnn.as_pyro(model)",
-        )
+        expected, got = "a running interpretation", "a call of the model as a bare function"
+        advice = "bnn.fit, bnn.as_numpyro(model) or bnn.as_pyro(model)"
+        raise ModelError.of(f"bnn.{msg.kind}({msg.name!r})", expected, got, advice)
     reached = 0
     for handler in reversed(stack):
         reached += 1
@@ -191,31 +184,29 @@ def send(msg: Message) -> Any:
         if msg.answered:
             break
     if not msg.answered:
-        _default(msg)
+        msg.answer(_default(msg))
     for handler in stack[-reached:]:
         handler.after(msg)
     return msg.value
 
 
-def _default(msg: Message) -> None:
+def _default(msg: Message) -> Any:
     """The meaning of a primitive that no handler answers."""
-    if msg.kind == "deterministic":
-        msg.answer(msg.arguments["value"])
-    elif msg.kind == "linear":
-        x, weight, bias = (msg.arguments[name] for name in ("x", "weight", "bias"))
-        msg.answer(ops.matmul(x, weight) if bias is None else ops.matmul(x, weight) + bias)
-    elif msg.kind == "conv":
-        x, weight, bias, stride, padding = (
-            msg.arguments[name] for name in ("x", "weight", "bias", "stride", "padding")
-        )
-        result = ops.convolution(x, weight, stride, padding)
-        msg.answer(result if bias is None else result + bias)
-    elif msg.kind == "rows":
-        msg.answer(contextlib.nullcontext())
-    elif msg.kind == "coupled":
-        msg.answer(None)
-    else:
-        raise ModelError(f"no handler gives {msg.kind} {msg.name!r} a value")
+    given = msg.arguments
+    match msg.kind:
+        case "deterministic":
+            return given["value"]
+        case "rows":
+            return contextlib.nullcontext()
+        case "coupled":
+            return None
+        case "linear":
+            result = ops.matmul(given["x"], given["weight"])
+        case "conv":
+            result = ops.convolution(given["x"], given["weight"], given["stride"], given["padding"])
+        case _:
+            raise ModelError(f"no handler gives {msg.kind} {msg.name!r} a value")
+    return result if given["bias"] is None else result + given["bias"]
 
 
 def sample(name: str, distribution: Distribution, obs: Any = None) -> Any:
@@ -241,12 +232,8 @@ def sample(name: str, distribution: Distribution, obs: Any = None) -> Any:
         `distribution` is not a distribution of `ppl_bnn.dist`.
     """
     if not isinstance(distribution, Distribution):
-        raise ModelError.of(
-            f"sample({name!r})",
-            "a distribution of ppl_bnn.dist",
-            type(distribution).__name__,
-            "dist.Normal(0.0, 1.0)",
-        )
+        expected, got = "a distribution of ppl_bnn.dist", type(distribution).__name__
+        raise ModelError.of(f"sample({name!r})", expected, got, "dist.Normal(0.0, 1.0)")
     return send(Message("sample", name, {"distribution": distribution, "obs": obs}))
 
 
@@ -328,9 +315,8 @@ def conv(
     array
         Outputs, (N, H', W', O) or (N, T', O).
     """
-    return send(
-        Message("conv", name, {"x": x, "weight": weight, "bias": bias, "stride": stride, "padding": padding})
-    )
+    arguments = {"x": x, "weight": weight, "bias": bias, "stride": stride, "padding": padding}
+    return send(Message("conv", name, arguments))
 
 
 @contextlib.contextmanager
@@ -378,8 +364,7 @@ def observe(y: Any, f: Any, likelihood: Any) -> None:
         raise ModelError.of("observe", "an instance of a likelihood", got, "bnn.likelihoods.Gaussian(noise)")
     shape = tuple(getattr(f, "shape", ()))
     if len(shape) != 2:
-        raise ModelError.of(
-            "observe", "a network output f of shape (N, K)", f"shape {shape}", "f[:, None] for one output"
-        )
+        expected = "a network output f of shape (N, K)"
+        raise ModelError.of("observe", expected, f"shape {shape}", "f[:, None] for one output")
     likelihood.check(shape, None if y is None else tuple(y.shape))
     send(Message("observe", "y", {"y": y, "f": f, "likelihood": likelihood}))

@@ -1,14 +1,16 @@
-"""The scale of a prior: a number, a distribution, or one determined by the fan-in."""
+"""The scale of a prior: a number, a distribution, or one determined by the fan-in; checks of the fields of priors."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.settings import between
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language.primitives import deterministic, sample
 
@@ -21,83 +23,53 @@ class Prior(Protocol):
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any: ...
 
 
-def check_scale(prior: str, scale: Scale, sampled: bool = False) -> None:
-    """Refuse an invalid scale.
+def check_fields(
+    prior: Any,
+    *,
+    numbers: Sequence[str] = (),
+    scales: Sequence[str] = (),
+    sampled: Sequence[str] = (),
+    groups: tuple[str, ...] = (),
+) -> None:
+    """Check the fields of a prior.
 
-    Parameters
-    ----------
-    prior : str
-        Name of the prior in the error message.
-    scale
-        The scale to check.
-    sampled : bool
-        Whether it may be a distribution, from which the scale is drawn.
-
-    Raises
-    ------
-    InputError
-        A distribution where none is allowed, or an invalid one; a string other than "fan_in"; or a number that is not
-        positive.
+    `numbers` are positive numbers or None; `scales` are positive scales, arrays or "fan_in"; `sampled` may be
+    distributions too; `groups` are the known values of `per`. A field `sigma` is for `scale="fan_in"` only.
     """
+    where = f"priors.{type(prior).__name__}"
+    for name in numbers:
+        value = getattr(prior, name)
+        if value is not None and (expected := between()(value)):
+            raise InputError.of(where, f"{expected} as {name}", repr(value), f"{name}=1.0")
+    for name in (*scales, *sampled):
+        _check_scale(where, getattr(prior, name), name in sampled)
+    if groups:
+        dist.check_group(where, prior.per, groups)
+    if "sigma" in (*scales, *sampled) and "scale" in (*scales, *sampled):
+        if isinstance(prior.sigma, str):
+            raise InputError.of(where, "a number as sigma", repr(prior.sigma), "sigma=1.0")
+        if not isinstance(prior.scale, str) and prior.sigma != 1.0:
+            got = f"scale={prior.scale!r} and sigma={prior.sigma!r}"
+            raise InputError.of(where, "sigma with scale='fan_in' only", got, "one of them")
+
+
+def _check_scale(where: str, scale: Scale, sampled: bool) -> None:
     if isinstance(scale, dist.Distribution):
         if not sampled:
-            raise InputError.of(
-                f"priors.{prior}",
-                "a number here",
-                f"the distribution {scale.family}",
-                "priors.Hierarchical(scale=...)",
-            )
-        check_hyper_prior(prior, scale)
+            got = f"the distribution {scale.family}"
+            raise InputError.of(where, "a number here", got, "priors.Hierarchical(scale=...)")
+        check_hyper_prior(where, scale)
     elif isinstance(scale, str):
         if scale != "fan_in":
-            raise InputError.of(
-                f"priors.{prior}", "a scale that is a number or 'fan_in'", repr(scale), "'fan_in'"
-            )
-    elif isinstance(scale, int | float | np.floating | np.integer) and not (
-        scale > 0 and math.isfinite(scale)
-    ):
-        raise InputError.of(f"priors.{prior}", "a positive scale", repr(scale), "scale=1.0 or scale='fan_in'")
+            raise InputError.of(where, "a scale that is a number or 'fan_in'", repr(scale), "'fan_in'")
+    elif isinstance(scale, int | float | np.floating | np.integer) and not 0 < scale < math.inf:
+        raise InputError.of(where, "a positive scale", repr(scale), "scale=1.0 or scale='fan_in'")
 
 
-def check_number(prior: str, value: Any) -> None:
-    """Refuse a value that is not a positive number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise InputError.of(f"priors.{prior}", "a positive number", repr(value), "1.0")
+def check_hyper_prior(where: str, given: Any, positive: bool = True) -> None:
+    """Check that `given` is a distribution of one number, which has to be positive by default.
 
-
-def check_scales(prior: str, scale: Scale, sigma: Scale, sampled: bool = False) -> None:
-    """Check `scale` and `sigma` together: `sigma` is for `scale="fan_in"` only."""
-    check_scale(prior, scale, sampled)
-    check_scale(prior, sigma, sampled)
-    if isinstance(sigma, str):
-        raise InputError.of(f"priors.{prior}", "a number as sigma", repr(sigma), "sigma=1.0")
-    if not isinstance(scale, str) and sigma != 1.0:
-        raise InputError.of(
-            f"priors.{prior}",
-            "sigma with scale='fan_in' only",
-            f"scale={scale!r} and sigma={sigma!r}",
-            "one of them",
-        )
-
-
-def check_hyper_prior(of: str, given: Any, positive: bool = True) -> None:
-    """Refuse a hyper-prior that is not a distribution of one number.
-
-    Its arguments that are distributions are checked too.
-
-    Parameters
-    ----------
-    of : str
-        Name of the prior in the error message.
-    given
-        The value to check.
-    positive : bool
-        Whether the distribution has to be on the positive numbers.
-
-    Raises
-    ------
-    InputError
-        `given` is not such a distribution.
+    Its arguments that are distributions are checked too. `where` begins the error message.
     """
     families = dist.ON_POSITIVES if positive else dist.ON_POSITIVES | dist.ON_REALS
     if not isinstance(given, dist.Distribution):
@@ -109,10 +81,10 @@ def check_hyper_prior(of: str, given: Any, positive: bool = True) -> None:
     else:
         for name, value in given.arguments.items():
             if isinstance(value, dist.Distribution):
-                check_hyper_prior(f"{of}, {name} of {given.family}", value, name in dist.POSITIVE)
+                check_hyper_prior(f"{where}, {name} of {given.family}", value, name in dist.POSITIVE)
         return
     number = "positive number as scale" if positive else "number"
-    raise InputError.of(f"priors.{of}", f"a distribution of one {number}", got, "scale=dist.HalfNormal(1.0)")
+    raise InputError.of(where, f"a distribution of one {number}", got, "scale=dist.HalfNormal(1.0)")
 
 
 def draw(name: str, specification: dist.Distribution) -> Any:

@@ -18,30 +18,36 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, ModelError, unknown_name
+from ppl_bnn.core.settings import whole
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import deterministic, param, sample
+from ppl_bnn.language.prior_parts import (
+    LocationScale,
+    base_variables,
+    covariance_eigen,
+    independent,
+    kronecker_normal,
+    shrinkage,
+)
 from ppl_bnn.language.prior_scales import (
     Scale,
+    check_fields,
     check_hyper_prior,
-    check_number,
-    check_scale,
-    check_scales,
     draw,
     is_sampled,
     resolve_scale,
     sampled_scale,
-    shifted_and_scaled,
 )
 
 
 @dataclass(frozen=True)
-class Normal:
+class Normal(LocationScale):
     """Independent normal weights, w ~ N(loc, scale^2).
 
     With `scale="fan_in"` the variance is sigma^2 / fan_in.
@@ -63,21 +69,11 @@ class Normal:
     scale: Scale = 1.0
     sigma: Scale = 1.0
 
-    def __post_init__(self) -> None:
-        check_scales("Normal", self.scale, self.sigma, sampled=True)
-
-    def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        if is_sampled(self.scale, self.sigma):
-            base = dist.distribution("Normal", 0.0, 1.0).expand(shape).to_event()
-            return shifted_and_scaled(
-                name, self.loc, sampled_scale(name, self.scale, self.sigma, fan_in), base
-            )
-        scale = resolve_scale(self.scale, self.sigma, fan_in)
-        return sample(name, dist.distribution("Normal", self.loc, scale).expand(shape).to_event())
+    _family: ClassVar[str] = "Normal"
 
 
 @dataclass(frozen=True)
-class StudentT:
+class StudentT(LocationScale):
     """Independent Student-t weights, w ~ t_df(loc, scale).
 
     The tails are heavy: a few weights may be large. `scale` is the scale of the family, not the standard deviation.
@@ -100,22 +96,17 @@ class StudentT:
     scale: Scale = 1.0
     sigma: Scale = 1.0
 
-    def __post_init__(self) -> None:
-        check_scale("StudentT", self.df)
-        check_scales("StudentT", self.scale, self.sigma, sampled=True)
+    _family: ClassVar[str] = "StudentT"
 
-    def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        if is_sampled(self.scale, self.sigma):
-            base = dist.distribution("StudentT", self.df, 0.0, 1.0).expand(shape).to_event()
-            return shifted_and_scaled(
-                name, self.loc, sampled_scale(name, self.scale, self.sigma, fan_in), base
-            )
-        scale = resolve_scale(self.scale, self.sigma, fan_in)
-        return sample(name, dist.distribution("StudentT", self.df, self.loc, scale).expand(shape).to_event())
+    def __post_init__(self) -> None:
+        check_fields(self, scales=("df",), sampled=("scale", "sigma"))
+
+    def _weights(self, shape: tuple[int, ...], loc: Any, scale: Any) -> dist.Distribution:
+        return independent(shape, self._family, self.df, loc, scale)
 
 
 @dataclass(frozen=True)
-class Laplace:
+class Laplace(LocationScale):
     """Independent Laplace weights, w ~ Laplace(loc, scale).
 
     The density is exp(-|w - loc| / scale) / (2 scale) and the variance 2 scale^2. With `scale="fan_in"` the variance is
@@ -135,19 +126,9 @@ class Laplace:
     scale: Scale = 1.0
     sigma: Scale = 1.0
 
-    def __post_init__(self) -> None:
-        check_scales("Laplace", self.scale, self.sigma, sampled=True)
-
-    def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        if is_sampled(self.scale, self.sigma):
-            base = dist.distribution("Laplace", 0.0, 1.0).expand(shape).to_event()
-            # The variance, sigma^2 / fan_in, is twice the square of the family's scale.
-            inputs = 2 * fan_in if isinstance(self.scale, str) else fan_in
-            return shifted_and_scaled(
-                name, self.loc, sampled_scale(name, self.scale, self.sigma, inputs), base
-            )
-        scale = self.sigma / math.sqrt(2.0 * fan_in) if isinstance(self.scale, str) else self.scale
-        return sample(name, dist.distribution("Laplace", self.loc, scale).expand(shape).to_event())
+    _family: ClassVar[str] = "Laplace"
+    # The variance, sigma^2 / fan_in, is twice the square of the family's scale.
+    _divisor: ClassVar[int] = 2
 
 
 @dataclass(frozen=True)
@@ -178,23 +159,12 @@ class ScaleMixture:
     scales: tuple[float, ...] = (1.5, 0.1)
 
     def __post_init__(self) -> None:
-        if len(self.weights) != len(self.scales) or len(self.weights) < 1:
-            raise InputError.of(
-                "priors.ScaleMixture",
-                "as many weights as scales",
-                f"{len(self.weights)} and {len(self.scales)}",
-                "weights=(0.5, 0.5)",
-            )
-        for scale in self.scales:
-            check_scale("ScaleMixture", scale)
-        if min(self.weights) <= 0 or abs(sum(self.weights) - 1.0) > 1e-9:
-            raise InputError.of(
-                "priors.ScaleMixture", "positive weights with sum 1", str(self.weights), "weights=(0.5, 0.5)"
-            )
+        if not self.scales:
+            raise InputError.of("priors.ScaleMixture", "at least one scale", "none", "scales=(1.5, 0.1)")
+        dist.distribution("NormalMixture", self.weights, self.scales)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        mixture = dist.distribution("NormalMixture", tuple(self.weights), tuple(self.scales))
-        return sample(name, mixture.expand(shape).to_event())
+        return sample(name, independent(shape, "NormalMixture", tuple(self.weights), tuple(self.scales)))
 
 
 @dataclass(frozen=True)
@@ -255,47 +225,47 @@ class SpikeAndSlab:
     scale: Scale = 1.0
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.probability < 1.0:
-            raise InputError.of(
-                "priors.SpikeAndSlab",
+        check_fields(self, numbers=("slab", "spike", "temperature"), scales=("scale",))
+        unused, relaxed = ("spike" if self.relaxed else "temperature"), self.relaxed
+        value = getattr(self, unused)
+        wide = self.spike is not None and self.spike >= self.slab
+        probability = repr(self.probability)
+        for wrong, expected, got, advice in (
+            (
+                not 0.0 < self.probability < 1.0,
                 "a probability between 0 and 1",
-                repr(self.probability),
+                probability,
                 "probability=0.5",
-            )
-        unused, value = ("spike", self.spike) if self.relaxed else ("temperature", self.temperature)
-        if value is not None:
-            raise InputError.of(
-                "priors.SpikeAndSlab",
-                f"no {unused} with relaxed={self.relaxed}",
+            ),
+            (
+                value is not None,
+                f"no {unused} with relaxed={relaxed}",
                 f"{unused}={value!r}",
-                f"relaxed={not self.relaxed}, or leaving {unused} out",
-            )
-        for number in (self.slab, self.spike, self.temperature):
-            if number is not None:
-                check_number("SpikeAndSlab", number)
-        check_scale("SpikeAndSlab", self.scale)
-        if self.spike is not None and self.spike >= self.slab:
-            raise InputError.of(
-                "priors.SpikeAndSlab",
+                f"relaxed={not relaxed}, or leaving {unused} out",
+            ),
+            (
+                wide,
                 "a spike narrower than the slab",
                 f"spike={self.spike!r} and slab={self.slab!r}",
                 "spike=0.01 * slab",
-            )
+            ),
+        ):
+            if wrong:
+                raise InputError.of("priors.SpikeAndSlab", expected, got, advice)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         scale = resolve_scale(self.scale, 1.0, fan_in)
         if not self.relaxed:
             spike = 0.01 * self.slab if self.spike is None else self.spike
             weights = (self.probability, 1.0 - self.probability)
-            mixture = dist.distribution("NormalMixture", weights, (scale * self.slab, scale * spike))
-            return sample(name, mixture.expand(shape).to_event())
+            return sample(
+                name, independent(shape, "NormalMixture", weights, (scale * self.slab, scale * spike))
+            )
         temperature = 0.5 if self.temperature is None else self.temperature
         loc = (math.log(self.probability) - math.log1p(-self.probability)) / temperature
-        logit = sample(
-            f"{name}.logit", dist.distribution("Logistic", loc, 1.0 / temperature).expand(shape).to_event()
-        )
+        logit = sample(f"{name}.logit", independent(shape, "Logistic", loc, 1.0 / temperature))
         gate = deterministic(f"{name}.gate", ops.sigmoid(logit))
-        return deterministic(name, scale * self.slab * gate * _base(name, shape))
+        return deterministic(name, scale * self.slab * gate * base_variables(name, shape))
 
 
 @dataclass(frozen=True)
@@ -340,17 +310,16 @@ class Hierarchical:
     centred: bool = False
 
     def __post_init__(self) -> None:
-        dist.check_group("priors.Hierarchical", self.per)
-        check_scale("Hierarchical", self.factor)
-        check_hyper_prior("Hierarchical", self.scale)
+        check_fields(self, scales=("factor",), groups=dist.GROUPS)
+        check_hyper_prior("priors.Hierarchical", self.scale)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         factor = resolve_scale(self.factor, 1.0, fan_in)
         group = dist.group_shape(self.per, shape)
         scale = factor * draw(f"{name}.scale", self.scale.expand(group).to_event())
         if self.centred:
-            return sample(name, dist.distribution("Normal", 0.0, scale).expand(shape).to_event())
-        return deterministic(name, scale * _base(name, shape))
+            return sample(name, independent(shape, "Normal", 0.0, scale))
+        return deterministic(name, scale * base_variables(name, shape))
 
 
 # Not "tensor": a single local scale for all weights would repeat the global one.
@@ -395,12 +364,11 @@ class Horseshoe:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        dist.check_group("priors.Horseshoe", self.per, _LOCAL)
-        check_scales("Horseshoe", self.scale, self.sigma)
+        check_fields(self, scales=("scale", "sigma"), groups=_LOCAL)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        tau, local = _shrinkage(name, shape, resolve_scale(self.scale, self.sigma, fan_in), self.per)
-        return deterministic(name, tau * local * _base(name, shape))
+        tau, local = shrinkage(name, shape, resolve_scale(self.scale, self.sigma, fan_in), self.per)
+        return deterministic(name, tau * local * base_variables(name, shape))
 
 
 @dataclass(frozen=True)
@@ -443,71 +411,17 @@ class RegularisedHorseshoe:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        dist.check_group("priors.RegularisedHorseshoe", self.per, _LOCAL)
-        check_scales("RegularisedHorseshoe", self.scale, self.sigma)
-        check_scale("RegularisedHorseshoe", self.slab_scale)
-        check_number("RegularisedHorseshoe", self.slab_df)
+        check_fields(self, numbers=("slab_df",), scales=("scale", "sigma", "slab_scale"), groups=_LOCAL)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        tau, local = _shrinkage(name, shape, resolve_scale(self.scale, self.sigma, fan_in), self.per)
+        tau, local = shrinkage(name, shape, resolve_scale(self.scale, self.sigma, fan_in), self.per)
         width = resolve_scale(self.slab_scale, 1.0, fan_in)
         half = 0.5 * self.slab_df
         slab = sample(f"{name}.slab", dist.distribution("InverseGamma", half, half * width**2))
         # tau lambda_ = r / sqrt(1 + r^2 / c^2) with r = tau lambda, by logarithms, because r has very heavy tails.
         log_r = ops.log(tau) + ops.log(local)
         scale = ops.exp(log_r - 0.5 * ops.softplus(2.0 * log_r - ops.log(slab)))
-        return deterministic(name, scale * _base(name, shape))
-
-
-def _shrinkage(name: str, shape: tuple[int, ...], scale: Any, per: str) -> tuple[Any, Any]:
-    """The global scale (), half-Cauchy with scale `scale`, and the local scales, standard half-Cauchy."""
-    tau = sample(f"{name}.global", dist.distribution("HalfCauchy", scale))
-    group = dist.group_shape(per, shape)
-    return tau, sample(f"{name}.local", dist.distribution("HalfCauchy", 1.0).expand(group).to_event())
-
-
-def _base(name: str, shape: tuple[int, ...]) -> Any:
-    """Sample standard normal variables at `name.base`, one for each weight."""
-    return sample(f"{name}.base", dist.distribution("Normal", 0.0, 1.0).expand(shape).to_event())
-
-
-def _covariance_eigen(prior: str, given: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Eigenvectors and eigenvalues of a covariance: a matrix, a function of the size, or None (identity)."""
-    matrix = given(size) if callable(given) else np.eye(size) if given is None else given
-    matrix = np.asarray(matrix, dtype=float)
-    if matrix.shape != (size, size):
-        raise ModelError.of(
-            f"priors.{prior}",
-            f"a covariance of shape {(size, size)}",
-            f"shape {matrix.shape}",
-            "one prior per layer, or a function that makes it from the size",
-        )
-    finite = np.isfinite(matrix).all() and np.allclose(matrix, matrix.T, rtol=1e-10, atol=0.0)
-    values, vectors = np.linalg.eigh(matrix) if finite else (np.zeros(1), matrix)
-    # Smaller eigenvalues are lost in the rounding of the matrix.
-    if not values.min() > 1e-14 * values.max():
-        raise InputError.of(
-            f"priors.{prior}",
-            "a covariance, symmetric and positive definite",
-            f"eigenvalues from {values.min():.3g} to {values.max():.3g}" if finite else "another matrix",
-            "a shorter length scale, or something added to the diagonal",
-        )
-    return vectors, values
-
-
-def _kronecker_normal(
-    name: str,
-    shape: tuple[int, ...],
-    scale: Any,
-    left: tuple[np.ndarray, np.ndarray],
-    right: tuple[np.ndarray, np.ndarray],
-) -> Any:
-    """scale * w with vec(w) ~ N(0, A (x) B), where A and B are given by eigenvectors and eigenvalues."""
-    variances = np.outer(left[1], right[1])
-    known = isinstance(scale, int | float | np.number)
-    precisions = 1.0 / (float(scale) ** 2 * variances) if known else 1.0 / variances
-    normal = dist.distribution("KroneckerNormal", np.zeros(shape), left[0], right[0], precisions)
-    return sample(name, normal) if known else shifted_and_scaled(name, 0.0, scale, normal)
+        return deterministic(name, scale * base_variables(name, shape))
 
 
 @dataclass(frozen=True)
@@ -558,15 +472,12 @@ class MatrixNormal:
     sigma: Scale = 1.0
 
     def __post_init__(self) -> None:
-        check_scales("MatrixNormal", self.scale, self.sigma, sampled=True)
+        check_fields(self, sampled=("scale", "sigma"))
         for given in (self.rows, self.columns):
             if given is not None and not callable(given) and len(np.shape(given)) != 2:
-                raise InputError.of(
-                    "priors.MatrixNormal",
-                    "a square matrix, a function of its size, a CovarianceFactor or None",
-                    f"shape {np.shape(given)}",
-                    "rows=None for independent inputs",
-                )
+                expected = "a square matrix, a function of its size, a CovarianceFactor or None"
+                got = f"shape {np.shape(given)}"
+                raise InputError.of("priors.MatrixNormal", expected, got, "rows=None for independent inputs")
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         inputs, outputs = math.prod(shape[:-1]), shape[-1]
@@ -574,15 +485,15 @@ class MatrixNormal:
         sizes = {"rows": inputs, "columns": outputs}
         scale = sampled_scale(name, self.scale, self.sigma, fan_in)
         if not any(isinstance(side, CovarianceFactor) for side in given.values()):
-            left, right = (_covariance_eigen("MatrixNormal", given[side], sizes[side]) for side in given)
-            return _kronecker_normal(name, shape, scale, left, right)
-        base = _base(name, (inputs, outputs))
+            left, right = (covariance_eigen("MatrixNormal", given[side], sizes[side]) for side in given)
+            return kronecker_normal(name, shape, scale, left, right)
+        base = base_variables(name, (inputs, outputs))
         factors = {}
         for side, what in given.items():
             if isinstance(what, CovarianceFactor):
                 factors[side] = what(f"{name}.{side}", sizes[side])
             else:
-                vectors, values = _covariance_eigen("MatrixNormal", what, sizes[side])
+                vectors, values = covariance_eigen("MatrixNormal", what, sizes[side])
                 factors[side] = ops.asarray(vectors * np.sqrt(values), like=base)
         w = ops.einsum("ij,jk,lk->il", factors["rows"], base, factors["columns"])
         return deterministic(name, scale * w.reshape(shape))
@@ -625,36 +536,33 @@ class CorrelatedConvolution:
 
     def __post_init__(self) -> None:
         if self.kernel not in ("exponential", "squared_exponential"):
-            raise unknown_name(
-                "kernel of priors.CorrelatedConvolution", self.kernel, ("exponential", "squared_exponential")
-            )
-        if isinstance(self.length_scale, dist.Distribution):
-            check_hyper_prior("CorrelatedConvolution", self.length_scale)
-        else:
-            check_number("CorrelatedConvolution", self.length_scale)
-        check_scales("CorrelatedConvolution", self.scale, self.sigma, sampled=True)
+            known = ("exponential", "squared_exponential")
+            raise unknown_name("kernel of priors.CorrelatedConvolution", self.kernel, known)
+        sampled = is_sampled(self.length_scale)
+        if sampled:
+            check_hyper_prior("priors.CorrelatedConvolution", self.length_scale)
+        check_fields(self, numbers=() if sampled else ("length_scale",), sampled=("scale", "sigma"))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         if len(shape) < 3:
             return Normal(0.0, self.scale, self.sigma)(name, shape, fan_in)
         scale = sampled_scale(name, self.scale, self.sigma, fan_in)
-        places = np.stack(np.meshgrid(*map(np.arange, shape[:-2]), indexing="ij"), -1).reshape(
-            -1, len(shape) - 2
-        )
+        axes = np.meshgrid(*map(np.arange, shape[:-2]), indexing="ij")
+        places = np.stack(axes, -1).reshape(-1, len(axes))
         distances = np.sqrt(np.sum((places[:, None] - places[None]) ** 2, axis=-1))
         power = 1 if self.kernel == "exponential" else 2
-        if isinstance(self.length_scale, dist.Distribution):
-            base = _base(name, shape)
+        if is_sampled(self.length_scale):
+            base = base_variables(name, shape)
             length = draw(f"{name}.length_scale", self.length_scale)
             correlation = ops.exp(-((ops.asarray(distances, like=base) / length) ** power))
             factor = ops.namespace(base).linalg.cholesky(correlation)
             flat = ops.matmul(factor, base.reshape(len(places), -1))
             return deterministic(name, scale * flat.reshape(shape))
         correlation = np.exp(-((distances / self.length_scale) ** power))
-        vectors, values = _covariance_eigen("CorrelatedConvolution", correlation, len(places))
+        vectors, values = covariance_eigen("CorrelatedConvolution", correlation, len(places))
         channels = np.eye(shape[-2])
         left = np.kron(vectors, channels), np.repeat(values, shape[-2])
-        return _kronecker_normal(name, shape, scale, left, (np.eye(shape[-1]), np.ones(shape[-1])))
+        return kronecker_normal(name, shape, scale, left, (np.eye(shape[-1]), np.ones(shape[-1])))
 
 
 # --- parts of likelihoods and of other priors ---------------------------------------------------------
@@ -693,19 +601,15 @@ class CovarianceFactor:
     concentration: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("CovarianceFactor", self.concentration)
+        check_fields(self, numbers=("concentration",))
         if self.scale is not None:
-            check_hyper_prior("CovarianceFactor", self.scale)
+            check_hyper_prior("priors.CovarianceFactor", self.scale)
 
     def __call__(self, name: str, size: int) -> Any:
         if self.scale is None:
             if size < 2:
-                raise ModelError.of(
-                    "priors.CovarianceFactor",
-                    "a scale for a single number",
-                    "scale=None",
-                    "scale=dist.HalfNormal(1.0)",
-                )
+                expected, advice = "a scale for a single number", "scale=dist.HalfNormal(1.0)"
+                raise ModelError.of("priors.CovarianceFactor", expected, "scale=None", advice)
             return deterministic(name, self._correlation(name, size))
         scale = draw(f"{name}.scale", self.scale.expand((size,)).to_event())
         return deterministic(name, scale[:, None] * (self._correlation(name, size) if size > 1 else 1.0))
@@ -741,10 +645,10 @@ class CutPoints:
     concentration: float = 1.0
 
     def __post_init__(self) -> None:
-        check_number("CutPoints", self.concentration)
+        check_fields(self, numbers=("concentration",))
 
     def __call__(self, name: str, classes: int) -> Any:
-        if isinstance(classes, bool) or not isinstance(classes, int) or classes < 2:
+        if whole(2)(classes):
             raise InputError.of(
                 "priors.CutPoints", "at least 2 classes", repr(classes), "the number of labels"
             )
@@ -771,12 +675,10 @@ class Point:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        check_scale("Point", self.sigma)
+        check_fields(self, scales=("sigma",))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        return param(
-            name, dist.distribution("Normal", 0.0, self.sigma / math.sqrt(fan_in)).expand(shape).to_event()
-        )
+        return param(name, independent(shape, "Normal", 0.0, self.sigma / math.sqrt(fan_in)))
 
 
 @dataclass(frozen=True)
@@ -817,12 +719,11 @@ class EmpiricalBayes:
     start: Scale = "fan_in"
 
     def __post_init__(self) -> None:
-        dist.check_group("priors.EmpiricalBayes", self.per, ("weight", "unit", "tensor"))
-        check_scale("EmpiricalBayes", self.start)
+        check_fields(self, scales=("start",), groups=("weight", "unit", "tensor"))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         scale = resolve_scale(self.start, 1.0, fan_in)
-        return sample(name, dist.distribution("EmpiricalBayes", scale, self.per).expand(shape).to_event())
+        return sample(name, independent(shape, "EmpiricalBayes", scale, self.per))
 
 
 @dataclass(frozen=True)
@@ -855,8 +756,8 @@ class LogUniform:
     start: Scale = "fan_in"
 
     def __post_init__(self) -> None:
-        check_scale("LogUniform", self.start)
+        check_fields(self, scales=("start",))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         scale = resolve_scale(self.start, 1.0, fan_in)
-        return sample(name, dist.distribution("ImproperLogUniform", scale).expand(shape).to_event())
+        return sample(name, independent(shape, "ImproperLogUniform", scale))

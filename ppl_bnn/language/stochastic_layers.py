@@ -22,11 +22,11 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import ON_REALS
 from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, SubstituteLinear
-from ppl_bnn.language.primitives import Handler, Message
+from ppl_bnn.language.primitives import Handler, Message, NamedHandler
 
 Array = Any
 Model = Callable[..., Any]
@@ -34,12 +34,14 @@ Model = Callable[..., Any]
 Source = Callable[[tuple[int, ...], Array], Array]
 # (shape, like, probability) -> ones and zeros.
 KeepSource = Callable[[tuple[int, ...], Array, float], Array]
+# The map of (inputs, weight), without the bias.
+Map = Callable[[Array, Array], Array]
 
 
 # --- one draw of the weights for each row -----------------------------------------------------------
 
 
-class _PerRow(Handler):
+class _PerRow(NamedHandler):
     """A handler that gives the linear maps of some sites another draw in each row.
 
     A weight or a bias is a site if it is the very array with which the site was answered; anything computed from sites
@@ -48,52 +50,47 @@ class _PerRow(Handler):
     """
 
     estimator = ""
+    advice = "estimator='plain'"
 
-    def __init__(self, loc: Mapping[str, Array], approximate: bool):
+    def __init__(self, loc: Mapping[str, Array], approximate: bool = False):
+        super().__init__(f"site of {self.estimator}", loc)
         self.loc = loc
         self.approximate = approximate
         # The arrays are kept, because Python reuses the `id` of an array that was deleted.
         self.sites: dict[int, tuple[str, Array]] = {}
-        self.met: list[str] = []
         self.rows: dict[int, str] = {}
 
     def process(self, msg: Message) -> None:
         if msg.kind in ("linear", "conv"):
             self._map(msg)
-        elif msg.kind == "coupled" and not self.approximate:
-            raise _shared_error(
-                self.estimator, "rows that do not interact", "bnn.coupled in the model", self._advice()
-            )
+        elif self.approximate:
+            return
+        elif msg.kind == "coupled":
+            raise self._unsupported("rows that do not interact", "bnn.coupled in the model")
         elif msg.kind == "observe":
-            self._check_rows(int(msg.arguments["f"].shape[0]))
+            rows = int(msg.arguments["f"].shape[0])
+            for count, name in self.rows.items():
+                if count != rows:
+                    expected = (
+                        f"inputs of the map {name!r} with one row for each of the {rows} rows of the data"
+                    )
+                    raise self._unsupported(expected, f"{count} rows")
 
     def after(self, msg: Message) -> None:
         if msg.kind != "sample":
             return
         self.met.append(msg.name)
-        if msg.name not in self.loc or msg.arguments["obs"] is not None:
-            return
-        if msg.arguments["distribution"].family not in ON_REALS:
+        observed = msg.arguments["obs"] is not None
+        if msg.name not in self.loc or observed or msg.arguments["distribution"].family not in ON_REALS:
             return
         given, shape = tuple(self.loc[msg.name].shape), tuple(msg.value.shape)
         if given != shape:
-            raise InputError.of(
-                f"{self.estimator}",
-                f"loc of shape {shape} for site {msg.name!r}",
-                f"shape {given}",
-                "that of the guide",
-            )
+            expected = f"loc of shape {shape} for site {msg.name!r}"
+            raise InputError.of(self.estimator, expected, f"shape {given}", "that of the guide")
         self.sites[id(msg.value)] = (msg.name, msg.value)
 
-    def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)
-        if exception[0] is None:
-            for name in self.loc:
-                if name not in self.met:
-                    raise unknown_name(f"site of {self.estimator}", name, self.met)
-
-    def _advice(self) -> str:
-        return "estimator='plain'"
+    def _unsupported(self, expected: str, got: str, advice: str = "") -> UnsupportedError:
+        return UnsupportedError.of(self.estimator, expected, got, advice or self.advice)
 
     def _map(self, msg: Message) -> None:
         x, weight, bias = (msg.arguments[name] for name in ("x", "weight", "bias"))
@@ -103,12 +100,8 @@ class _PerRow(Handler):
         if weight_site is None and bias_site is None:
             return
         if len(x.shape) < 2:
-            raise _shared_error(
-                self.estimator,
-                f"inputs (N, ..., I) of the map {msg.name!r}, a row for each row of the data",
-                f"shape {tuple(x.shape)}",
-                "estimator='plain'",
-            )
+            expected = f"inputs (N, ..., I) of the map {msg.name!r}, a row for each row of the data"
+            raise self._unsupported(expected, f"shape {tuple(x.shape)}", "estimator='plain'")
         self.rows.setdefault(int(x.shape[0]), msg.name)
         for site in (weight_site, bias_site):
             if site is not None:
@@ -126,37 +119,16 @@ class _PerRow(Handler):
         msg.answer(self._output(applied, x, weight, bias, weight_site, bias_site))
 
     def _site(self, value: Array) -> str | None:
-        found = self.sites.get(id(value))
-        return None if found is None else found[0]
+        return self.sites.get(id(value), (None,))[0]
 
     def _use(self, site: str, msg: Message, positions: bool) -> None:
         """Record a use of a site, or refuse it."""
 
-    def _check_rows(self, rows: int) -> None:
-        for count, name in self.rows.items():
-            if count != rows and not self.approximate:
-                raise _shared_error(
-                    self.estimator,
-                    f"inputs of the map {name!r} with one row for each of the {rows} rows of the data",
-                    f"{count} rows",
-                    self._advice(),
-                )
-
     def _output(
-        self,
-        applied: Callable[[Array, Array], Array],
-        x: Array,
-        weight: Array,
-        bias: Array | None,
-        weight_site: str | None,
-        bias_site: str | None,
+        self, applied: Map, x: Array, weight: Array, bias: Any, weight_site: str | None, bias_site: str | None
     ) -> Array:
         """The output of the map. The name of a site is None where the given value is to be used unchanged."""
         raise NotImplementedError
-
-
-def _shared_error(estimator: str, expected: str, got: str, advice: str) -> UnsupportedError:
-    return UnsupportedError.of(f"{estimator}", expected, got, advice)
 
 
 def _root(variance: Array) -> Array:
@@ -170,7 +142,7 @@ def _root(variance: Array) -> Array:
     return ops.where(positive, root, ops.zeros_like(root))
 
 
-def _across(x: Array, width: int) -> tuple[int, ...]:
+def _one_per_row(x: Array, width: int) -> tuple[int, ...]:
     """(N, 1, ..., 1, width): one number per row of x (N, ..., I) and unit, the same at all positions."""
     return (int(x.shape[0]), *(1,) * (len(x.shape) - 2), width)
 
@@ -186,25 +158,9 @@ class LocalReparameterisation(_PerRow):
     with a new eps for every row and output. Where only the weight or only the bias is a site of `loc`, the other keeps
     its value; a bias alone is drawn once per row, the same at all positions.
 
-    Parameters
-    ----------
-    loc : mapping of str to array
-        Site -> means of independent normals.
-    scale : mapping of str to array
-        Site -> standard deviations.
-    normal : callable
-        Source of standard normals, normal(shape, like).
-    approximate : bool
-        Whether to accept sites that are used several times per row, see Notes.
-
-    Raises
-    ------
-    UnsupportedError
-        A use for which this is not exact, without `approximate`.
-    UnknownNameError
-        The run has no such random variable.
-    InputError
-        A loc that does not have the shape of its site.
+    `loc` and `scale` are site -> means and standard deviations of independent normals; `normal` is a source of standard
+    normals. With `approximate`, sites that are used several times per row are accepted, see Notes; without it they
+    raise UnsupportedError.
 
     Notes
     -----
@@ -231,6 +187,7 @@ class LocalReparameterisation(_PerRow):
     """
 
     estimator = "local reparameterisation"
+    advice = "estimator='flipout' or 'plain', or approximate=True"
 
     def __init__(
         self, loc: Mapping[str, Array], scale: Mapping[str, Array], normal: Source, approximate: bool = False
@@ -240,25 +197,15 @@ class LocalReparameterisation(_PerRow):
         self.normal = normal
         self.used: dict[str, list[str]] = {}
 
-    def _advice(self) -> str:
-        return "estimator='flipout' or 'plain', or approximate=True"
-
     def _use(self, site: str, msg: Message, positions: bool) -> None:
         names = self.used.setdefault(site, [])
         names.append(msg.name)
-        if self.approximate or not (positions or len(names) > 1):
-            return
-        got = _at_positions(msg.name, msg.kind) if positions else _in_maps(names)
-        raise _shared_error(self.estimator, f"one use per row of {site!r}", got, self._advice())
+        if not self.approximate and (positions or len(names) > 1):
+            got = _at_positions(msg.name, msg.kind) if positions else _in_maps(names)
+            raise self._unsupported(f"one use per row of {site!r}", got)
 
     def _output(
-        self,
-        applied: Callable[[Array, Array], Array],
-        x: Array,
-        weight: Array,
-        bias: Array | None,
-        weight_site: str | None,
-        bias_site: str | None,
+        self, applied: Map, x: Array, weight: Array, bias: Any, weight_site: str | None, bias_site: str | None
     ) -> Array:
         result = applied(x, weight if weight_site is None else self.loc[weight_site])
         if bias is not None:
@@ -266,7 +213,7 @@ class LocalReparameterisation(_PerRow):
         if weight_site is None:
             assert bias_site is not None
             scale = self.scale[bias_site]
-            return result + scale * self.normal(_across(x, int(scale.shape[-1])), result)
+            return result + scale * self.normal(_one_per_row(x, int(scale.shape[-1])), result)
         variance = applied(x * x, self.scale[weight_site] ** 2)
         if bias_site is not None:
             variance = variance + self.scale[bias_site] ** 2
@@ -286,21 +233,8 @@ class Flipout(_PerRow):
     convolution (r is a sign per channel), and in all maps that share the site. The joint
     distribution within a row is therefore that under q, for shared weights too.
 
-    Parameters
-    ----------
-    loc : mapping of str to array
-        Site -> mean, for sites whose q is symmetric about it with independent coordinates.
-    sign : callable
-        Source of signs, sign(shape, like).
-
-    Raises
-    ------
-    UnsupportedError
-        Rows that interact, or a map whose inputs do not have one row per row of the data.
-    UnknownNameError
-        The run has no such random variable.
-    InputError
-        A loc that does not have the shape of its site.
+    `loc` is site -> mean, for sites whose q is symmetric about it with independent coordinates; `sign` is a source of
+    signs. Rows that interact, or a map whose inputs do not have one row per row of the data, raise UnsupportedError.
 
     Notes
     -----
@@ -318,20 +252,14 @@ class Flipout(_PerRow):
     estimator = "flipout"
 
     def __init__(self, loc: Mapping[str, Array], sign: Source):
-        super().__init__(loc, approximate=False)
+        super().__init__(loc)
         self.sign = sign
         # Site -> signs (N, I) of the inputs of a weight; site -> signs (N, O) of the outputs of a weight or of a bias.
         self.inner: dict[str, Array] = {}
         self.outer: dict[str, Array] = {}
 
     def _output(
-        self,
-        applied: Callable[[Array, Array], Array],
-        x: Array,
-        weight: Array,
-        bias: Array | None,
-        weight_site: str | None,
-        bias_site: str | None,
+        self, applied: Map, x: Array, weight: Array, bias: Any, weight_site: str | None, bias_site: str | None
     ) -> Array:
         rows, width = int(x.shape[0]), int(weight.shape[-1])
         if weight_site is None:
@@ -343,10 +271,8 @@ class Flipout(_PerRow):
             loc = self.loc[weight_site]
             flipped = applied(x * self._spread(self.inner[weight_site], x), weight - loc)
             result = applied(x, loc) + flipped * self._spread(self.outer[weight_site], x)
-        if bias is None:
-            return result
-        if bias_site is None:
-            return result + bias
+        if bias is None or bias_site is None:
+            return result if bias is None else result + bias
         if bias_site not in self.outer:
             shared = None if weight_site is None else self.outer[weight_site]
             self.outer[bias_site] = self.sign((rows, width), x) if shared is None else shared
@@ -356,13 +282,9 @@ class Flipout(_PerRow):
     def _spread(self, signs: Array, x: Array) -> Array:
         """Signs (N, K) repeated along all positions of x (N, ..., I)."""
         if signs.shape[0] != x.shape[0]:
-            raise _shared_error(
-                self.estimator,
-                "the same rows in all maps that share a weight",
-                f"{int(signs.shape[0])} and {int(x.shape[0])}",
-                self._advice(),
-            )
-        return signs.reshape(_across(x, int(signs.shape[-1])))
+            got = f"{int(signs.shape[0])} and {int(x.shape[0])}"
+            raise self._unsupported("the same rows in all maps that share a weight", got)
+        return signs.reshape(_one_per_row(x, int(signs.shape[-1])))
 
 
 # --- sites with several uses per row ----------------------------------------------------------------
@@ -370,17 +292,11 @@ class Flipout(_PerRow):
 
 @dataclass(frozen=True)
 class SharedUse:
-    """The reason why a site is not used exactly once in each row.
+    """The reason why a site is not used exactly once in each row, as a kind and in words.
 
-    Parameters
-    ----------
-    site : str
-        Name of the site.
-    kind : {"positions", "maps", "rows", "outside"}
-        "positions" (of a convolution, or of an x with more than two axes), "maps" (several uses in linear maps), "rows"
-        (inputs that do not have the rows of the data, or rows that interact) or "outside" (a use besides linear maps).
-    reason : str
-        The same in words.
+    "positions" are those of a convolution, or of an x with more than two axes; "maps" are several uses in linear maps;
+    "rows" are inputs that do not have the rows of the data, or rows that interact; "outside" is a use besides linear
+    maps.
     """
 
     site: str
@@ -397,14 +313,14 @@ def _in_maps(names: Collection[str]) -> str:
     return f"several uses in linear maps: {', '.join(map(repr, names))}"
 
 
-class _Coupled(Handler):
+class _RecordCoupled(Handler):
     """Records whether the model declares that its rows interact."""
 
     sees_maps = False
-    said = False
+    coupled = False
 
     def process(self, msg: Message) -> None:
-        self.said = self.said or msg.kind == "coupled"
+        self.coupled = self.coupled or msg.kind == "coupled"
 
 
 def shared_weights(
@@ -439,34 +355,31 @@ def shared_weights(
     To find a use outside of linear maps, the site is replaced by NaN everywhere but in its maps: NaN then reaches the
     predictor. An operation that removes NaN, such as a comparison, hides such a use.
     """
-    with NetworkFunction(values) as run, _Coupled() as coupled, RecordLinear(values=values) as record:
+    with NetworkFunction(values) as run, _RecordCoupled() as record, RecordLinear(values=values) as maps:
         model(x, None)
-    assert isinstance(run, NetworkFunction)
-    assert isinstance(coupled, _Coupled)
-    assert isinstance(record, RecordLinear)
-    rows, seen = int(run.f.shape[0]), dict.fromkeys(record.inputs, 0)
-    maps: dict[str, list[str]] = {}
+    rows, index = int(run.f.shape[0]), dict.fromkeys(maps.inputs, 0)
+    names: dict[str, list[str]] = {}
     found: dict[str, SharedUse] = {}
-    for use in record.uses:
-        inputs = record.inputs[use.name][seen[use.name]]
-        seen[use.name] += 1
+    for use in maps.uses:
+        inputs = maps.inputs[use.name][index[use.name]]
+        index[use.name] += 1
         for site in (use.weight, use.bias):
             if site is None or (sites is not None and site not in sites):
                 continue
-            maps.setdefault(site, []).append(use.name)
-            if coupled.said:
+            names.setdefault(site, []).append(use.name)
+            if record.coupled:
                 found[site] = SharedUse(site, "rows", "its use in a model whose rows interact, bnn.coupled")
             elif len(inputs.shape) < 2 or int(inputs.shape[0]) != rows:
                 got = f"its use in {use.name!r} on {tuple(inputs.shape)} inputs for {rows} rows of data"
                 found[site] = SharedUse(site, "rows", got)
             elif len(inputs.shape) > 2 and site == use.weight:
                 found.setdefault(site, SharedUse(site, "positions", _at_positions(use.name, use.kind)))
-    for site, names in maps.items():
-        if len(names) > 1:
-            found.setdefault(site, SharedUse(site, "maps", _in_maps(names)))
-    for site in _used_outside(model, values, x, list(maps)):
+    for site, used in names.items():
+        if len(used) > 1:
+            found.setdefault(site, SharedUse(site, "maps", _in_maps(used)))
+    for site in _used_outside(model, values, x, list(names)):
         found[site] = SharedUse(site, "outside", "its use outside of linear maps as well")
-    return {site: found[site] for site in maps if site in found}
+    return {site: found[site] for site in names if site in found}
 
 
 def _used_outside(model: Model, values: Mapping[str, Array], x: Any, sites: list[str]) -> list[str]:
@@ -477,7 +390,6 @@ def _used_outside(model: Model, values: Mapping[str, Array], x: Any, sites: list
         given = {name: values[name] for name in names}
         with NetworkFunction(missing) as run, SubstituteLinear(given, missing):
             model(x, None)
-        assert isinstance(run, NetworkFunction)
         eta = run.likelihood.predictor(run.f)
         return bool((eta != eta).any())
 
@@ -487,41 +399,26 @@ def _used_outside(model: Model, values: Mapping[str, Array], x: Any, sites: list
 def refuse_shared(shared: Mapping[str, SharedUse], estimator: str, approximate: bool = False) -> None:
     """Refuse sites for which an estimator is not exact, before anything is compiled.
 
-    Flipout is correct at all positions and in all maps; `approximate` permits the local reparameterisation.
-
-    Parameters
-    ----------
-    shared : mapping of str to SharedUse
-        From `shared_weights`.
-    estimator : {"local", "flipout"}
-        The estimator.
-    approximate : bool
-        Whether the local reparameterisation may be approximate.
-
-    Raises
-    ------
-    UnsupportedError
-        The message names the sites.
+    `shared` comes from `shared_weights`; `estimator` is "local" or "flipout". Flipout is correct at all positions and
+    in all maps; `approximate` permits the local reparameterisation. The UnsupportedError names the sites.
     """
-    if estimator == "local" and approximate:
-        return
     for use in shared.values():
-        if estimator == "flipout" and use.kind in ("positions", "maps"):
+        allowed = use.kind in ("positions", "maps") if estimator == "flipout" else approximate
+        if allowed:
             continue
+        advice = "estimator='plain'"
         if estimator == "local":
-            right = "flipout" if use.kind in ("positions", "maps") else "plain"
-            advice = f"estimator={right!r}, or approximate=True"
-        else:
-            advice = "estimator='plain'"
+            better = "flipout" if use.kind in ("positions", "maps") else "plain"
+            advice = f"estimator={better!r}, or approximate=True"
         others = [other for other in shared if other != use.site]
         got = use.reason + (f" (as for {', '.join(others)})" if others else "")
-        raise _shared_error(f"estimator {estimator!r}", f"one use per row of {use.site!r}", got, advice)
+        raise UnsupportedError.of(f"estimator {estimator!r}", f"one use per row of {use.site!r}", got, advice)
 
 
 # --- dropout ----------------------------------------------------------------------------------------
 
 
-class DroppedInputs(Handler):
+class DroppedInputs(NamedHandler):
     """Drop inputs of linear maps and convolutions at random (Srivastava et al. 2014; Gal and Ghahramani 2016).
 
         x' = x * z / (1 - rate),   z ~ Bernoulli(1 - rate)
@@ -532,24 +429,9 @@ class DroppedInputs(Handler):
     position of an image independently would not be a distribution over weights. A map that is used several times has a
     new mask at each use.
 
-    Parameters
-    ----------
-    rates : float or mapping of str to float
-        One rate for all maps, or the name of a map -> its rate, with no other map dropped.
-    keep : callable
-        Source of zeros and ones, keep(shape, like, probability).
-    skip : collection of str, optional
-        With one rate, the names of maps whose inputs are kept; by default the first map of the run, whose inputs are
-        the features.
-
-    Raises
-    ------
-    InputError
-        A rate outside of [0, 1), or `skip` with rates by name.
-    UnknownNameError
-        The run has no such map.
-    UnsupportedError
-        Inputs without an axis of rows.
+    `rates` is one rate for all maps, or the name of a map -> its rate, with no other map dropped. `keep` is a source of
+    zeros and ones. `skip` names, with one rate, the maps whose inputs are kept; by default it is the first map of the
+    run, whose inputs are the features.
 
     References
     ----------
@@ -561,47 +443,30 @@ class DroppedInputs(Handler):
     def __init__(
         self, rates: float | Mapping[str, float], keep: KeepSource, skip: Collection[str] | None = None
     ):
-        by_name = isinstance(rates, Mapping)
-        for rate in rates.values() if by_name else (rates,):
+        super().__init__("linear map of dropout", rates if isinstance(rates, Mapping) else skip or ())
+        for rate in rates.values() if isinstance(rates, Mapping) else (rates,):
             if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.0 <= rate < 1.0:
                 raise InputError.of("dropout", "a rate from 0 to below 1", repr(rate), "rate=0.1")
-        if skip is not None and (by_name or isinstance(skip, str)):
-            raise InputError.of(
-                "dropout", "one rate for all maps but the names in `skip`", repr(skip), "rates by name alone"
-            )
+        if skip is not None and (isinstance(rates, Mapping) or isinstance(skip, str)):
+            expected = "one rate for all maps but the names in `skip`"
+            raise InputError.of("dropout", expected, repr(skip), "rates by name alone")
         self.rates = rates
         self.keep = keep
         self.skip = skip
-        self.met: list[str] = []
 
     def process(self, msg: Message) -> None:
         if msg.kind not in ("linear", "conv"):
             return
         self.met.append(msg.name)
-        rate = self._rate(msg.name)
+        if isinstance(self.rates, Mapping):
+            rate = self.rates.get(msg.name, 0.0)
+        else:
+            rate = 0.0 if msg.name in (self.met[:1] if self.skip is None else self.skip) else self.rates
         if rate == 0.0:
             return
         x = msg.arguments["x"]
         if len(x.shape) < 2:
-            raise UnsupportedError.of(
-                "dropout",
-                f"inputs (N, ..., I) of the map {msg.name!r}",
-                f"shape {tuple(x.shape)}",
-                "leaving that map out",
-            )
-        mask = self.keep(_across(x, int(x.shape[-1])), x, 1.0 - rate)
+            expected, got = f"inputs (N, ..., I) of the map {msg.name!r}", f"shape {tuple(x.shape)}"
+            raise UnsupportedError.of("dropout", expected, got, "leaving that map out")
+        mask = self.keep(_one_per_row(x, int(x.shape[-1])), x, 1.0 - rate)
         msg.arguments["x"] = x * mask / (1.0 - rate)
-
-    def _rate(self, name: str) -> float:
-        if isinstance(self.rates, Mapping):
-            return self.rates.get(name, 0.0)
-        skipped = self.met[:1] if self.skip is None else self.skip
-        return 0.0 if name in skipped else self.rates
-
-    def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)
-        if exception[0] is None:
-            named = self.rates if isinstance(self.rates, Mapping) else self.skip or ()
-            for name in named:
-                if name not in self.met:
-                    raise unknown_name("linear map of dropout", name, self.met)

@@ -19,11 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError, unknown_name
+from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import ON_POSITIVES, ON_REALS, Distribution, draw_shape
 from ppl_bnn.language.likelihoods import Gaussian
-from ppl_bnn.language.primitives import Handler, Message, deterministic
+from ppl_bnn.language.primitives import Handler, Message, NamedHandler, deterministic
 
 Model = Callable[..., Any]
 
@@ -43,15 +43,14 @@ def _transformed(model: Model, handler: Callable[[], Handler]) -> Model:
     return transformed
 
 
-class _NamedSites(Handler):
+class _NamedSites(NamedHandler):
     """A handler that changes named sites, and raises if a run has no such site."""
 
     transform = ""
     sees_maps = False
 
     def __init__(self, names: Iterable[str]):
-        self.names = frozenset(names)
-        self.met: list[str] = []
+        super().__init__(f"site of {self.transform}", sorted(names))
 
     def process(self, msg: Message) -> None:
         if msg.kind not in ("sample", "param"):
@@ -78,12 +77,6 @@ class _NamedSites(Handler):
         if not good:
             where = f"{self.transform}, site {name!r}"
             raise InputError.of(where, expected, f"shape {np.shape(given)}", advice)
-
-    def __exit__(self, *exception: object) -> None:
-        super().__exit__(*exception)
-        missing = sorted(self.names.difference(self.met))
-        if exception[0] is None and missing:
-            raise unknown_name(f"site of {self.transform}", missing[0], self.met)
 
 
 def _positive(transform: str, what: str, values: Mapping[str, Any]) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ppl_bnn.core import stored
 from ppl_bnn.core.errors import BNNError, DamagedError, InputError
-from ppl_bnn.core.files import left_by_a_kill, staged, staged_within
+from ppl_bnn.core.files import left_by_a_kill, staged, staged_within, writable
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.comparison import folder as files
 from ppl_bnn.evaluation.comparison.record import FitSummary, reason
@@ -219,7 +219,7 @@ def _staged(folder: Path, comparison: Comparison) -> AbstractContextManager[Path
     if not os.path.lexists(folder):
         return staged(folder)
     # A link is followed; the folder that it points to stays where it is.
-    place = files.writable(folder).resolve()
+    place = writable(folder).resolve()
     entries = list(place.iterdir())
     own = _own_files(entries, comparison)
     alone = own == {entry.name for entry in entries}

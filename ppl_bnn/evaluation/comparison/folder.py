@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import tempfile
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bnn.core import stored
-from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError
+from ppl_bnn.core.errors import BNNError, UnsupportedError
 from ppl_bnn.core.files import write_arrays, write_tree, write_whole
 from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import encoded
@@ -65,19 +64,6 @@ class ComparisonNotWrittenError(BNNError, OSError):
     def __init__(self, text: str, partial: Comparison):
         super().__init__(text)
         self.partial = partial
-
-
-def writable(out: str | os.PathLike[str]) -> Path:
-    """The folder, created if needed, after writing and removing a test file."""
-    folder = Path(out)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=".probe-") as probe:
-            probe.write(b"0")
-    except OSError as error:
-        got = f"{folder} ({type(error).__name__}: {error.strerror or error})"
-        raise InputError.of("out", "a folder that can be written", got, "another folder") from error
-    return folder
 
 
 def write_method_tree(folder: stored.Folder, name: str, tree: Any) -> None:

@@ -26,6 +26,7 @@ from ppl_bnn.core.errors import (
     message,
     unknown_name,
 )
+from ppl_bnn.core.files import writable
 from ppl_bnn.core.names import LONGEST_FILE, clean, clean_all
 from ppl_bnn.core.progress import Progress, resolve
 from ppl_bnn.core.settings import whole
@@ -134,7 +135,7 @@ def compare(
         expected = f"{x.shape[1]} names, one per column of x"
         raise InputError.of("feature_names", expected, f"{len(feature_names)}", "the same columns")
     model = bind_classes(model, y, class_names)
-    folder = None if out is None else files.writable(out)
+    folder = None if out is None else writable(out)
     data = {
         "task": _check_model(model, x, y, y_test, methods, device, observed),
         "train_rows": len(y),

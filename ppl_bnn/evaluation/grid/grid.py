@@ -39,12 +39,12 @@ from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.backends.systems import written_in
 from ppl_bnn.core import stored
 from ppl_bnn.core.errors import ClusterError, DamagedError, InputError, unknown_name
+from ppl_bnn.core.files import writable
 from ppl_bnn.core.progress import Progress, Task, resolve
 from ppl_bnn.core.settings import whole
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.datasets import splits, tables
 from ppl_bnn.datasets.tables import Table
-from ppl_bnn.evaluation.comparison.folder import writable
 from ppl_bnn.evaluation.comparison.run import bind_classes, check_method
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import engines
