@@ -35,30 +35,11 @@ def studies() -> dict[str, Path]:
 
 def summary(file: Path) -> str:
     """The first line of a study's docstring, without running it."""
-    said = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
-    return said.partition("\n")[0]
+    return (ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or "").partition("\n")[0]
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Run a study with the given arguments.
-
-    Parameters
-    ----------
-    name : str
-        Name of the study.
-    arguments : sequence of str
-        Its command line arguments.
-
-    Returns
-    -------
-    int
-        The exit status.
-
-    Raises
-    ------
-    UnknownNameError
-        A study that does not exist.
-    """
+    """Run a study with the given command line arguments; returns its exit status."""
     known = studies()
     if name not in known:
         raise unknown_name("study", name, known)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ FILE = "methods.toml"
 # Errors by which a cell may be refused; any other error comes from a computation.
 REFUSALS = ("UnsupportedError", "InputError", "ModelError")
 _TABLES = ("impossible", "depends")
-_OF_A_RULE = ("models", "methods", "not_methods", "systems", "error", "says", "reason")
+_KEYS = ("models", "methods", "not_methods", "systems", "error", "says", "reason")
 _SENTENCE = re.compile(r"[A-Z].*\.")
 
 
@@ -35,7 +35,7 @@ _SENTENCE = re.compile(r"[A-Z].*\.")
 class Rule:
     """A set of cells, the error that they end in and its reason.
 
-    Parameters
+    Attributes
     ----------
     models, methods, systems : frozenset of str
         The cells.
@@ -90,118 +90,80 @@ class Declarations:
         return ((m, row, system) for m in self.models for row in self.methods for system in SYSTEMS)
 
     def why_not(self, model: str, method: str, system: str) -> Rule | None:
-        """The rule by which a cell is impossible.
-
-        Parameters
-        ----------
-        model, method, system : str
-            The cell.
-
-        Returns
-        -------
-        Rule or None
-            None if the cell is not impossible.
-        """
-        return _first(self.impossible, model, method, system)
+        """The rule by which a cell is impossible; None if it is not."""
+        return next((rule for rule in self.impossible if rule.covers(model, method, system)), None)
 
     def doubt(self, model: str, method: str, system: str) -> Rule | None:
-        """The rule by which a cell that is not impossible may fail.
-
-        Parameters
-        ----------
-        model, method, system : str
-            The cell.
-
-        Returns
-        -------
-        Rule or None
-            None if the cell works.
-        """
+        """The rule by which a cell that is not impossible may fail; None if the cell works."""
         if self.why_not(model, method, system) is not None:
             return None
-        return _first(self.depends, model, method, system)
+        return next((rule for rule in self.depends if rule.covers(model, method, system)), None)
 
     def served(self, method: str) -> tuple[str, ...]:
         """The systems in which a method exists."""
-        if method not in self.methods:
-            of = registry.row(method)
-            if of.name in self.methods:
-                return self.served(of.name)
-            # "ensemble-swag": both the ensemble and its member have to exist.
-            parts = [self.served(part) for part in (of.name.removesuffix(f"-{of.member}"), str(of.member))]
-            return tuple(system for system in SYSTEMS if all(system in part for part in parts))
-        return tuple(
-            system
-            for system in SYSTEMS
-            if not any(
-                rule.general and method in rule.methods and system in rule.systems for rule in self.impossible
-            )
-        )
+        if method in self.methods:
+            rules = [rule for rule in self.impossible if rule.general and method in rule.methods]
+            return tuple(system for system in SYSTEMS if not any(system in rule.systems for rule in rules))
+        row = registry.row(method)
+        if row.name in self.methods:
+            return self.served(row.name)
+        # "ensemble-swag": both the ensemble and its member have to exist.
+        members = self.served(str(row.member))
+        return tuple(each for each in self.served(row.name.removesuffix(f"-{row.member}")) if each in members)
 
     def missing(self, model: str) -> dict[Rule, list[str]]:
         """Reason -> the existing methods that cannot fit a model because of it.
 
         A method that is missing in one of its systems only is followed by that system: "nuts in pyro".
         """
-        return self._told(model, self.why_not)
+        return self._by_reason(model, self.why_not)
 
     def doubtful(self, model: str) -> dict[Rule, list[str]]:
         """Reason -> the methods that may fail because of it, in the form of `missing`."""
-        return self._told(model, self.doubt)
+        return self._by_reason(model, self.doubt)
 
-    def _told(self, model: str, ask: Any) -> dict[Rule, list[str]]:
+    def _by_reason(self, model: str, rule_of: Callable[..., Rule | None]) -> dict[Rule, list[str]]:
         found: dict[Rule, list[str]] = {}
         for method in self.methods:
-            served = self.served(method)
-            rules = {system: ask(model, method, system) for system in served}
-            for rule in dict.fromkeys(rules.values()):
-                if rule is None:
-                    continue
-                where = [system for system in served if rules[system] is rule]
-                everywhere = len(where) == len(served)
-                found.setdefault(rule, []).append(method if everywhere else f"{method} in {where[0]}")
+            rules = {system: rule_of(model, method, system) for system in self.served(method)}
+            for rule in filter(None, dict.fromkeys(rules.values())):
+                systems = [system for system in rules if rules[system] is rule]
+                everywhere = len(systems) == len(rules)
+                found.setdefault(rule, []).append(method if everywhere else f"{method} in {systems[0]}")
         return {rule: self.shortened(names) for rule, names in found.items()}
 
     def summary(self, model: str) -> str:
         """The methods that fit a model, in few words: "all", "all but mc-dropout", "only svi"."""
-        without, parts = [], []
-        for method in self.methods:
-            served = self.served(method)
-            missing = [system for system in served if self.why_not(model, method, system) is not None]
-            if len(missing) == len(served):
-                without.append(method)
-            else:
-                parts += [f"{method} in {system}" for system in missing]
-        fitting = ", ".join(self.shortened([name for name in self.methods if name not in without]))
-        lacking = ", ".join(self.shortened(without))
-        words = "all" if not without else f"all but {lacking}"
-        if without and len(fitting) < len(lacking):
+        missing = {
+            method: [system for system in self.served(method) if self.why_not(model, method, system)]
+            for method in self.methods
+        }
+        none = [method for method, systems in missing.items() if len(systems) == len(self.served(method))]
+        parts = [
+            f"{method} in {system}" for method in missing if method not in none for system in missing[method]
+        ]
+        fitting = ", ".join(self.shortened(name for name in self.methods if name not in none))
+        lacking = ", ".join(self.shortened(none))
+        words = f"all but {lacking}" if none else "all"
+        if none and len(fitting) < len(lacking):
             words = f"only {fitting}" if fitting else "none"
         return words + (f" (not {', '.join(parts)})" if parts else "")
 
     def shortened(self, names: Iterable[str]) -> list[str]:
         """The names, with those of all rows of one class as one: "laplace*" for laplace, laplace-kron and so on."""
-        left = list(names)
-        found: list[str] = []
+        left, found = list(names), []
+        classes = {name: row.class_name for name, row in self.methods.items()}
         while left:
             name = left.pop(0)
-            row = self.methods.get(name)
-            kin = [] if row is None else self._kin(row)
-            prefix = min(kin, key=len, default="")
-            variants = len(kin) > 1 and all(each.startswith(prefix) for each in kin)
-            if variants and all(each == name or each in left for each in kin):
-                left = [each for each in left if each not in kin]
+            variants = [other for other in classes if name in classes and classes[other] == classes[name]]
+            prefix = min(variants, key=len, default="")
+            if len(variants) > 1 and all(
+                each.startswith(prefix) and each in (name, *left) for each in variants
+            ):
+                left = [each for each in left if each not in variants]
                 name = f"{prefix}*"
             found.append(name)
         return found
-
-    def _kin(self, row: MethodRow) -> list[str]:
-        """The rows of the same class."""
-        return [name for name, other in self.methods.items() if other.class_name == row.class_name]
-
-
-def _first(rules: tuple[Rule, ...], model: str, method: str, system: str) -> Rule | None:
-    return next((rule for rule in rules if rule.covers(model, method, system)), None)
 
 
 @functools.cache
@@ -211,95 +173,61 @@ def declared() -> Declarations:
 
 
 def read(path: Path, models: tuple[str, ...], rows: Mapping[str, MethodRow] = ROWS) -> Declarations:
-    """Read the declarations of a file about these models and methods.
+    """Read the declarations of a file about these models and methods (rows of the registry, by name).
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    models : tuple of str
-        Names of the models.
-    rows : mapping of str to MethodRow
-        Rows of the registry, by name.
-
-    Returns
-    -------
-    Declarations
-
-    Raises
-    ------
-    InputError
-        Invalid TOML; a value that is missing or of the wrong type; a reason that is not a sentence; a rule without
-        effect.
-    UnknownNameError
-        A key, model, method, system or error that does not exist.
+    InputError is raised for invalid TOML, a value that is missing or of the wrong type, a reason that is not a
+    sentence, and a rule without effect; UnknownNameError for a key, model, method, system or error that does not exist.
     """
     content = read_toml(path)
-    _known(f"table of {path.name}", content, _TABLES)
+    _check_known(f"table of {path.name}", content, _TABLES)
+    axes = {"models": models, "methods": tuple(rows), "not_methods": tuple(rows), "systems": SYSTEMS}
     found = {
         kind: tuple(
-            _rule(f"{kind}[{index}] of {path.name}", given, models, tuple(rows), kind == "impossible")
+            _rule(f"{kind}[{index}] of {path.name}", given, axes, kind == "impossible")
             for index, given in enumerate(content.get(kind, []))
         )
-        for kind in ("impossible", "depends")
+        for kind in _TABLES
     }
     declarations = Declarations(models, rows, found["impossible"], found["depends"])
-    deciding = {
-        rule
-        for cell in declarations.cells()
-        for rule in (declarations.why_not(*cell), declarations.doubt(*cell))
-        if rule is not None
-    }
+    cells = list(declarations.cells())
+    deciding = {rule_of(*cell) for cell in cells for rule_of in (declarations.why_not, declarations.doubt)}
     for rule in (*found["impossible"], *found["depends"]):
         if rule not in deciding:
-            raise InputError.of(
-                f"{path.name}",
-                "rules that decide a cell",
-                f"one whose cells all fall to rules before it: {rule.reason!r}",
-                "leaving it out, or moving it up",
-            )
+            got = f"one whose cells all fall to rules before it: {rule.reason!r}"
+            advice = "leaving it out, or moving it up"
+            raise InputError.of(path.name, "rules that decide a cell", got, advice)
     return declarations
 
 
-def _rule(
-    where: str, given: Mapping[str, Any], models: tuple[str, ...], rows: tuple[str, ...], refused: bool
-) -> Rule:
-    _known(f"key of {where}", given, _OF_A_RULE)
+def _rule(where: str, given: Mapping[str, Any], axes: Mapping[str, tuple[str, ...]], refused: bool) -> Rule:
+    _check_known(f"key of {where}", given, _KEYS)
     if "methods" in given and "not_methods" in given:
         raise InputError.of(where, "methods or not_methods", "both", "one of them")
     chosen = {}
-    for key, every in (("models", models), ("methods", rows), ("not_methods", rows), ("systems", SYSTEMS)):
-        names = given.get(key, [] if key == "not_methods" else list(every))
+    for key, known in axes.items():
+        names = given.get(key, [] if key == "not_methods" else list(known))
         if not isinstance(names, list) or len(set(names)) < len(names) or (key in given and not names):
             raise InputError.of(f"{where}, {key}", "a list of names", repr(names), f"{key} = ['...']")
-        _known(f"name in {key} of {where}", names, every)
+        _check_known(f"name in {key} of {where}", names, known)
         chosen[key] = frozenset(names)
-    error = _text(where, given, "error")
+    words = {}
+    for key in ("error", "says", "reason"):
+        value = given.get(key)
+        if not isinstance(value, str) or not value.strip():
+            raise InputError.of(f"{where}, {key}", "words", repr(value), f"{key} = '...'")
+        # Line breaks in a text have no meaning.
+        words[key] = " ".join(value.split())
+    error, reason = words["error"], words["reason"]
     known = REFUSALS if refused else tuple(name for name in vars(errors) if name.endswith("Error"))
-    _known(f"error of {where}", [error], known)
-    reason = _text(where, given, "reason")
+    _check_known(f"error of {where}", [error], known)
     if not _SENTENCE.fullmatch(reason) or len(reason.split()) < 5:
         raise InputError.of(f"{where}, reason", "a sentence", repr(reason), "a capital and a full stop")
-    return Rule(
-        chosen["models"],
-        chosen["methods"] - chosen["not_methods"],
-        chosen["systems"],
-        getattr(errors, error),
-        _text(where, given, "says"),
-        reason,
-        "models" not in given,
-    )
+    methods, general = chosen["methods"] - chosen["not_methods"], "models" not in given
+    error_class = getattr(errors, error)
+    return Rule(chosen["models"], methods, chosen["systems"], error_class, words["says"], reason, general)
 
 
-def _known(kind: str, names: Iterable[str], known: tuple[str, ...]) -> None:
+def _check_known(kind: str, names: Iterable[str], known: tuple[str, ...]) -> None:
     for name in names:
         if name not in known:
             raise unknown_name(kind, name, known)
-
-
-def _text(where: str, given: Mapping[str, Any], key: str) -> str:
-    """A value that has to be text; line breaks in it have no meaning."""
-    value = given.get(key)
-    if not isinstance(value, str) or not value.strip():
-        raise InputError.of(f"{where}, {key}", "words", repr(value), f"{key} = '...'")
-    return " ".join(value.split())

@@ -1,0 +1,198 @@
+"""A model file: its card, read without running it, and its function `model`, loaded from any path."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import os
+import re
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import BNNError, InputError, ModelError, unknown_name
+
+Model = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Card:
+    """Description of a model, read without running its file.
+
+    Parameters
+    ----------
+    name : str
+        Name of the model.
+    summary : str
+        The first line of its docstring.
+    docstring : str
+        The whole docstring.
+    data : str or None
+        Name of its default data set.
+    path : Path
+        The file.
+    arguments : dict of str
+        Keyword-only parameters of the model with their defaults, as written.
+    example : optional
+        Inputs of one or a few rows, if the file has a constant EXAMPLE, as lists of numbers or a dict of lists. It is
+        for `sketch`, if a row of numbers is not a valid input.
+    """
+
+    name: str
+    summary: str
+    docstring: str
+    data: str | None
+    path: Path
+    arguments: dict[str, str | None] = field(default_factory=dict)
+    example: Any = None
+
+
+def from_file(path: str | os.PathLike[str], **keywords: Any) -> Model:
+    """Load the function `model` of a Python file, with keyword-only parameters set.
+
+    The module is not registered under any name, so worker processes receive the function itself.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        The file.
+    **keywords
+        Values of keyword-only parameters of the model.
+
+    Returns
+    -------
+    Model
+
+    Raises
+    ------
+    InputError
+        There is no such Python file.
+    ModelError
+        The file cannot be run, or defines no function `model`.
+    UnknownNameError
+        An argument that the model does not have.
+    """
+    file = _python_file(path)
+    # A name that cannot be imported, so that cloudpickle sends the function by value.
+    module = types.ModuleType(f"_ppl_bnn_file_{file.stem}")
+    module.__file__ = str(file)
+    try:
+        exec(compile(file.read_bytes(), str(file), "exec"), vars(module))
+    except BNNError:
+        raise
+    except Exception as problem:
+        advice = "running it with Python on its own"
+        if isinstance(problem, ModuleNotFoundError):
+            advice = f"installing {problem.name!r}, or PYTHONPATH={file.parent} if it lies beside the file"
+        got = f"{type(problem).__name__}: {problem}"
+        raise ModelError.of("", f"a Python file that runs, {path}", got, advice) from problem
+    found = getattr(module, "model", None)
+    if not callable(found):
+        functions = [n for n, value in vars(module).items() if inspect.isfunction(value)]
+        got = f"functions {', '.join(functions)}" if functions else "no function at all"
+        raise ModelError.of("", f"a function `model(x, y=None)` in {path}", got, "naming it `model`")
+    return bind(found, file.name, **keywords)
+
+
+def bind(model: Model, name: str, **keywords: Any) -> Model:
+    """Set keyword-only parameters of `model`; it is returned unchanged if there are none to set.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    name : str
+        Name of the model in error messages.
+    **keywords
+        Values of keyword-only parameters.
+
+    Returns
+    -------
+    Model
+    """
+    if not keywords:
+        return model
+    parameters = inspect.signature(model).parameters.values()
+    known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    for keyword in keywords:
+        if keyword not in known:
+            raise unknown_name(f"argument of model {name!r}", keyword, known)
+    return functools.partial(model, **keywords)
+
+
+def read_card(path: str | os.PathLike[str]) -> Card:
+    """The card of a model file: its docstring, `DATA`, `EXAMPLE` and the keyword-only parameters of its `model`.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        The file.
+
+    Returns
+    -------
+    Card
+
+    Raises
+    ------
+    InputError
+        There is no such Python file.
+    ModelError
+        The file is not a model, or EXAMPLE is not a literal.
+    """
+    file = _python_file(path)
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except SyntaxError as problem:
+        got = f"{problem.msg} in line {problem.lineno}"
+        raise ModelError.of("", f"a Python file, {path}", got, "correcting it") from problem
+    arguments: dict[str, str | None] = {}
+    constants: dict[str, ast.expr] = {}
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == "model":
+            for parameter, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True):
+                arguments[parameter.arg] = None if default is None else ast.unparse(default)
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            constants |= {target.id: node.value for target in targets if isinstance(target, ast.Name)}
+    data = constants.get("DATA")
+    data = str(data.value) if isinstance(data, ast.Constant) else None
+    example = _literal_example(path, constants["EXAMPLE"]) if "EXAMPLE" in constants else None
+    docstring = ast.get_docstring(tree) or ""
+    summary = re.split(r"(?<=\.)\s", docstring.partition("\n\n")[0].replace("\n", " "))[0]
+    return Card(file.stem, summary, docstring, data, file, arguments, example)
+
+
+def _literal_example(path: str | os.PathLike[str], node: ast.expr) -> Any:
+    """The value of EXAMPLE, which is read and not run."""
+    problem = None
+    try:
+        value = ast.literal_eval(node)
+        found = as_arrays(value)
+        parts = list(found.values()) if isinstance(found, dict) else [found]
+        if parts and all(getattr(part, "ndim", 0) and part.dtype.kind in "biuf" for part in parts):
+            return value
+    except (ValueError, TypeError) as error:
+        problem = error
+    expected = "lists of numbers, with rows of one length, or a dict of such lists"
+    advice = "one row, written out, as in {'tokens': [[0, 1, 2]], 'length': [3]}"
+    raise ModelError.of(f"EXAMPLE of {path}", expected, ast.unparse(node)[:80], advice) from problem
+
+
+def as_arrays(inputs: Any) -> Any:
+    """Lists of numbers, or a dict of them, as arrays. Integers stay integers and arrays stay unchanged."""
+    if isinstance(inputs, Mapping):
+        return {name: as_arrays(each) for name, each in inputs.items()}
+    return np.asarray(inputs) if isinstance(inputs, list | tuple) else inputs
+
+
+def _python_file(path: str | os.PathLike[str]) -> Path:
+    file = Path(path).expanduser().resolve()
+    if file.suffix != ".py" or not file.is_file():
+        got = str(path) if file.is_file() else f"{path}, which is no file"
+        raise InputError.of("", "a Python file with a function `model(x, y=None)`", got, "its full path")
+    return file

@@ -1,0 +1,185 @@
+"""Size, task and sites of a model, from one run without a framework."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import InputError, ModelError
+from ppl_bnn.language.distributions import Distribution, draw_shape
+from ppl_bnn.language.primitives import Interpretation, Message
+from ppl_bnn.zoo.files import Model, as_arrays
+
+# Largest number of parameters and of sites of a model; for larger models no method ends.
+MOST_NUMBERS, MOST_SITES = 10**8, 10**5
+
+
+class TooLargeError(InputError):
+    """A model with more parameters than can be inferred."""
+
+
+@dataclass(frozen=True)
+class SiteSketch:
+    """A site as one run of a model encountered it.
+
+    Parameters
+    ----------
+    name : str
+        Name of the site.
+    prior : str
+        The distribution in words: numbers as they were given, and "..." for values computed from other sites.
+    shape : tuple of int
+        Shape of the site.
+    local : bool
+        Whether each row has its own value, of this shape.
+    """
+
+    name: str
+    prior: str
+    shape: tuple[int, ...]
+    local: bool = False
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """Size, task and sites of a model, from one run. Made by `sketch`.
+
+    Parameters
+    ----------
+    parameters : int
+        Number of unknowns that the model infers, including those of one row if rows have their own.
+    task : str
+        "regression" or "classification".
+    sites : tuple of SiteSketch
+        The sites of these unknowns.
+    likelihood : str
+        Distribution of the targets, in words.
+    """
+
+    parameters: int
+    task: str
+    sites: tuple[SiteSketch, ...] = field(default=(), compare=False)
+    likelihood: str = field(default="", compare=False)
+
+    @property
+    def per_row(self) -> int:
+        """Number of `parameters` that each row has of its own."""
+        return sum(site.size for site in self.sites if site.local)
+
+    @property
+    def shared(self) -> int:
+        """Number of `parameters` that all rows share."""
+        return self.parameters - self.per_row
+
+
+def sketch(model: Model, inputs: Any) -> Sketch:
+    """Run `model` once with every site set to one, without a framework, to find its size, its task and its sites.
+
+    Parameters
+    ----------
+    model : Model
+        The model.
+    inputs
+        The number of features of a table, for one row of ones; a model of symbols, which refuses real-valued inputs,
+        gets them as integers. Or an example of other inputs: an array, or a dict of arrays with a common first axis, or
+        lists for them (`Card.example`). One row is enough, also for a model whose rows interact: it is a graph of one
+        node. Variables of the rows are counted for one row.
+
+    Returns
+    -------
+    Sketch
+    """
+    if not isinstance(inputs, int | np.integer):
+        return _sketch_at(model, as_arrays(inputs))
+    ones = np.ones((1, inputs))
+    try:
+        return _sketch_at(model, ones)
+    except ModelError:
+        with contextlib.suppress(ModelError):
+            return _sketch_at(model, ones.astype(np.int64))
+        raise
+
+
+def _sketch_at(model: Model, x: Any) -> Sketch:
+    with _Sketching() as run:
+        model(x, None)
+    return Sketch(sum(site.size for site in run.sites), run.task, tuple(run.sites), run.likelihood)
+
+
+class _Sketching(Interpretation):
+    """Sets every site to one in its shape and records it; a site that is too large is refused."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sites: list[SiteSketch] = []
+        self.task = ""
+        self.likelihood = ""
+        self.in_rows = False
+
+    @contextlib.contextmanager
+    def rows(self) -> Iterator[None]:
+        self.in_rows = True
+        try:
+            yield
+        finally:
+            self.in_rows = False
+
+    def process(self, msg: Message) -> None:
+        super().process(msg)
+        match msg.kind:
+            case "sample" | "param":
+                given = msg.arguments["distribution" if msg.kind == "sample" else "init"]
+                shape = draw_shape(given) if isinstance(given, Distribution) else np.shape(given)
+                shape = tuple(map(int, shape))
+                self._check_size(msg.name, shape)
+                if msg.arguments.get("obs") is None:
+                    prior = (
+                        _call(given.family, given.arguments) if msg.kind == "sample" else "none: a parameter"
+                    )
+                    self.sites.append(SiteSketch(msg.name, prior, shape, self.in_rows))
+                msg.answer(np.ones(shape))
+            case "rows":
+                msg.answer(self.rows())
+            case "observe":
+                likelihood = msg.arguments["likelihood"]
+                self.task = likelihood.task
+                self.likelihood = _call(type(likelihood).__name__, _fields(likelihood))
+                msg.answer(None)
+
+    def _check_size(self, name: str, shape: tuple[int, ...]) -> None:
+        size = sum(site.size for site in self.sites) + math.prod(shape)
+        if size > MOST_NUMBERS or len(self.sites) >= MOST_SITES:
+            got = f"{size:,} with site {name!r}" if size > MOST_NUMBERS else f"more than {MOST_SITES:,} sites"
+            expected = "at most 100 million numbers to infer"
+            raise TooLargeError.of("model", expected, got.replace(",", " "), "a smaller model")
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
+    return {each.name: getattr(value, each.name) for each in fields}
+
+
+def _call(name: str, arguments: Mapping[str, Any]) -> str:
+    return f"{name}({', '.join(map(_describe, arguments.values()))})"
+
+
+def _describe(value: Any) -> str:
+    """A number or a word as it was given; an array was computed from ones."""
+    if type(value) in (list, tuple):
+        return f"({', '.join(map(_describe, value))})"
+    if type(value) in (int, float):
+        return f"{value:.4g}"
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return _call(type(value).__name__, _fields(value))
+    return str(value) if isinstance(value, str | bool) or value is None else "..."
