@@ -185,10 +185,10 @@ def contradiction(declarations: Declarations, record: dict[str, Any]) -> str | N
     if why_not is not None:
         if record["outcome"] == REFUSED and why_not.explains(error, text):
             return None
-        return f"{place}: declared impossible by {why_not.error.__name__} ({why_not.says!r}), came {came}"
+        return f"{place}: declared impossible by {why_not.error.__name__} ({why_not.says!r}), got {came}"
     if record["outcome"] == WORKS or (doubt is not None and doubt.explains(error, text)):
         return None
-    return f"{place}: declared {expected(declarations, cell)}, came {came}"
+    return f"{place}: declared {expected(declarations, cell)}, got {came}"
 
 
 # --- what is kept -----------------------------------------------------------------------------------------

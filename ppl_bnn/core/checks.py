@@ -18,45 +18,28 @@ from ppl_bnn.core.errors import InputError, ModelError
 from ppl_bnn.core.names import clean_lines
 
 
-def _refuse(name: str, *cases: tuple[Any, str, str, str]) -> None:
-    """Raise an InputError for the first case (wrong, expected, got, advice) that is wrong."""
-    for wrong, *parts in cases:
-        if wrong:
-            raise InputError.of(name, *parts)
-
-
 def check_inputs(x: Any, features: Any = None, flat: bool = False) -> Any:
     """Checked inputs: a float array (N, F) (integers stay integers), or a dict of arrays with one common first axis.
 
     `features` describes the training inputs, as `describe_inputs` returns it. With `flat`, (N,) is allowed too.
     """
     checked: Any
+    check = InputError.check
     if isinstance(x, Mapping):
         checked = {str(name): _numeric(f"x[{name!r}]", value) for name, value in x.items()}
         lengths = {name: len(array) for name, array in checked.items() if array.ndim}
-        differ = len(lengths) < len(checked) or len(set(lengths.values())) > 1
-        _refuse(
-            "x",
-            (not checked, "at least one array", "an empty dict", "{'name': array}"),
-            (differ, "arrays with a common first axis", f"lengths {lengths}", "one row per observation"),
-            (0 in lengths.values(), "at least one row", "no rows", "data"),
-        )
+        same = len(lengths) == len(checked) and len(set(lengths.values())) < 2
+        check(checked, "x", "at least one array", "an empty dict", "{'name': array}")
+        check(same, "x", "arrays with a common first axis", f"lengths {lengths}", "one row per observation")
+        check(0 not in lengths.values(), "x", "at least one row", "no rows", "data")
     else:
         checked = _numeric("x", x)
-        few, got, advice = (
-            checked.ndim < (1 if flat else 2),
-            f"shape {checked.shape}",
-            "x[:, None] for a single feature",
-        )
-        _refuse(
-            "x",
-            (few, "an array of shape (N, features)", got, advice),
-            (0 in checked.shape, "at least one row and one column", got, "data"),
-        )
-    described = describe_inputs(checked)
-    if features is not None and described != features:
-        expected = f"inputs like those of the training, {features}"
-        raise InputError.of("x", expected, str(described), "the same columns")
+        shape, enough = f"shape {checked.shape}", checked.ndim > (0 if flat else 1)
+        check(enough, "x", "an array of shape (N, features)", shape, "x[:, None] for a single feature")
+        check(0 not in checked.shape, "x", "at least one row and one column", shape, "data")
+    if features is not None:
+        described, expected = describe_inputs(checked), f"inputs like those of the training, {features}"
+        check(described == features, "x", expected, described, "the same columns")
     return checked
 
 
@@ -70,33 +53,26 @@ def describe_inputs(x: Any) -> Any:
 def check_targets(y: Any, rows: int, column: bool = False) -> np.ndarray:
     """Checked targets, (N,) or (N, K): finite numbers, one row per row of x. With `column`, (N, 1) is allowed too."""
     y = _numeric("y", y)
-    shape = f"shape {y.shape}"
+    check, shape = InputError.check, f"shape {y.shape}"
     single = y.ndim == 2 and y.shape[1] == 1 and not column
-    _refuse(
-        "y",
-        (single, "targets of shape (N,)", shape, "y[:, 0]"),
-        (y.ndim not in (1, 2), "targets of shape (N,) or (N, K)", shape, "one row per row of x"),
-    )
-    if len(y) != rows:
-        raise InputError.of("y", f"{rows} rows, as many as x", f"{len(y)}", "the same rows in x and y")
+    check(not single, "y", "targets of shape (N,)", shape, "y[:, 0]")
+    check(y.ndim in (1, 2), "y", "targets of shape (N,) or (N, K)", shape, "one row per row of x")
+    check(len(y) == rows, "y", f"{rows} rows, as many as x", len(y), "the same rows in x and y")
     return y
 
 
 def check_labels(y: np.ndarray, classes: int) -> np.ndarray:
     """Checked class labels 0..classes-1 as integers, of which at least two occur."""
-    if y.ndim != 1:
-        raise InputError.of("y", "class labels of shape (N,)", f"shape {y.shape}", "labels, not one-hot rows")
+    check, most = InputError.check, classes - 1
+    check(y.ndim == 1, "y", "class labels of shape (N,)", f"shape {y.shape}", "labels, not one-hot rows")
     broken = y[np.floor(y) != y]
-    if len(broken):
-        raise InputError.of("y", "whole numbers as class labels", f"{broken[0]}", "labels 0, 1, ...")
+    got = broken[0] if len(broken) else ""
+    check(not len(broken), "y", "whole numbers as class labels", got, "labels 0, 1, ...")
     found = np.unique(y)
-    low, high, wanted = found[0], found[-1], f"labels 0..{classes - 1}"
-    advice = "labels from 0, or a model with as many classes"
-    _refuse(
-        "y",
-        (low < 0 or high >= classes, wanted, f"labels {low:g}..{high:g}", advice),
-        (len(found) < 2, "at least two classes", f"the single class {low:g}", "data of both classes"),
-    )
+    got, advice = f"labels {found[0]:g}..{found[-1]:g}", "labels from 0, or a model with as many classes"
+    check(found[0] >= 0 and found[-1] <= most, "y", f"labels 0..{most}", got, advice)
+    single = f"the single class {found[0]:g}"
+    check(len(found) > 1, "y", "at least two classes", single, "data of both classes")
     return y.astype(np.int64)
 
 
@@ -110,9 +86,8 @@ def text_labels(y: Any) -> tuple[Any, tuple[str, ...] | None]:
     labels, codes = np.unique(array.astype(str), return_inverse=True)
     for label in labels:
         # Predictions keep the labels, so they are not changed. Labels that files or terminals cannot show are refused.
-        if clean_lines(label) != label:
-            expected = "labels without control characters and half characters"
-            raise InputError.of("y", expected, repr(str(label)), "other labels")
+        expected = "labels without control characters and half characters"
+        InputError.check(clean_lines(label) == label, "y", expected, repr(str(label)), "other labels")
     return codes.astype(np.int64), tuple(str(label) for label in labels)
 
 
@@ -127,10 +102,9 @@ def label_codes(y: np.ndarray, labels: Sequence[Any]) -> np.ndarray:
     """The class 0..K-1 of each target, given as one of `labels`, which are in the order of the classes."""
     known = {label: code for code, label in enumerate(labels)}
     values = y.reshape(-1).tolist()
-    for value in values:
-        if value not in known:
-            expected = f"labels among {', '.join(map(repr, list(labels)[:10]))}"
-            raise InputError.of("y", expected, repr(value), "one of these")
+    unknown = [value for value in values if value not in known]
+    expected = f"labels among {', '.join(map(repr, list(labels)[:10]))}"
+    InputError.check(not unknown, "y", expected, repr(unknown[:1])[1:-1], "one of these")
     return np.array([known[value] for value in values], dtype=np.int64).reshape(y.shape)
 
 
@@ -162,9 +136,9 @@ def check_censored(y: np.ndarray, positive: bool = False) -> None:
 
     With `positive`, values are times, above 0.
     """
-    if y.ndim != 2 or y.shape[1] != 2:
-        advice = "np.column_stack([y, np.ones(len(y))]) where every row was observed"
-        raise InputError.of("y", "values and events of shape (N, 2)", f"shape {y.shape}", advice)
+    advice = "np.column_stack([y, np.ones(len(y))]) where every row was observed"
+    pairs = y.ndim == 2 and y.shape[1] == 2
+    InputError.check(pairs, "y", "values and events of shape (N, 2)", f"shape {y.shape}", advice)
     expected = "events 1 (observed), 0 (right-censored) or -1 (left-censored) in column 1"
     advice = "values in column 0, np.column_stack([value, event])"
     _check_rows(y[:, 1], ~np.isin(y[:, 1], (-1.0, 0.0, 1.0)), expected, advice)
@@ -219,19 +193,17 @@ def data_hash(x: Any, y: np.ndarray) -> str:
 
 def _numeric(name: str, value: Any) -> np.ndarray:
     """The value as an array of float64 or int64."""
-    imputing = "removing or imputing them"
-    if np.ma.isMaskedArray(value) and np.ma.is_masked(value):
-        got = f"{np.ma.count_masked(value)} masked values"
-        raise InputError.of(name, "finite numbers", got, imputing)
+    check, imputing = InputError.check, "removing or imputing them"
+    masked = np.ma.count_masked(value) if np.ma.isMaskedArray(value) else 0
+    check(not masked, name, "finite numbers", f"{masked} masked values", imputing)
     tensor: Any = value
     try:
         array = np.asarray(tensor.detach().cpu() if hasattr(value, "detach") else value)
     except ValueError as error:
         expected, advice = "a rectangular array of numbers", "rows of equal length"
         raise InputError.of(name, expected, str(error), advice) from error
-    if array.dtype.kind not in "fiub":
-        advice = "encoding text columns (ppl_bnn.data.read_csv does)"
-        raise InputError.of(name, "numbers", f"an array of {array.dtype}", advice)
+    advice = "encoding text columns (ppl_bnn.data.read_csv does)"
+    check(array.dtype.kind in "fiub", name, "numbers", f"an array of {array.dtype}", advice)
     if array.dtype.kind != "f":
         return array.astype(np.int64)
     if len(bad := np.argwhere(~np.isfinite(array))):

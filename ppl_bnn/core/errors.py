@@ -48,6 +48,12 @@ class BNNError(Exception):
         """
         return cls((f"{where}: " if where else "") + message(expected, got, advice))
 
+    @classmethod
+    def check(cls, good: object, where: str, expected: str, got: object, advice: str) -> None:
+        """Raise the error of `of` unless `good` is true. For what runs once: the texts are made in any case."""
+        if not good:
+            raise cls.of(where, expected, str(got), advice)
+
 
 class InputError(BNNError, ValueError):
     """Data or an argument that cannot be used."""

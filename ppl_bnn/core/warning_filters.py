@@ -13,7 +13,8 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 
@@ -34,43 +35,32 @@ _LOCK = threading.RLock()
 
 def _ignoring() -> list[_Rule]:
     """The rules of this context that ignore warnings. A rule that records warnings ends the rules outside it."""
-    found = list(_EVERYWHERE)
-    for rule in _RULES.get():
-        if rule.kept is not None:
-            found = list(_EVERYWHERE)
-        else:
-            found.append(rule)
-    return found
+    rules = _RULES.get()
+    last = max((index for index, rule in enumerate(rules) if rule.kept is not None), default=-1)
+    return [*_EVERYWHERE, *rules[last + 1 :]]
 
 
-def _keeping() -> list[warnings.WarningMessage] | None:
+def _recording() -> list[warnings.WarningMessage] | None:
     return next((rule.kept for rule in reversed(_RULES.get()) if rule.kept is not None), None)
 
 
-@dataclass(eq=False)
-class _Pattern:
-    """Replacement for the regular expression of a filter, of which only `match` is used."""
-
-    category: type[Warning]
-    ignores: bool
-
-    def match(self, text: str) -> bool:
-        if not self.ignores:
-            return _keeping() is not None
-        return any(rule.category is self.category and _says(rule, text) for rule in _ignoring())
-
-
-def _says(rule: _Rule, text: str) -> bool:
+def _matches(rule: _Rule, text: str) -> bool:
     return rule.pattern is not None and rule.pattern.match(text) is not None
 
 
-@dataclass(eq=False)
 class _Entry:
-    """An entry of the filter list, kept while some block needs it."""
+    """An entry of the filter list, kept while some block needs it. It is its own pattern, of which `match` is used."""
 
-    item: tuple[Any, ...]
-    blocks: int = 0
-    lists: list[Any] = field(default_factory=list)
+    def __init__(self, category: type[Warning], ignores: bool):
+        self.category, self.ignores = category, ignores
+        self.item: Any = ("ignore" if ignores else "always", self, category, None, 0)
+        self.blocks = 0
+        self.lists: list[Any] = []
+
+    def match(self, text: str) -> bool:
+        if not self.ignores:
+            return _recording() is not None
+        return any(rule.category is self.category and _matches(rule, text) for rule in _ignoring())
 
     def enter(self) -> None:
         self.blocks += 1
@@ -87,8 +77,7 @@ class _Entry:
             return
         current: Any = warnings.filters
         for filters in (*self.lists, current):
-            for index in [index for index, each in enumerate(filters) if each is self.item][::-1]:
-                del filters[index]
+            filters[:] = [each for each in filters if each is not self.item]
         self.lists.clear()
 
 
@@ -98,9 +87,7 @@ _ENTRIES: dict[tuple[bool, type[Warning]], _Entry] = {}
 @contextlib.contextmanager
 def _entered(category: type[Warning], ignores: bool) -> Iterator[None]:
     with _LOCK:
-        action = "ignore" if ignores else "always"
-        pattern = _Pattern(category, ignores)
-        entry = _ENTRIES.setdefault((ignores, category), _Entry((action, pattern, category, None, 0)))
+        entry = _ENTRIES.setdefault((ignores, category), _Entry(category, ignores))
         entry.enter()
     try:
         yield
@@ -113,39 +100,24 @@ def _entered(category: type[Warning], ignores: bool) -> Iterator[None]:
 def ignored(message: str = "", category: type[Warning] = Warning, everywhere: bool = False) -> Iterator[None]:
     """Ignore warnings in this context, or in all threads.
 
-    Parameters
-    ----------
-    message : str, default ""
-        A regular expression that matches the beginning of the text of the warnings.
-    category : type, default Warning
-        Class of the warnings.
-    everywhere : bool, default False
-        Whether to ignore them in all threads.
+    `message` is a regular expression that matches the beginning of the text of the warnings, `category` their class.
     """
     rule = _Rule(category, re.compile(message, re.IGNORECASE))
     with _entered(category, ignores=True):
         if everywhere:
             _EVERYWHERE.append(rule)
+            undo = partial(_EVERYWHERE.remove, rule)
         else:
-            token = _RULES.set((*_RULES.get(), rule))
+            undo = partial(_RULES.reset, _RULES.set((*_RULES.get(), rule)))
         try:
             yield
         finally:
-            if everywhere:
-                _EVERYWHERE.remove(rule)
-            else:
-                _RULES.reset(token)
+            undo()
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[warnings.WarningMessage]]:
-    """Record all warnings of this context, including repeated ones, in a list. They are not shown.
-
-    Yields
-    ------
-    list of warnings.WarningMessage
-        The warnings.
-    """
+    """Record all warnings of this context, including repeated ones, in a list. They are not shown."""
     kept: list[warnings.WarningMessage] = []
     with _shown_here(), _entered(Warning, ignores=False):
         # A change of the filters resets the registry of warnings that were shown already.
@@ -187,8 +159,8 @@ def _shown_here() -> Iterator[None]:
 def _show(
     text: Any, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    kept = _keeping()
+    kept = _recording()
     if kept is None:
         _SHOWN["before"](text, category, filename, lineno, file, line)
-    elif not any(issubclass(category, rule.category) and _says(rule, str(text)) for rule in _ignoring()):
+    elif not any(issubclass(category, rule.category) and _matches(rule, str(text)) for rule in _ignoring()):
         kept.append(warnings.WarningMessage(text, category, filename, lineno, file, line))

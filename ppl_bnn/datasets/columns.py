@@ -36,6 +36,7 @@ _DATE = (
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})|(?:19|20)\d{2}-(?:0[1-9]|1[0-2])"
     rf"|\d{{1,2}}[-. ]*{_MONTH}[-., ]*(?:\d{{4}}|\d{{2}})|{_MONTH}[-., ]*(?:\d{{1,2}}[a-z]{{0,2}}[-., ]+)?\d{{4}}"
 )
+_COMPACT_DATE = re.compile(r"(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
 _THOUSANDS = "numbers with marks between thousands"
 # Pattern of a cell that Python cannot read as a number, its description, and advice.
 _LOOKS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
@@ -91,15 +92,14 @@ def read_cells(path: Path) -> dict[str, list[str]]:
     header = [clean(column[0]) for column in cells]
     _check_separator([cells[0][0]] if len(cells) == 1 else header)
     check_different(header, str(path))
-    if len(frame) < 2:
-        raise InputError.of("", f"rows below the header of {path}", "no rows", "a file with data")
+    InputError.check(len(frame) > 1, "", f"rows below the header of {path}", "no rows", "a file with data")
     return {name: column[1:] for name, column in zip(header, cells, strict=True)}
 
 
 def _check_separator(header: Sequence[str]) -> None:
-    if len(header) == 1 and re.search(r"[;\t|]", header[0]):
-        advice = "commas, and points in numbers; a spreadsheet saves such a file as CSV UTF-8"
-        raise InputError.of("", "cells separated by commas", f"the header {clean(header[0])!r}", advice)
+    single = len(header) == 1 and re.search(r"[;\t|]", header[0])
+    got, advice = f"the header {clean(' '.join(header))!r}", "commas, and points in numbers (CSV UTF-8)"
+    InputError.check(not single, "", "cells separated by commas", got, advice)
 
 
 def header_of(path: Path) -> list[str]:
@@ -111,10 +111,8 @@ def header_of(path: Path) -> list[str]:
 def check_different(names: Sequence[str], where: str) -> None:
     """Check that the names of the columns of `where` are different."""
     twice = sorted(name for name, count in Counter(names).items() if count > 1)
-    if twice:
-        raise InputError.of(
-            "", f"different column names in {where}", f"{twice} more than once", "renaming them"
-        )
+    got = f"{twice} more than once"
+    InputError.check(not twice, "", f"different column names in {where}", got, "renaming them")
 
 
 def parse(name: str, cells: list[str]) -> np.ndarray:
@@ -125,45 +123,36 @@ def parse(name: str, cells: list[str]) -> np.ndarray:
     """
     leave_out = f"drop=[{name!r}] if it is a feature"
 
-    def error(expected: str, what: str, rows: Sequence[int], advice: str) -> InputError:
-        first = f"the first in row {rows[0] + 1} below the header ({cells[rows[0]]!r})"
-        return InputError.of("", f"{expected} in column {name!r}", f"{len(rows)} {what}, {first}", advice)
+    def check(wrong: Sequence[int], expected: str, what: str, advice: str) -> None:
+        if wrong:
+            first = f"the first in row {wrong[0] + 1} below the header ({cells[wrong[0]]!r})"
+            expected = f"{expected} in column {name!r}"
+            raise InputError.of("", expected, f"{len(wrong)} {what}, {first}", advice)
 
-    if name == "":
-        raise InputError.of("", "a name for every column", "a column without one", "drop=[''] or a name")
+    InputError.check(name, "", "a name for every column", "a column without one", "drop=[''] or a name")
     missing = [row for row, cell in enumerate(cells) if cell.lower() in MISSING]
-    if missing:
-        raise error(
-            "no missing value", "missing", missing, f"filling in or leaving out those rows, or {leave_out}"
-        )
+    check(missing, "no missing value", "missing", f"filling in or leaving out those rows, or {leave_out}")
     numbers = [_number(cell) for cell in cells]
     words = [row for row, number in enumerate(numbers) if number is None]
     alike = {row: found for row in words if (found := looks_like(cells[row])) is not None}
-    if alike:
-        # 1,234 can be read as two numbers: another cell of the column may decide which.
-        kinds = list(alike.values())
-        what, advice = next((kind for kind in kinds if kind[0] != _THOUSANDS), kinds[0])
-        raise error(
-            "numbers or categories", f"that look like {what}", list(alike), f"{advice}; or {leave_out}"
-        )
+    # 1,234 can be read as two numbers: another cell of the column may decide which.
+    kinds = sorted(alike.values(), key=lambda found: found[0] == _THOUSANDS)
+    for what, advice in kinds[:1]:
+        check(list(alike), "numbers or categories", f"that look like {what}", f"{advice}; or {leave_out}")
     if len(words) == len(cells):
-        if unit := _one_unit(cells):
-            what, advice = (
-                f"with the unit {unit!r} behind a number",
-                f"the numbers without it, or {leave_out}",
-            )
-            raise error("numbers or categories", what, words, advice)
+        unit = _one_unit(cells)
+        what, advice = f"with the unit {unit!r} behind a number", f"the numbers without it, or {leave_out}"
+        check(words if unit else (), "numbers or categories", what, advice)
         return np.array([clean(cell) for cell in cells], dtype=object)
-    if words:
-        advice = "correcting them, or a word in every row if the column is categorical"
-        raise error("only numbers or only words", "that are no numbers", words, advice)
-    if all(re.fullmatch(r"(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])", cell) for cell in cells):
-        advice = f"days since the first, or year and month as columns; or {leave_out}"
-        raise error("numbers", "cells that look like dates written as YYYYMMDD", range(len(cells)), advice)
+    advice = "correcting them, or a word in every row if the column is categorical"
+    check(words, "only numbers or only words", "that are no numbers", advice)
+    dates = all(_COMPACT_DATE.fullmatch(cell) for cell in cells)
+    advice = f"days since the first, or year and month as columns; or {leave_out}"
+    what = "cells that look like dates written as YYYYMMDD"
+    check(range(len(cells)) if dates else (), "numbers", what, advice)
     values = np.array(numbers, dtype=np.float64)
     infinite = np.flatnonzero(~np.isfinite(values)).tolist()
-    if infinite:
-        raise error("finite values", "infinite", infinite, "leaving out those rows")
+    check(infinite, "finite values", "infinite", "leaving out those rows")
     return values
 
 
@@ -225,9 +214,8 @@ def parse_target(
                 words += f", though only {only} ({listed})"
                 words += "; task='classification' reads them as classes" if different.size > 1 else ""
             return values, None, words
-        if not whole:
-            got = str(values[values != np.round(values)][0])
-            raise InputError.of("", f"integer labels in {where}", got, 'task="regression"')
+        got = str(values[values != np.round(values)][:1]).strip("[]")
+        InputError.check(whole, "", f"integer labels in {where}", got, 'task="regression"')
     elif task == "regression":
         raise InputError.of("", f"numbers in {where}", repr(values[0]), 'task="classification"')
     elif task is None and different.size > MOST_CATEGORIES:
@@ -237,8 +225,9 @@ def parse_target(
         )
     classes, labels = np.unique(values, return_inverse=True)
     names = tuple(str(int(value)) if numeric else str(value) for value in classes)
-    if classes.size < 2:
-        raise InputError.of("", f"two classes or more in {where}", f"only {names[0]!r}", "more rows")
+    InputError.check(
+        classes.size > 1, "", f"two classes or more in {where}", f"only {names[0]!r}", "more rows"
+    )
     words = f"{classes.size} classes ({_some(names)})"
     return (
         labels.astype(np.int64),
@@ -287,8 +276,8 @@ def read_columns(
     for name in [target, *dropped]:
         if name not in cells:
             raise unknown_name(f"column of {path}", name, cells)
-    if target in dropped:
-        raise InputError.of("", "a target that is kept", f"{target!r} in drop", "another target or drop")
+    kept, got = target not in dropped, f"{target!r} in drop"
+    InputError.check(kept, "", "a target that is kept", got, "another target or drop")
 
     features: dict[str, np.ndarray] = {}
     found: dict[str, tuple[str, ...]] = {}
@@ -299,17 +288,15 @@ def read_columns(
         found[name] = () if values.dtype == np.float64 else tuple(sorted(set(values)))
         if not found[name]:
             features[name] = values
-        if len(found[name]) > MOST_CATEGORIES:
-            expected = f"numbers or at most {MOST_CATEGORIES} different words in column {name!r}"
-            got = f"{len(found[name])} different words in {len(values)} rows, as in an identifier"
-            raise InputError.of("", expected, got, f"drop=[{name!r}]")
+        expected = f"numbers or at most {MOST_CATEGORIES} different words in column {name!r}"
+        got = f"{len(found[name])} different words in {len(values)} rows, as in an identifier"
+        InputError.check(len(found[name]) <= MOST_CATEGORIES, "", expected, got, f"drop=[{name!r}]")
         for category in found[name]:
             indicator = f"{name}={category}"
-            if indicator in features or indicator in cells:
-                raise InputError.of("", "different column names", f"{indicator!r} twice", "another name")
+            free = indicator not in features and indicator not in cells
+            InputError.check(free, "", "different column names", f"{indicator!r} twice", "another name")
             features[indicator] = (values == category).astype(np.float64)
-    if not features:
-        raise InputError.of("", "at least one feature column", f"none beside {target!r}", "a wider table")
+    InputError.check(features, "", "at least one feature column", f"none beside {target!r}", "a wider table")
     y, class_names, words = parse_target(target, parse(target, cells[target]), task)
     return {
         "x": np.column_stack(list(features.values())),

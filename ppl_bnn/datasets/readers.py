@@ -104,7 +104,7 @@ def _download(name: str, path: str, sha256: str) -> Path:
 
 def read(source: Source, **options: Any) -> Parts:
     """The parts of the table of a source."""
-    return _READERS[source.layout](source, **source.options | options)
+    return _READERS[source.layout](source, **{**source.options, **options})
 
 
 def _read_bundled(source: Source) -> Parts:

@@ -27,22 +27,10 @@ from ppl_bnn.core import checks
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.names import clean, clean_all, clean_lines
 from ppl_bnn.datasets.columns import TASKS, check_different, read_columns
-from ppl_bnn.datasets.readers import ChecksumError, DownloadError, Splits, read
+from ppl_bnn.datasets.readers import ChecksumError as ChecksumError
+from ppl_bnn.datasets.readers import DownloadError as DownloadError
+from ppl_bnn.datasets.readers import Splits, read
 from ppl_bnn.datasets.sources import SOURCES, DatasetCard
-
-__all__ = [
-    "SOURCES",
-    "TASKS",
-    "ChecksumError",
-    "DatasetCard",
-    "DownloadError",
-    "Splits",
-    "Table",
-    "datasets",
-    "load",
-    "name_of",
-    "read_csv",
-]
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,13 +92,12 @@ class Table:
         if self.task not in TASKS:
             raise unknown_name("task", self.task, TASKS)
         several = self.task == "regression" and self.y.ndim == 2 and self.y.shape[1] > 1
-        if self.x.shape != (len(self.y), len(self.feature_names)) or not (self.y.ndim == 1 or several):
-            expected = (
-                "x of shape (N, F), y of shape (N,) and F feature names, or for regression y of shape (N, K)"
-            )
-            got = f"x {self.x.shape}, y {self.y.shape} and {len(self.feature_names)} names"
-            advice = "x[:, None] for a single feature, y.ravel() for a column of targets"
-            raise InputError.of("", expected, got, advice)
+        good = self.x.shape == (len(self.y), len(self.feature_names)) and (self.y.ndim == 1 or several)
+        expected = (
+            "x of shape (N, F), y of shape (N,) and F feature names, or for regression y of shape (N, K)"
+        )
+        got = f"x {self.x.shape}, y {self.y.shape} and {len(self.feature_names)} names"
+        InputError.check(good, "", expected, got, "x[:, None] or y.ravel() for a single column")
         check_different(self.feature_names, f"table {self.name!r}")
 
     def __repr__(self) -> str:
@@ -170,10 +157,10 @@ class Table:
             Row numbers.
         """
         rows = len(self.y)
-        if not 0.0 < test_fraction < 1.0 or rows < 2:
-            expected = "a test fraction strictly between 0 and 1 and at least two rows"
-            got = f"test_fraction={test_fraction!r} and {rows} rows"
-            raise InputError.of("", expected, got, "test_fraction=0.2")
+        good = 0.0 < test_fraction < 1.0 and rows > 1
+        expected = "a test fraction strictly between 0 and 1 and at least two rows"
+        got = f"test_fraction={test_fraction!r} and {rows} rows"
+        InputError.check(good, "", expected, got, "test_fraction=0.2")
         test = min(max(round(test_fraction * rows), 1), rows - 1)
         if self.ordered:
             return np.arange(rows - test), np.arange(rows - test, rows)
@@ -202,8 +189,8 @@ class Table:
             got = f"{self.name!r}, which has none"
             raise InputError.of("", "a table with published splits", got, "table.split(seed)")
         count = len(self.splits.train)
-        if not 0 <= k < count:
-            raise InputError.of("", f"a split from 0 to {count - 1} of {self.name!r}", repr(k), "k=0")
+        expected = f"a split from 0 to {count - 1} of {self.name!r}"
+        InputError.check(0 <= k < count, "", expected, repr(k), "k=0")
         return self.splits.train[k], self.splits.test[k]
 
 

@@ -171,11 +171,11 @@ def check_no_nested(specification: Distribution) -> None:
     """Refuse arguments that are distributions themselves: only priors that take a scale draw these first."""
     for name, value in specification.arguments.items():
         if isinstance(value, Distribution):
-            expected, got = f"a number or an array as {name}", f"the distribution {value.family}"
             advice = (
-                f"drawing it first, bnn.sample('{name}', dist.{value.family}(...)), or priors.Hierarchical"
+                f"bnn.sample('{name}', dist.{value.family}(...)), drawing it first, or priors.Hierarchical"
             )
-            raise ModelError.of(specification.family, expected, got, advice)
+            got = f"the distribution {value.family}"
+            raise ModelError.of(specification.family, f"a number or an array as {name}", got, advice)
 
 
 def _check_numbers(family: str, name: str, value: Any) -> None:
@@ -275,59 +275,53 @@ def _check_empirical_bayes(family: str, scale: Any, per: Any) -> None:
 
 
 def _check_lkj(family: str, dimension: Any, concentration: Any) -> None:
-    if whole(2)(dimension):
-        expected = "a dimension, a whole number from 2"
-        raise InputError.of(family, expected, repr(dimension), "the number of outputs")
+    got = repr(dimension)
+    InputError.check(not whole(2)(dimension), family, "a dimension, a whole number from 2", got, "2")
 
 
 def _check_mixture(family: str, weights: Any, scales: Any) -> None:
-    expected = "as many weights as scales"
-    if len(weights) != len(scales):
-        got = f"{len(weights)} and {len(scales)}"
-        raise InputError.of(family, expected, got, "weights=(0.5, 0.5)")
-    if isinstance(weights, list | tuple | np.ndarray) and abs(math.fsum(weights) - 1.0) > 1e-9:
-        expected = "positive weights with sum 1"
-        raise InputError.of(family, expected, str(tuple(weights)), "weights=(0.5, 0.5)")
+    got, advice = f"{len(weights)} and {len(scales)}", "weights=(0.5, 0.5)"
+    InputError.check(len(weights) == len(scales), family, "as many weights as scales", got, advice)
+    if isinstance(weights, list | tuple | np.ndarray):
+        good = abs(math.fsum(weights) - 1.0) <= 1e-9
+        InputError.check(good, family, "positive weights with sum 1", tuple(weights), advice)
 
 
 def _check_censored(family: str, base: Any) -> None:
-    if not isinstance(base, Distribution) or base.family not in CENSORED:
-        got = base.family if isinstance(base, Distribution) else type(base).__name__
-        expected = f"a distribution among {', '.join(CENSORED)}"
-        raise InputError.of(family, expected, got, "dist.Normal(f, 1.0)")
+    got = base.family if isinstance(base, Distribution) else type(base).__name__
+    expected = f"a distribution among {', '.join(CENSORED)}"
+    InputError.check(got in CENSORED, family, expected, got, "dist.Normal(f, 1.0)")
 
 
 def _check_size(family: str, loc: Any) -> int:
-    if not _shape(loc):
-        raise InputError.of(family, "a loc with at least one axis", "a number", "Normal for a single number")
-    return math.prod(_shape(loc))
+    shape, expected = _shape(loc), "a loc with at least one axis"
+    InputError.check(shape, family, expected, "a number", "Normal for a single number")
+    return math.prod(shape)
 
 
 def _check_kronecker(family: str, loc: Any, **factors: Any) -> None:
     """Check shapes, which are known of traced arrays too."""
-    shapes = {name: _shape(value) for name, value in factors.items()}
-    size, given = _check_size(family, loc), shapes["precisions"]
-    fits = len(given) == 2 and math.prod(given) == size
-    if not fits or (shapes["left_vectors"], shapes["right_vectors"]) != (given[:1] * 2, given[1:] * 2):
-        expected = f"precisions (I, O) with I * O = {size}, left_vectors (I, I) and right_vectors (O, O)"
-        got = ", ".join(f"{name} {shape}" for name, shape in {"loc": _shape(loc), **shapes}.items())
-        raise InputError.of(family, expected, got, "the eigenvectors of both factors")
+    left, right, given = map(_shape, factors.values())
+    size = _check_size(family, loc)
+    good = len(given) == 2 and math.prod(given) == size and (left, right) == (given[:1] * 2, given[1:] * 2)
+    expected = f"precisions (I, O) with I * O = {size}, left_vectors (I, I) and right_vectors (O, O)"
+    InputError.check(good, family, expected, f"{given}, {left} and {right}", "eigenvectors of both factors")
 
 
 def _check_multivariate(family: str, loc: Any, scale_tril: Any) -> None:
-    size = _check_size(family, loc)
-    if _shape(scale_tril) != (size, size):
-        expected = f"scale_tril of shape {(size, size)} for loc of shape {_shape(loc)}"
-        advice = "the Cholesky factor of the covariance of the ravelled array"
-        raise InputError.of(family, expected, f"shape {_shape(scale_tril)}", advice)
+    size, got = _check_size(family, loc), f"shape {_shape(scale_tril)}"
+    expected = f"scale_tril of shape {(size, size)} for loc of shape {_shape(loc)}"
+    good = _shape(scale_tril) == (size, size)
+    InputError.check(good, family, expected, got, "the Cholesky factor of the covariance")
     check_factor(family, scale_tril)
 
 
 def check_factor(of: str, factor: Any) -> None:
     """Refuse a NumPy matrix that is not a Cholesky factor; other arrays may have no value yet."""
-    if isinstance(factor, np.ndarray) and (np.any(np.triu(factor, 1)) or np.any(np.diag(factor) <= 0)):
+    if isinstance(factor, np.ndarray):
+        good = not np.any(np.triu(factor, 1)) and np.all(np.diag(factor) > 0)
         expected = "scale_tril lower triangular, with a positive diagonal"
-        raise InputError.of(of, expected, "another matrix", "np.linalg.cholesky(covariance)")
+        InputError.check(good, of, expected, "another matrix", "np.linalg.cholesky(covariance)")
 
 
 _CHECKS: dict[str, Callable[..., None]] = {

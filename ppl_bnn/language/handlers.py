@@ -16,43 +16,12 @@ from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import Handler, Interpretation, Message
 
-
-class Substitute(Handler):
-    """Random variables and parameters named in `values` take those values.
-
-    Parameters
-    ----------
-    values : mapping of str to array
-        Site -> value.
-    """
-
-    sees_maps = False
-
-    def __init__(self, values: Mapping[str, Any]):
-        self.values = values
-
-    def process(self, msg: Message) -> None:
-        if msg.kind in ("sample", "param") and msg.name in self.values:
-            msg.answer(self.values[msg.name])
-
-
 # Prefix of the name of a deterministic site among values: the value replaces what the program computes.
 COMPUTED = "computed: "
 
 
 class NetworkFunction(Interpretation):
-    """The bottom of a run with all values given; captures f and the likelihood at `observe`.
-
-    Parameters
-    ----------
-    values : mapping of str to array
-        Values of all latent sites.
-
-    Raises
-    ------
-    ModelError
-        A latent site without a value.
-    """
+    """The bottom of a run with all values of latent sites given; captures f and the likelihood at `observe`."""
 
     def __init__(self, values: Mapping[str, Any]):
         super().__init__()
@@ -60,16 +29,19 @@ class NetworkFunction(Interpretation):
         self.f: Any = None
         self.likelihood: Any = None
 
+    @property
+    def output(self) -> NetworkOutput:
+        """The output of the run."""
+        return NetworkOutput(self.f, self.likelihood)
+
     def process(self, msg: Message) -> None:
         super().process(msg)
         if msg.kind in ("sample", "param"):
-            if msg.arguments.get("obs") is not None:
-                msg.answer(msg.arguments["obs"])
-                return
-            if msg.name not in self.values:
+            given = msg.arguments.get("obs")
+            if given is None and msg.name not in self.values:
                 expected, got = f"a value for site {msg.name!r}", f"values for {sorted(self.values)}"
                 raise ModelError.of("network function", expected, got, "all latent sites")
-            msg.answer(self.values[msg.name])
+            msg.answer(self.values[msg.name] if given is None else given)
         elif msg.kind == "deterministic" and COMPUTED + msg.name in self.values:
             msg.answer(self.values[COMPUTED + msg.name])
         elif msg.kind == "observe":
@@ -103,7 +75,7 @@ def network_output(model: Callable[..., Any], values: Mapping[str, Any], x: Any)
     """Run `model` on `x` with every latent site at its value."""
     with NetworkFunction(values) as run:
         model(x, None)
-    return NetworkOutput(run.f, run.likelihood)
+    return run.output
 
 
 def network_function(model: Callable[..., Any]) -> Callable[[Mapping[str, Any], Any], Any]:
@@ -223,7 +195,7 @@ def recorded_linear(
     """The network output under `perturbations`, and the inputs of each linear map."""
     with NetworkFunction(values) as run, RecordLinear(perturbations, values) as record:
         model(x, None)
-    return NetworkOutput(run.f, run.likelihood), record.inputs
+    return run.output, record.inputs
 
 
 class Record(Handler):

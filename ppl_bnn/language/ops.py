@@ -378,15 +378,13 @@ def stop_gradient(x: Array) -> Array:
 
 # --- images and sequences: channels last in all three -------------------------------------------------
 
-# Number of spatial axes -> words of the error messages: inputs, sizes, padding, one input, its size, its extent.
+# Number of spatial axes -> what the error messages call the inputs, two sizes, and the paddings.
 _WORDS = {
-    1: ("sequences of shape (N, time, channels)", "", "(before, after)", "sequence", "length"),
+    1: ("sequences of shape (N, time, channels)", "", "(before, after)"),
     2: (
         "images of shape (N, height, width, channels)",
         ", or (height, width)",
         "((top, bottom), (left, right))",
-        "image",
-        "size",
     ),
 }
 
@@ -397,26 +395,22 @@ def _is_whole(value: Any, least: int) -> bool:
 
 def _margins(sizes: Any, kernel: Any, stride: Any, padding: Any) -> tuple[tuple[int, int], ...] | None:
     """For each axis, the numbers of zeros before and after; None if the padding is invalid."""
-    axes = len(kernel)
     if padding == "same":
         missing = [
             max((-(-size // step) - 1) * step + width - size, 0)
             for size, width, step in zip(sizes, kernel, stride, strict=True)
         ]
         return tuple((each // 2, each - each // 2) for each in missing)
-    if padding == "valid":
-        padding = 0
+    padding = 0 if padding == "valid" else padding
     if _is_whole(padding, 0):
-        padding = ((padding, padding),) * axes
-    elif axes == 1:
+        padding = ((padding, padding),) * len(kernel)
+    elif len(kernel) == 1:
         padding = (padding,)
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         margins = tuple((before, after) for before, after in padding)
-    except (TypeError, ValueError):
-        return None
-    if len(margins) != axes or not all(_is_whole(each, 0) for pair in margins for each in pair):
-        return None
-    return tuple((operator.index(before), operator.index(after)) for before, after in margins)
+        if len(margins) == len(kernel) and all(_is_whole(each, 0) for pair in margins for each in pair):
+            return tuple((operator.index(before), operator.index(after)) for before, after in margins)
+    return None
 
 
 def windows(word: str, x: Array, kernel: Any, stride: Any, padding: Any, axes: int = 2) -> Any:
@@ -425,41 +419,26 @@ def windows(word: str, x: Array, kernel: Any, stride: Any, padding: Any, axes: i
     `word` is the function named in errors. The result is (kernel, stride, (zeros before, zeros after), number of
     windows), each a tuple with one entry for each spatial axis.
     """
-    inputs, pair, pairs, one, extent = _WORDS[axes]
-
-    def check(good: bool, expected: str, got: str, advice: str) -> None:
-        if not good:
-            raise ModelError.of(word, expected, got, advice)
-
-    shape = tuple(x.shape)
-    check(len(shape) == axes + 2, inputs, f"shape {shape}", "x[..., None]")
+    inputs, pair, pairs = _WORDS[axes]
+    shape, check = tuple(x.shape), ModelError.check
+    check(len(shape) == axes + 2, word, inputs, f"shape {shape}", "x[..., None]")
     checked = []
     for what, value in (("kernel", kernel), ("stride", stride)):
         given = (value,) * axes if hasattr(value, "__index__") else value
         good = isinstance(given, tuple | list) and len(given) == axes and all(_is_whole(n, 1) for n in given)
-        check(good, f"a positive whole number as {what}{pair}", repr(value), f"{what}=2")
+        check(good, word, f"a positive whole number as {what}{pair}", repr(value), f"{what}=2")
         checked.append(tuple(map(operator.index, given)))
     kernel, stride = checked
-    sizes = shape[1:-1]
-    margins = _margins(sizes, kernel, stride, padding)
+    sizes, margins = shape[1:-1], _margins(shape[1:-1], kernel, stride, padding)
     expected = f"padding 'valid', 'same', a whole number from 0, or {pairs}"
-    check(margins is not None, expected, repr(padding), "padding='same'")
+    check(margins is not None, word, expected, repr(padding), "padding='same'")
     inside = [
         n + before + after - k for n, (before, after), k in zip(sizes, margins or (), kernel, strict=True)
     ]
-    expected = (
-        f"{'a' if axes == 1 else 'an'} {one} of at least the {extent} {kernel if axes == 2 else kernel[0]}"
-    )
-    got = f"height and width {sizes}" if axes == 2 else f"length {sizes[0]}"
-    advice = "padding='same' or a smaller kernel"
-    check(
-        min(inside) >= 0,
-        f"{expected} of the kernel, padding included",
-        f"{got} with padding {padding!r}",
-        advice,
-    )
-    counts = tuple(n // step + 1 for n, step in zip(inside, stride, strict=True))
-    return kernel, stride, margins, counts
+    expected = f"an input of at least the size {kernel} of the kernel, padding included"
+    got = f"size {sizes} with padding {padding!r}"
+    check(min(inside) >= 0, word, expected, got, "padding='same' or a smaller kernel")
+    return kernel, stride, margins, tuple(n // step + 1 for n, step in zip(inside, stride, strict=True))
 
 
 def as_images(word: str, x: Array, kernel: Any, stride: Any, padding: Any, axes: int) -> tuple[Array, Any]:
@@ -495,9 +474,8 @@ def _slices(x: Array, found: Any, value: float) -> list[Array]:
 def patches(x: Array, kernel: Pair, stride: Pair = 1, padding: Padding | SequencePadding = "valid") -> Array:
     """The inputs of a convolution at each position of the image: (N, H, W, C) to (N, H', W', kh*kw*C).
 
-    The last axis is in the order (kh, kw, C), that of `weight.reshape(-1, O)` for a weight (kh, kw, C, O), so that
-    `patches(x, ...) @ weight.reshape(-1, O)` is `conv2d(x, weight, ...)`. Sequences (N, T, C) with an integer as kernel
-    give (N, T', k*C), in the order (k, C), as in `conv1d`.
+    The last axis is in the order (kh, kw, C), so that `patches(x, ...) @ weight.reshape(-1, O)` is `conv2d(x, weight,
+    ...)`. Sequences (N, T, C) with an integer as kernel give (N, T', k*C), in the order (k, C), as in `conv1d`.
 
     Parameters
     ----------
@@ -584,10 +562,12 @@ def conv1d(x: Array, weight: Array, stride: int = 1, padding: SequencePadding = 
 
 
 def _convolve(word: str, shapes: str, axes: int, x: Array, weight: Array, stride: Any, padding: Any) -> Array:
-    if len(weight.shape) != axes + 2 or (len(x.shape) == axes + 2 and weight.shape[-2] != x.shape[-1]):
-        expected = f"a weight of shape {shapes.format(x.shape[-1])} {tuple(x.shape)}"
-        advice = f"the channels of the inputs as axis {axes}"
-        raise ModelError.of(word, expected, f"shape {tuple(weight.shape)}", advice)
+    fits = len(weight.shape) == axes + 2 and (len(x.shape) != axes + 2 or weight.shape[-2] == x.shape[-1])
+    expected, got = (
+        f"a weight of shape {shapes.format(x.shape[-1])} {tuple(x.shape)}",
+        f"shape {tuple(weight.shape)}",
+    )
+    ModelError.check(fits, word, expected, got, f"the channels of the inputs as axis {axes}")
     x, found = as_images(word, x, tuple(weight.shape[:axes]), stride, padding, axes)
     weight = weight[None] if axes == 1 else weight
     _, strides, margins, _ = found
@@ -616,9 +596,9 @@ def _pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) -> tup
     """As `as_images`; a padding with which a window would contain no part of the image is an error."""
     axes = 1 if len(x.shape) == 3 else 2
     image, found = as_images(word, x, kernel, kernel if stride is None else stride, padding, axes)
-    if any(max(margin) >= size for margin, size in zip(found[2], found[0], strict=True)):
-        expected = f"padding smaller than the kernel {found[0]}, or a window would hold nothing of the image"
-        raise ModelError.of(word, expected, repr(padding), "padding='same'")
+    small = all(max(margin) < size for margin, size in zip(found[2], found[0], strict=True))
+    expected = f"padding smaller than the kernel {found[0]}, or a window would hold nothing of the image"
+    ModelError.check(small, word, expected, repr(padding), "padding='same'")
     return image, found
 
 

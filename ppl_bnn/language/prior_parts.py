@@ -1,22 +1,19 @@
-"""Parts of priors: standard variables, location-scale families, shrinkage, and covariances of known eigenvectors."""
+"""Parts of priors: standard variables, location-scale families, shrinkage, covariances, cut points."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, ModelError
+from ppl_bnn.core.settings import whole
 from ppl_bnn.language import distributions as dist
-from ppl_bnn.language.primitives import sample
-from ppl_bnn.language.prior_scales import (
-    Scale,
-    check_fields,
-    is_sampled,
-    resolve_scale,
-    sampled_scale,
-    shifted_and_scaled,
-)
+from ppl_bnn.language import ops
+from ppl_bnn.language import prior_scales as scales
+from ppl_bnn.language.primitives import deterministic, sample
+from ppl_bnn.language.prior_scales import Scale
 
 
 def independent(shape: tuple[int, ...], family: str, *arguments: Any, **named: Any) -> dist.Distribution:
@@ -42,14 +39,16 @@ class LocationScale:
     _divisor: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check_fields(self, sampled=("scale", "sigma"))
+        scales.check_fields(self, sampled=("scale", "sigma"))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         inputs = self._divisor * fan_in
-        if is_sampled(self.scale, self.sigma):
-            scale = sampled_scale(name, self.scale, self.sigma, inputs)
-            return shifted_and_scaled(name, self.loc, scale, self._weights(shape, 0.0, 1.0))
-        return sample(name, self._weights(shape, self.loc, resolve_scale(self.scale, self.sigma, inputs)))
+        if scales.is_sampled(self.scale, self.sigma):
+            scale = scales.sampled_scale(name, self.scale, self.sigma, inputs)
+            return scales.shifted_and_scaled(name, self.loc, scale, self._weights(shape, 0.0, 1.0))
+        return sample(
+            name, self._weights(shape, self.loc, scales.resolve_scale(self.scale, self.sigma, inputs))
+        )
 
     def _weights(self, shape: tuple[int, ...], loc: Any, scale: Any) -> dist.Distribution:
         return independent(shape, self._family, loc=loc, scale=scale)
@@ -66,18 +65,16 @@ def covariance_eigen(prior: str, given: Any, size: int) -> tuple[np.ndarray, np.
     """Eigenvectors and eigenvalues of a covariance: a matrix, a function of the size, or None (identity)."""
     matrix = given(size) if callable(given) else np.eye(size) if given is None else given
     matrix = np.asarray(matrix, dtype=float)
-    if matrix.shape != (size, size):
-        advice = "one prior per layer, or a function that makes it from the size"
-        expected, got = f"a covariance of shape {(size, size)}", f"shape {matrix.shape}"
-        raise ModelError.of(f"priors.{prior}", expected, got, advice)
+    where, expected, got = f"priors.{prior}", f"a covariance of shape {(size, size)}", f"shape {matrix.shape}"
+    ModelError.check(
+        matrix.shape == (size, size), where, expected, got, "a function that makes it from the size"
+    )
     finite = np.isfinite(matrix).all() and np.allclose(matrix, matrix.T, rtol=1e-10, atol=0.0)
     values, vectors = np.linalg.eigh(matrix) if finite else (np.zeros(1), matrix)
     # Smaller eigenvalues are lost in the rounding of the matrix.
-    if not values.min() > 1e-14 * values.max():
-        expected = "a covariance, symmetric and positive definite"
-        got = f"eigenvalues from {values.min():.3g} to {values.max():.3g}" if finite else "another matrix"
-        advice = "a shorter length scale, or something added to the diagonal"
-        raise InputError.of(f"priors.{prior}", expected, got, advice)
+    good, expected = values.min() > 1e-14 * values.max(), "a covariance, symmetric and positive definite"
+    got = f"eigenvalues from {values.min():.3g} to {values.max():.3g}" if finite else "another matrix"
+    InputError.check(good, where, expected, got, "a shorter length scale, or more on the diagonal")
     return vectors, values
 
 
@@ -93,4 +90,94 @@ def kronecker_normal(
     known = isinstance(scale, int | float | np.number)
     precisions = 1.0 / (float(scale) ** 2 * variances) if known else 1.0 / variances
     normal = dist.distribution("KroneckerNormal", np.zeros(shape), left[0], right[0], precisions)
-    return sample(name, normal) if known else shifted_and_scaled(name, 0.0, scale, normal)
+    return sample(name, normal) if known else scales.shifted_and_scaled(name, 0.0, scale, normal)
+
+
+@dataclass(frozen=True)
+class CovarianceFactor:
+    """Factor L (K, K) of an unknown covariance L L'.
+
+    L = diag(s) C with s_k ~ scale and C C' a correlation matrix. It is called as `prior(name, size)`, for example
+    `likelihoods.MultiOutputGaussian(priors.CovarianceFactor()("noise", 2))`.
+
+    The latent sites are `name.scale` (K,) and `name.correlation`, from LKJCholesky(concentration): the density of a
+    correlation matrix R is proportional to det(R)^(concentration - 1), uniform for 1, closer to independence above
+    (Lewandowski, Kurowicka and Joe 2009). `name` is a deterministic site. With K = 1 there is no correlation.
+
+    Parameters
+    ----------
+    scale : Distribution or None
+        Prior of s_k, a distribution on the positive numbers; None for a correlation matrix.
+    concentration : float
+        Concentration of the correlation matrix.
+
+    Raises
+    ------
+    ModelError
+        When the model runs: `scale=None` with K = 1.
+
+    References
+    ----------
+    Lewandowski, Kurowicka and Joe (2009), Generating random correlation matrices based on vines and extended onion
+    method.
+    """
+
+    scale: dist.Distribution | None = field(default_factory=lambda: dist.distribution("HalfNormal", 1.0))
+    concentration: float = 1.0
+
+    def __post_init__(self) -> None:
+        scales.check_fields(self, numbers=("concentration",))
+        if self.scale is not None:
+            scales.check_hyper_prior("priors.CovarianceFactor", self.scale)
+
+    def __call__(self, name: str, size: int) -> Any:
+        if self.scale is None:
+            if size < 2:
+                expected, advice = "a scale for a single number", "scale=dist.HalfNormal(1.0)"
+                raise ModelError.of("priors.CovarianceFactor", expected, "scale=None", advice)
+            return deterministic(name, self._correlation(name, size))
+        scale = scales.draw(f"{name}.scale", self.scale.expand((size,)).to_event())
+        return deterministic(name, scale[:, None] * (self._correlation(name, size) if size > 1 else 1.0))
+
+    def _correlation(self, name: str, size: int) -> Any:
+        return sample(f"{name}.correlation", dist.distribution("LKJCholesky", size, self.concentration))
+
+
+@dataclass(frozen=True)
+class CutPoints:
+    """Increasing cut points (C - 1,) of C ordered classes, for `likelihoods.Ordinal`.
+
+        c_k = logit(p_0 + ... + p_k),   p ~ Dirichlet(concentration, ..., concentration):
+
+    where f = 0 the classes have the probabilities p, and all C of them are treated alike (Betancourt 2019). It is
+    called as `prior(name, classes)`. The latent site is `name.probabilities`; `name` is a deterministic site.
+
+    Parameters
+    ----------
+    concentration : float
+        Concentration of the Dirichlet distribution, the same for all classes.
+
+    Raises
+    ------
+    InputError
+        Fewer than 2 classes.
+
+    References
+    ----------
+    Betancourt (2019), Ordinal regression.
+    """
+
+    concentration: float = 1.0
+
+    def __post_init__(self) -> None:
+        scales.check_fields(self, numbers=("concentration",))
+
+    def __call__(self, name: str, classes: int) -> Any:
+        if whole(2)(classes):
+            raise InputError.of(
+                "priors.CutPoints", "at least 2 classes", repr(classes), "the number of labels"
+            )
+        concentration = (float(self.concentration),) * classes
+        p = sample(f"{name}.probabilities", dist.distribution("Dirichlet", concentration))
+        below, above = ops.cumsum(p)[:-1], ops.flip(ops.cumsum(ops.flip(p)))[1:]
+        return deterministic(name, ops.log(below) - ops.log(above))

@@ -39,31 +39,29 @@ def check_fields(
     where = f"priors.{type(prior).__name__}"
     for name in numbers:
         value = getattr(prior, name)
-        if value is not None and (expected := between()(value)):
-            raise InputError.of(where, f"{expected} as {name}", repr(value), f"{name}=1.0")
+        expected = None if value is None else between()(value)
+        InputError.check(not expected, where, f"{expected} as {name}", repr(value), f"{name}=1.0")
     for name in (*scales, *sampled):
         _check_scale(where, getattr(prior, name), name in sampled)
     if groups:
         dist.check_group(where, prior.per, groups)
     if "sigma" in (*scales, *sampled) and "scale" in (*scales, *sampled):
-        if isinstance(prior.sigma, str):
-            raise InputError.of(where, "a number as sigma", repr(prior.sigma), "sigma=1.0")
-        if not isinstance(prior.scale, str) and prior.sigma != 1.0:
-            got = f"scale={prior.scale!r} and sigma={prior.sigma!r}"
-            raise InputError.of(where, "sigma with scale='fan_in' only", got, "one of them")
+        scale, sigma = prior.scale, prior.sigma
+        InputError.check(not isinstance(sigma, str), where, "a number as sigma", repr(sigma), "sigma=1.0")
+        good, got = isinstance(scale, str) or sigma == 1.0, f"scale={scale!r} and sigma={sigma!r}"
+        InputError.check(good, where, "sigma with scale='fan_in' only", got, "one of them")
 
 
 def _check_scale(where: str, scale: Scale, sampled: bool) -> None:
+    check = InputError.check
     if isinstance(scale, dist.Distribution):
-        if not sampled:
-            got = f"the distribution {scale.family}"
-            raise InputError.of(where, "a number here", got, "priors.Hierarchical(scale=...)")
+        got, advice = f"the distribution {scale.family}", "priors.Hierarchical(scale=...)"
+        check(sampled, where, "a number here", got, advice)
         check_hyper_prior(where, scale)
     elif isinstance(scale, str):
-        if scale != "fan_in":
-            raise InputError.of(where, "a scale that is a number or 'fan_in'", repr(scale), "'fan_in'")
-    elif isinstance(scale, int | float | np.floating | np.integer) and not 0 < scale < math.inf:
-        raise InputError.of(where, "a positive scale", repr(scale), "scale=1.0 or scale='fan_in'")
+        check(scale == "fan_in", where, "a scale that is a number or 'fan_in'", repr(scale), "'fan_in'")
+    elif isinstance(scale, int | float | np.floating | np.integer):
+        check(0 < scale < math.inf, where, "a positive scale", repr(scale), "scale=1.0 or scale='fan_in'")
 
 
 def check_hyper_prior(where: str, given: Any, positive: bool = True) -> None:

@@ -16,18 +16,20 @@ deterministic site. Inference methods therefore work in coordinates in which the
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, ModelError, unknown_name
-from ppl_bnn.core.settings import whole
+from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
+from ppl_bnn.language import prior_scales as scales
 from ppl_bnn.language.primitives import deterministic, param, sample
 from ppl_bnn.language.prior_parts import (
+    CovarianceFactor,
     LocationScale,
     base_variables,
     covariance_eigen,
@@ -35,15 +37,8 @@ from ppl_bnn.language.prior_parts import (
     kronecker_normal,
     shrinkage,
 )
-from ppl_bnn.language.prior_scales import (
-    Scale,
-    check_fields,
-    check_hyper_prior,
-    draw,
-    is_sampled,
-    resolve_scale,
-    sampled_scale,
-)
+from ppl_bnn.language.prior_parts import CutPoints as CutPoints
+from ppl_bnn.language.prior_scales import Scale
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ class StudentT(LocationScale):
     _family: ClassVar[str] = "StudentT"
 
     def __post_init__(self) -> None:
-        check_fields(self, scales=("df",), sampled=("scale", "sigma"))
+        scales.check_fields(self, scales=("df",), sampled=("scale", "sigma"))
 
     def _weights(self, shape: tuple[int, ...], loc: Any, scale: Any) -> dist.Distribution:
         return independent(shape, self._family, self.df, loc, scale)
@@ -225,36 +220,22 @@ class SpikeAndSlab:
     scale: Scale = 1.0
 
     def __post_init__(self) -> None:
-        check_fields(self, numbers=("slab", "spike", "temperature"), scales=("scale",))
+        scales.check_fields(self, numbers=("slab", "spike", "temperature"), scales=("scale",))
         unused, relaxed = ("spike" if self.relaxed else "temperature"), self.relaxed
         value = getattr(self, unused)
-        wide = self.spike is not None and self.spike >= self.slab
-        probability = repr(self.probability)
-        for wrong, expected, got, advice in (
-            (
-                not 0.0 < self.probability < 1.0,
-                "a probability between 0 and 1",
-                probability,
-                "probability=0.5",
-            ),
-            (
-                value is not None,
-                f"no {unused} with relaxed={relaxed}",
-                f"{unused}={value!r}",
-                f"relaxed={not relaxed}, or leaving {unused} out",
-            ),
-            (
-                wide,
-                "a spike narrower than the slab",
-                f"spike={self.spike!r} and slab={self.slab!r}",
-                "spike=0.01 * slab",
-            ),
-        ):
-            if wrong:
-                raise InputError.of("priors.SpikeAndSlab", expected, got, advice)
+        check = functools.partial(InputError.check, where="priors.SpikeAndSlab")
+        good, got = 0.0 < self.probability < 1.0, repr(self.probability)
+        check(good, expected="a probability between 0 and 1", got=got, advice="probability=0.5")
+        got, advice = f"{unused}={value!r}", f"relaxed={not relaxed}, or leaving {unused} out"
+        check(value is None, expected=f"no {unused} with relaxed={relaxed}", got=got, advice=advice)
+        got, good = (
+            f"spike={self.spike!r} and slab={self.slab!r}",
+            self.spike is None or self.spike < self.slab,
+        )
+        check(good, expected="a spike narrower than the slab", got=got, advice="spike=0.01 * slab")
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        scale = resolve_scale(self.scale, 1.0, fan_in)
+        scale = scales.resolve_scale(self.scale, 1.0, fan_in)
         if not self.relaxed:
             spike = 0.01 * self.slab if self.spike is None else self.spike
             weights = (self.probability, 1.0 - self.probability)
@@ -310,13 +291,13 @@ class Hierarchical:
     centred: bool = False
 
     def __post_init__(self) -> None:
-        check_fields(self, scales=("factor",), groups=dist.GROUPS)
-        check_hyper_prior("priors.Hierarchical", self.scale)
+        scales.check_fields(self, scales=("factor",), groups=dist.GROUPS)
+        scales.check_hyper_prior("priors.Hierarchical", self.scale)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        factor = resolve_scale(self.factor, 1.0, fan_in)
+        factor = scales.resolve_scale(self.factor, 1.0, fan_in)
         group = dist.group_shape(self.per, shape)
-        scale = factor * draw(f"{name}.scale", self.scale.expand(group).to_event())
+        scale = factor * scales.draw(f"{name}.scale", self.scale.expand(group).to_event())
         if self.centred:
             return sample(name, independent(shape, "Normal", 0.0, scale))
         return deterministic(name, scale * base_variables(name, shape))
@@ -364,10 +345,10 @@ class Horseshoe:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        check_fields(self, scales=("scale", "sigma"), groups=_LOCAL)
+        scales.check_fields(self, scales=("scale", "sigma"), groups=_LOCAL)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        tau, local = shrinkage(name, shape, resolve_scale(self.scale, self.sigma, fan_in), self.per)
+        tau, local = shrinkage(name, shape, scales.resolve_scale(self.scale, self.sigma, fan_in), self.per)
         return deterministic(name, tau * local * base_variables(name, shape))
 
 
@@ -411,11 +392,13 @@ class RegularisedHorseshoe:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        check_fields(self, numbers=("slab_df",), scales=("scale", "sigma", "slab_scale"), groups=_LOCAL)
+        scales.check_fields(
+            self, numbers=("slab_df",), scales=("scale", "sigma", "slab_scale"), groups=_LOCAL
+        )
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        tau, local = shrinkage(name, shape, resolve_scale(self.scale, self.sigma, fan_in), self.per)
-        width = resolve_scale(self.slab_scale, 1.0, fan_in)
+        tau, local = shrinkage(name, shape, scales.resolve_scale(self.scale, self.sigma, fan_in), self.per)
+        width = scales.resolve_scale(self.slab_scale, 1.0, fan_in)
         half = 0.5 * self.slab_df
         slab = sample(f"{name}.slab", dist.distribution("InverseGamma", half, half * width**2))
         # tau lambda_ = r / sqrt(1 + r^2 / c^2) with r = tau lambda, by logarithms, because r has very heavy tails.
@@ -472,18 +455,19 @@ class MatrixNormal:
     sigma: Scale = 1.0
 
     def __post_init__(self) -> None:
-        check_fields(self, sampled=("scale", "sigma"))
+        scales.check_fields(self, sampled=("scale", "sigma"))
+        given: Any
         for given in (self.rows, self.columns):
-            if given is not None and not callable(given) and len(np.shape(given)) != 2:
-                expected = "a square matrix, a function of its size, a CovarianceFactor or None"
-                got = f"shape {np.shape(given)}"
-                raise InputError.of("priors.MatrixNormal", expected, got, "rows=None for independent inputs")
+            good = given is None or callable(given) or np.ndim(given) == 2
+            expected = "a square matrix, a function of its size, a CovarianceFactor or None"
+            got = f"shape {np.shape(given)}"
+            InputError.check(good, "priors.MatrixNormal", expected, got, "rows=None for independent inputs")
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         inputs, outputs = math.prod(shape[:-1]), shape[-1]
         given = {"rows": self.rows if len(shape) > 1 else None, "columns": self.columns}
         sizes = {"rows": inputs, "columns": outputs}
-        scale = sampled_scale(name, self.scale, self.sigma, fan_in)
+        scale = scales.sampled_scale(name, self.scale, self.sigma, fan_in)
         if not any(isinstance(side, CovarianceFactor) for side in given.values()):
             left, right = (covariance_eigen("MatrixNormal", given[side], sizes[side]) for side in given)
             return kronecker_normal(name, shape, scale, left, right)
@@ -538,22 +522,22 @@ class CorrelatedConvolution:
         if self.kernel not in ("exponential", "squared_exponential"):
             known = ("exponential", "squared_exponential")
             raise unknown_name("kernel of priors.CorrelatedConvolution", self.kernel, known)
-        sampled = is_sampled(self.length_scale)
+        sampled = scales.is_sampled(self.length_scale)
         if sampled:
-            check_hyper_prior("priors.CorrelatedConvolution", self.length_scale)
-        check_fields(self, numbers=() if sampled else ("length_scale",), sampled=("scale", "sigma"))
+            scales.check_hyper_prior("priors.CorrelatedConvolution", self.length_scale)
+        scales.check_fields(self, numbers=() if sampled else ("length_scale",), sampled=("scale", "sigma"))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         if len(shape) < 3:
             return Normal(0.0, self.scale, self.sigma)(name, shape, fan_in)
-        scale = sampled_scale(name, self.scale, self.sigma, fan_in)
+        scale = scales.sampled_scale(name, self.scale, self.sigma, fan_in)
         axes = np.meshgrid(*map(np.arange, shape[:-2]), indexing="ij")
         places = np.stack(axes, -1).reshape(-1, len(axes))
         distances = np.sqrt(np.sum((places[:, None] - places[None]) ** 2, axis=-1))
         power = 1 if self.kernel == "exponential" else 2
-        if is_sampled(self.length_scale):
+        if scales.is_sampled(self.length_scale):
             base = base_variables(name, shape)
-            length = draw(f"{name}.length_scale", self.length_scale)
+            length = scales.draw(f"{name}.length_scale", self.length_scale)
             correlation = ops.exp(-((ops.asarray(distances, like=base) / length) ** power))
             factor = ops.namespace(base).linalg.cholesky(correlation)
             flat = ops.matmul(factor, base.reshape(len(places), -1))
@@ -563,99 +547,6 @@ class CorrelatedConvolution:
         channels = np.eye(shape[-2])
         left = np.kron(vectors, channels), np.repeat(values, shape[-2])
         return kronecker_normal(name, shape, scale, left, (np.eye(shape[-1]), np.ones(shape[-1])))
-
-
-# --- parts of likelihoods and of other priors ---------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class CovarianceFactor:
-    """Factor L (K, K) of an unknown covariance L L'.
-
-    L = diag(s) C with s_k ~ scale and C C' a correlation matrix. It is called as `prior(name, size)`, for example
-    `likelihoods.MultiOutputGaussian(priors.CovarianceFactor()("noise", 2))`.
-
-    The latent sites are `name.scale` (K,) and `name.correlation`, from LKJCholesky(concentration): the density of a
-    correlation matrix R is proportional to det(R)^(concentration - 1), uniform for 1, closer to independence above
-    (Lewandowski, Kurowicka and Joe 2009). `name` is a deterministic site. With K = 1 there is no correlation.
-
-    Parameters
-    ----------
-    scale : Distribution or None
-        Prior of s_k, a distribution on the positive numbers; None for a correlation matrix.
-    concentration : float
-        Concentration of the correlation matrix.
-
-    Raises
-    ------
-    ModelError
-        When the model runs: `scale=None` with K = 1.
-
-    References
-    ----------
-    Lewandowski, Kurowicka and Joe (2009), Generating random correlation matrices based on vines and extended onion
-    method.
-    """
-
-    scale: dist.Distribution | None = field(default_factory=lambda: dist.distribution("HalfNormal", 1.0))
-    concentration: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, numbers=("concentration",))
-        if self.scale is not None:
-            check_hyper_prior("priors.CovarianceFactor", self.scale)
-
-    def __call__(self, name: str, size: int) -> Any:
-        if self.scale is None:
-            if size < 2:
-                expected, advice = "a scale for a single number", "scale=dist.HalfNormal(1.0)"
-                raise ModelError.of("priors.CovarianceFactor", expected, "scale=None", advice)
-            return deterministic(name, self._correlation(name, size))
-        scale = draw(f"{name}.scale", self.scale.expand((size,)).to_event())
-        return deterministic(name, scale[:, None] * (self._correlation(name, size) if size > 1 else 1.0))
-
-    def _correlation(self, name: str, size: int) -> Any:
-        return sample(f"{name}.correlation", dist.distribution("LKJCholesky", size, self.concentration))
-
-
-@dataclass(frozen=True)
-class CutPoints:
-    """Increasing cut points (C - 1,) of C ordered classes, for `likelihoods.Ordinal`.
-
-        c_k = logit(p_0 + ... + p_k),   p ~ Dirichlet(concentration, ..., concentration):
-
-    where f = 0 the classes have the probabilities p, and all C of them are treated alike (Betancourt 2019). It is
-    called as `prior(name, classes)`. The latent site is `name.probabilities`; `name` is a deterministic site.
-
-    Parameters
-    ----------
-    concentration : float
-        Concentration of the Dirichlet distribution, the same for all classes.
-
-    Raises
-    ------
-    InputError
-        Fewer than 2 classes.
-
-    References
-    ----------
-    Betancourt (2019), Ordinal regression.
-    """
-
-    concentration: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, numbers=("concentration",))
-
-    def __call__(self, name: str, classes: int) -> Any:
-        if whole(2)(classes):
-            raise InputError.of(
-                "priors.CutPoints", "at least 2 classes", repr(classes), "the number of labels"
-            )
-        concentration = (float(self.concentration),) * classes
-        p = sample(f"{name}.probabilities", dist.distribution("Dirichlet", concentration))
-        below, above = ops.cumsum(p)[:-1], ops.flip(ops.cumsum(ops.flip(p)))[1:]
-        return deterministic(name, ops.log(below) - ops.log(above))
 
 
 @dataclass(frozen=True)
@@ -675,7 +566,7 @@ class Point:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        check_fields(self, scales=("sigma",))
+        scales.check_fields(self, scales=("sigma",))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         return param(name, independent(shape, "Normal", 0.0, self.sigma / math.sqrt(fan_in)))
@@ -719,10 +610,10 @@ class EmpiricalBayes:
     start: Scale = "fan_in"
 
     def __post_init__(self) -> None:
-        check_fields(self, scales=("start",), groups=("weight", "unit", "tensor"))
+        scales.check_fields(self, scales=("start",), groups=("weight", "unit", "tensor"))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        scale = resolve_scale(self.start, 1.0, fan_in)
+        scale = scales.resolve_scale(self.start, 1.0, fan_in)
         return sample(name, independent(shape, "EmpiricalBayes", scale, self.per))
 
 
@@ -756,8 +647,8 @@ class LogUniform:
     start: Scale = "fan_in"
 
     def __post_init__(self) -> None:
-        check_fields(self, scales=("start",))
+        scales.check_fields(self, scales=("start",))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        scale = resolve_scale(self.start, 1.0, fan_in)
+        scale = scales.resolve_scale(self.start, 1.0, fan_in)
         return sample(name, independent(shape, "ImproperLogUniform", scale))

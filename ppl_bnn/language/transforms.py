@@ -46,11 +46,11 @@ def _transformed(model: Model, handler: Callable[[], Handler]) -> Model:
 class _NamedSites(NamedHandler):
     """A handler that changes named sites, and raises if a run has no such site."""
 
-    transform = ""
     sees_maps = False
 
-    def __init__(self, names: Iterable[str]):
-        super().__init__(f"site of {self.transform}", sorted(names))
+    def __init__(self, transform: str, names: Iterable[str]):
+        super().__init__(f"site of {transform}", sorted(names))
+        self.transform = transform
 
     def process(self, msg: Message) -> None:
         if msg.kind not in ("sample", "param"):
@@ -66,68 +66,79 @@ class _NamedSites(NamedHandler):
 
     def change(self, msg: Message, specification: Distribution) -> None:
         """Change the message of a named site."""
+        raise NotImplementedError
 
-    def check_family(self, good: bool, expected: str, specification: Distribution, advice: str) -> None:
-        """Raise UnsupportedError for another family than `expected`."""
+    def check_family(self, good: bool, name: str, expected: str, specification: Distribution) -> None:
+        """Raise UnsupportedError for another family than `expected` at a site."""
         if not good:
-            raise UnsupportedError.of(self.transform, expected, specification.family, advice)
+            expected = f"{expected} at site {name!r}"
+            raise UnsupportedError.of(self.transform, expected, specification.family, "leaving that site out")
 
-    def check_shape(self, good: bool, name: str, expected: str, given: Any, advice: str) -> None:
+    def check_shape(self, good: bool, name: str, expected: str, given: Any) -> None:
         """Raise InputError for an array whose shape does not fit the site."""
         if not good:
             where = f"{self.transform}, site {name!r}"
-            raise InputError.of(where, expected, f"shape {np.shape(given)}", advice)
+            raise InputError.of(where, expected, f"shape {np.shape(given)}", "the shape of the site")
+
+
+class _ScaledPriors(_NamedSites):
+    """Priors of one family with other scales: site -> value, and (distribution, value) -> distribution."""
+
+    def __init__(
+        self, transform: str, values: Mapping[str, Any], family: str, rescaled: Callable[..., Distribution]
+    ):
+        super().__init__(transform, values)
+        self.values, self.family, self.rescaled = values, family, rescaled
+
+    def change(self, msg: Message, specification: Distribution) -> None:
+        value, shape = self.values[msg.name], draw_shape(specification)
+        self.check_family(
+            specification.family == self.family, msg.name, f"the prior {self.family}", specification
+        )
+        units = self.family == "EmpiricalBayes"
+        known = f"one number, numbers of shape {shape[-1:]}, or" if units else "one number, or numbers"
+        fits = np.shape(value) in ((), shape, shape[-1:] if units else shape)
+        self.check_shape(fits, msg.name, f"{known} of shape {shape}", value)
+        msg.arguments["distribution"] = self.rescaled(specification, value)
 
 
 def _positive(transform: str, what: str, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Site -> the array, after a check that it holds positive numbers only."""
     arrays = {name: np.asarray(value) for name, value in values.items()}
     for name, array in arrays.items():
-        if array.dtype.kind not in "fiu" or not array.size or not np.all(np.isfinite(array) & (array > 0)):
-            where = f"{transform}, site {name!r}"
-            raise InputError.of(where, f"positive {what}s", repr(values[name]), f"a {what} of 1.0")
+        good = array.dtype.kind in "fiu" and array.size and np.all(np.isfinite(array) & (array > 0))
+        where = f"{transform}, site {name!r}"
+        InputError.check(good, where, f"positive {what}s", repr(values[name]), f"a {what} of 1.0")
     return arrays
 
 
 # --- tuned hyper-parameters -----------------------------------------------------------------------
 
 
-class _PrecisionFactors(_NamedSites):
-    transform = "with_precision_factors"
-
+class _PrecisionFactors(_ScaledPriors):
     def __init__(self, roots: Mapping[str, Any], likelihood: Gaussian | None):
-        super().__init__(roots)
-        self.roots = roots
+        super().__init__("with_precision_factors", roots, "Normal", _divided_scale)
         self.likelihood = likelihood
 
     def process(self, msg: Message) -> None:
         super().process(msg)
         if msg.kind == "observe" and self.likelihood is not None:
             given = msg.arguments["likelihood"]
-            gaussian = isinstance(given, Gaussian)
-            if not gaussian or not isinstance(given.noise, int | float):
-                expected = (
-                    "the likelihood Gaussian(noise) with a plain number as noise, where noise= is given"
-                )
+            if not isinstance(given, Gaussian) or not isinstance(given.noise, int | float):
                 random = "Gaussian with a noise that is a random variable or an array"
-                got = random if gaussian else type(given).__name__
+                got = random if isinstance(given, Gaussian) else type(given).__name__
+                expected = "the likelihood Gaussian(noise) with a plain number as noise"
                 raise UnsupportedError.of(self.transform, expected, got, "noise=None")
             msg.arguments["likelihood"] = self.likelihood
 
-    def change(self, msg: Message, specification: Distribution) -> None:
-        expected = f"a Normal prior at site {msg.name!r}, which has a precision"
-        advice = "factors for sites with Normal priors only"
-        self.check_family(specification.family == "Normal", expected, specification, advice)
-        root, scale = self.roots[msg.name], specification.arguments["scale"]
-        shape = draw_shape(specification)
-        expected = f"one factor, or factors of shape {shape}"
-        self.check_shape(np.shape(root) in ((), shape), msg.name, expected, root, "the shape of the site")
-        if isinstance(scale, list | tuple):
-            scale = np.asarray(scale, dtype=float)
-        if not isinstance(scale, int | float):
-            root = ops.asarray(root, like=scale)
-        arguments = {**specification.arguments, "scale": scale / root}
-        msg.arguments["distribution"] = replace(specification, arguments=arguments)
+
+def _divided_scale(specification: Distribution, root: Any) -> Distribution:
+    scale = specification.arguments["scale"]
+    if isinstance(scale, list | tuple):
+        scale = np.asarray(scale, dtype=float)
+    if not isinstance(scale, int | float):
+        root = ops.asarray(root, like=scale)
+    return replace(specification, arguments={**specification.arguments, "scale": scale / root})
 
 
 def with_precision_factors(
@@ -163,8 +174,8 @@ def with_precision_factors(
     UnsupportedError
         When the model runs: a prior other than Normal, or a likelihood without a known noise.
     """
-    if noise is not None and (isinstance(noise, bool) or not isinstance(noise, int | float)):
-        raise InputError.of("with_precision_factors", "a number as noise", repr(noise), "noise=1.0")
+    number = noise is None or (isinstance(noise, int | float) and not isinstance(noise, bool))
+    InputError.check(number, "with_precision_factors", "a number as noise", repr(noise), "noise=1.0")
     arrays = _positive("with_precision_factors", "factor", factors)
     # A number stays a number, so that the system can keep the distribution from run to run.
     roots = {
@@ -178,23 +189,9 @@ def with_precision_factors(
 # --- scales that a method found -------------------------------------------------------------------
 
 
-class _PriorScales(_NamedSites):
-    transform = "with_prior_scales"
-
-    def __init__(self, scales: Mapping[str, Any]):
-        super().__init__(scales)
-        self.scales = scales
-
-    def change(self, msg: Message, specification: Distribution) -> None:
-        expected = f"the prior EmpiricalBayes at site {msg.name!r}"
-        advice = "scales for sites with that prior only"
-        self.check_family(specification.family == "EmpiricalBayes", expected, specification, advice)
-        scale, shape = self.scales[msg.name], draw_shape(specification)
-        expected = f"one scale, scales of shape {shape[-1:]}, one per output unit, or of shape {shape}"
-        fits = np.shape(scale) in ((), shape[-1:], shape)
-        self.check_shape(fits, msg.name, expected, scale, "the scales that the method found")
-        arguments = {"loc": 0.0, "scale": scale}
-        msg.arguments["distribution"] = Distribution("Normal", arguments, shape, specification.event_dims)
+def _normal(specification: Distribution, scale: Any) -> Distribution:
+    arguments = {"loc": 0.0, "scale": scale}
+    return Distribution("Normal", arguments, draw_shape(specification), specification.event_dims)
 
 
 def with_prior_scales(model: Model, scales: Mapping[str, float | np.ndarray]) -> Model:
@@ -232,7 +229,9 @@ def with_prior_scales(model: Model, scales: Mapping[str, float | np.ndarray]) ->
         name: float(array) if array.ndim == 0 else np.array(array, dtype=float, order="C")
         for name, array in _positive("with_prior_scales", "scale", scales).items()
     }
-    return _transformed(model, functools.partial(_PriorScales, kept))
+    return _transformed(
+        model, functools.partial(_ScaledPriors, "with_prior_scales", kept, "EmpiricalBayes", _normal)
+    )
 
 
 # --- other coordinates ----------------------------------------------------------------------------
@@ -245,10 +244,8 @@ class _Drawn(np.ndarray):
 
 
 class _NonCentred(_NamedSites):
-    transform = "noncentred"
-
     def __init__(self, names: Iterable[str], everywhere: bool):
-        super().__init__(names)
+        super().__init__("noncentred", names)
         self.everywhere = everywhere
         # Base site -> the site that it replaces, with its location and scale.
         self.moved: dict[str, tuple[str, Any, Any]] = {}
@@ -264,9 +261,8 @@ class _NonCentred(_NamedSites):
                 self.change(msg, specification)
 
     def change(self, msg: Message, specification: Distribution) -> None:
-        expected = f"a prior among {', '.join(LOCATION_SCALE)} at site {msg.name!r}"
-        known = specification.family in LOCATION_SCALE
-        self.check_family(known, expected, specification, "leaving that site out")
+        expected = f"a prior among {', '.join(LOCATION_SCALE)}"
+        self.check_family(specification.family in LOCATION_SCALE, msg.name, expected, specification)
         arguments = dict(specification.arguments)
         base = f"{msg.name}.base"
         self.moved[base] = (msg.name, arguments["loc"], arguments["scale"])
@@ -375,8 +371,7 @@ class GaussianPrior:
             return np.array(value, dtype=float, order="C")
 
         def check(good: Any, expected: str, got: str) -> None:
-            if not good:
-                raise InputError.of("GaussianPrior", expected, got, "as_prior() of a fitted approximation")
+            InputError.check(good, "GaussianPrior", expected, got, "as_prior() of a fitted approximation")
 
         copies = {
             "mode": {name: copy(value) for name, value in self.mode.items()},
@@ -435,11 +430,8 @@ def _conditionals(prior: GaussianPrior) -> dict[str, _Conditional]:
             # The Cholesky factor of the matrix in reversed order, reversed again, is R'.
             root = cholesky(precision[::-1, ::-1], lower=True)[::-1, ::-1].T
         except np.linalg.LinAlgError:
-            expected, got = (
-                f"a positive definite precision for sites {names}",
-                "an indefinite or singular one",
-            )
-            raise InputError.of("with_prior", expected, got, "a posterior with a proper Gaussian") from None
+            expected = f"a positive definite precision for sites {names}"
+            raise InputError.of("with_prior", expected, "another", "a proper Gaussian") from None
         start = 0
         for index, name in enumerate(names):
             stop = start + prior.mode[name].size
@@ -473,10 +465,8 @@ class _LazyLoc(Mapping[str, Any]):
 
 
 class _WithPrior(_NamedSites):
-    transform = "with_prior"
-
     def __init__(self, prior: GaussianPrior, conditionals: Mapping[str, _Conditional]):
-        super().__init__(prior.mode)
+        super().__init__("with_prior", prior.mode)
         self.prior = prior
         self.conditionals = conditionals
         self.deviations: dict[str, Callable[[], Any]] = {}
@@ -485,12 +475,9 @@ class _WithPrior(_NamedSites):
     def change(self, msg: Message, specification: Distribution) -> None:
         name, family = msg.name, specification.family
         known = family in ON_REALS or family in ON_POSITIVES
-        expected = f"a site {name!r} on the real line or on the positive numbers"
-        advice = "a prior with one of these supports, on a transformed variable"
-        self.check_family(known, expected, specification, advice)
+        self.check_family(known, name, "a prior on the real line or on the positive numbers", specification)
         mode, shape = self.prior.mode[name], draw_shape(specification)
-        expected = f"a posterior over shape {shape}"
-        self.check_shape(mode.shape == shape, name, expected, mode, "a posterior of this model")
+        self.check_shape(mode.shape == shape, name, f"a posterior over shape {shape}", mode)
         if family in ON_POSITIVES:
             self.positive.add(name)
         msg.arguments["distribution"] = self._distribution(name, specification)
@@ -498,8 +485,8 @@ class _WithPrior(_NamedSites):
     def _distribution(self, name: str, specification: Distribution) -> Distribution:
         mode, positive = self.prior.mode[name], name in self.positive
         if name in self.prior.kronecker:
-            expected = f"a Kronecker-factored Gaussian over a site on the real line, {name!r}"
-            self.check_family(not positive, expected, specification, "a full or diagonal structure")
+            expected = "a site on the real line for a Kronecker-factored Gaussian,"
+            self.check_family(not positive, name, expected, specification)
             left, right, precisions = self.prior.kronecker[name]
             arguments = {"loc": mode, "left_vectors": left, "right_vectors": right, "precisions": precisions}
             return Distribution("KroneckerNormal", arguments)
@@ -511,8 +498,9 @@ class _WithPrior(_NamedSites):
             for earlier in conditional.before:
                 if earlier not in self.deviations:
                     expected = f"site {earlier!r} before site {name!r}, as in the program of the posterior"
-                    advice = "the model that the posterior is of"
-                    raise ModelError.of("with_prior", expected, "the other order", advice)
+                    raise ModelError.of(
+                        "with_prior", expected, "the other order", "the model of the posterior"
+                    )
             loc = self._loc(conditional)
             if mode.size > 1:
                 family = "MultivariateLogNormal" if positive else "MultivariateNormal"
@@ -591,13 +579,15 @@ def with_prior(model: Model, prior: Any) -> Model:
     """
     if not isinstance(prior, GaussianPrior):
         as_prior = getattr(getattr(prior, "approximation", None), "as_prior", None)
+        got = type(getattr(prior, "approximation", prior)).__name__
         if as_prior is None:
-            expected = "a posterior whose approximation is a Gaussian"
-            got = type(getattr(prior, "approximation", prior)).__name__
-            raise UnsupportedError.of("with_prior", expected, got, "a posterior by Laplace or SVI")
+            expected, advice = (
+                "a posterior whose approximation is a Gaussian",
+                "a posterior by Laplace or SVI",
+            )
+            raise UnsupportedError.of("with_prior", expected, got, advice)
         if prior.standardisation is not None:
-            got = "one fitted with standardise=True, whose units are those of its own rows"
-            advice = "standardising both parts of the data alike beforehand"
-            raise UnsupportedError.of("with_prior", "a posterior in the units of the data", got, advice)
+            expected, got = "a posterior in the units of the data", "one fitted with standardise=True"
+            raise UnsupportedError.of("with_prior", expected, got, "standardising all data alike beforehand")
         prior = as_prior()
     return _transformed(model, functools.partial(_WithPrior, prior, _conditionals(prior)))

@@ -192,36 +192,35 @@ def read(path: Path, models: tuple[str, ...], rows: Mapping[str, MethodRow] = RO
     cells = list(declarations.cells())
     deciding = {rule_of(*cell) for cell in cells for rule_of in (declarations.why_not, declarations.doubt)}
     for rule in (*found["impossible"], *found["depends"]):
-        if rule not in deciding:
-            got = f"one whose cells all fall to rules before it: {rule.reason!r}"
-            advice = "leaving it out, or moving it up"
-            raise InputError.of(path.name, "rules that decide a cell", got, advice)
+        got = f"one whose cells all fall to rules before it: {rule.reason!r}"
+        advice = "leaving it out, or moving it up"
+        InputError.check(rule in deciding, path.name, "rules that decide a cell", got, advice)
     return declarations
 
 
 def _rule(where: str, given: Mapping[str, Any], axes: Mapping[str, tuple[str, ...]], refused: bool) -> Rule:
     _check_known(f"key of {where}", given, _KEYS)
-    if "methods" in given and "not_methods" in given:
-        raise InputError.of(where, "methods or not_methods", "both", "one of them")
+    check, both = InputError.check, "methods" in given and "not_methods" in given
+    check(not both, where, "methods or not_methods", "both", "one of them")
     chosen = {}
     for key, known in axes.items():
         names = given.get(key, [] if key == "not_methods" else list(known))
-        if not isinstance(names, list) or len(set(names)) < len(names) or (key in given and not names):
-            raise InputError.of(f"{where}, {key}", "a list of names", repr(names), f"{key} = ['...']")
+        good = isinstance(names, list) and len(set(names)) == len(names) and (names or key not in given)
+        check(good, f"{where}, {key}", "a list of names", repr(names), f"{key} = ['...']")
         _check_known(f"name in {key} of {where}", names, known)
         chosen[key] = frozenset(names)
     words = {}
     for key in ("error", "says", "reason"):
-        value = given.get(key)
-        if not isinstance(value, str) or not value.strip():
-            raise InputError.of(f"{where}, {key}", "words", repr(value), f"{key} = '...'")
+        value: Any = given.get(key)
+        good = isinstance(value, str) and value.strip()
+        check(good, f"{where}, {key}", "words", repr(value), f"{key} = '...'")
         # Line breaks in a text have no meaning.
         words[key] = " ".join(value.split())
     error, reason = words["error"], words["reason"]
     known = REFUSALS if refused else tuple(name for name in vars(errors) if name.endswith("Error"))
     _check_known(f"error of {where}", [error], known)
-    if not _SENTENCE.fullmatch(reason) or len(reason.split()) < 5:
-        raise InputError.of(f"{where}, reason", "a sentence", repr(reason), "a capital and a full stop")
+    good = _SENTENCE.fullmatch(reason) and len(reason.split()) > 4
+    check(good, f"{where}, reason", "a sentence", repr(reason), "a capital and a full stop")
     methods, general = chosen["methods"] - chosen["not_methods"], "models" not in given
     error_class = getattr(errors, error)
     return Rule(chosen["models"], methods, chosen["systems"], error_class, words["says"], reason, general)

@@ -680,7 +680,7 @@ def test_a_site_without_scales_keeps_its_prior(ppl: str) -> None:
         ({"output.weight": 0.0}, InputError, "positive scales"),
         ({"output.weight": np.array([1.0, math.nan, 1.0])}, InputError, "positive scales"),
         ({"output.weight": "unit"}, InputError, "positive scales"),
-        ({"output.weight": np.ones(4)}, InputError, r"scales of shape \(3,\).*shape \(4,\)"),
+        ({"output.weight": np.ones(4)}, InputError, r"numbers of shape \(3,\).*shape \(4,\)"),
         ({"output.weight": np.ones((3, 1))}, InputError, r"or of shape \(3, 3\).*shape \(3, 1\)"),
         ({"hidden.weight": 1.0}, UnsupportedError, "EmpiricalBayes at site 'hidden.weight'; got Normal"),
         ({"outputs.weight": 1.0}, UnknownNameError, "output.weight"),
