@@ -14,20 +14,7 @@ Array = Any
 
 
 def map_data(function: Callable[[Any], Any], x: Any) -> Any:
-    """Apply a function to an array, or to each array of a dict of inputs.
-
-    Parameters
-    ----------
-    function : callable
-        The function.
-    x
-        An array, or a dict of arrays.
-
-    Returns
-    -------
-    object
-        The result, or a dict of results.
-    """
+    """Apply a function to an array, or to each array of a dict of inputs."""
     return {name: function(value) for name, value in x.items()} if isinstance(x, Mapping) else function(x)
 
 
@@ -68,60 +55,19 @@ def cores() -> int:
 
 
 def chunks(total: int, size: int) -> Iterator[tuple[int, int]]:
-    """Consecutive chunks of at most `size`.
-
-    Parameters
-    ----------
-    total : int
-        Length of the whole.
-    size : int
-        Largest length of a chunk.
-
-    Yields
-    ------
-    start, stop : int
-        Ends of the chunk.
-    """
+    """Ends (start, stop) of consecutive chunks of at most `size` of a range of length `total`."""
     for start in range(0, total, size):
         yield start, min(start + size, total)
 
 
 def padded(array: np.ndarray, size: int) -> np.ndarray:
-    """Pad the last chunk to the common size by repeating its first entry, so that nothing is compiled a second time.
-
-    Parameters
-    ----------
-    array : ndarray
-        The last chunk.
-    size : int
-        The common size.
-
-    Returns
-    -------
-    ndarray
-        The padded chunk.
-    """
+    """Pad the last chunk to the common size by repeating its first entry, so that nothing is compiled a second time."""
     missing = size - len(array)
     return array if missing == 0 else np.concatenate([array, np.repeat(array[:1], missing, axis=0)])
 
 
 def padded_seeds(seeds: Any, start: int, stop: int, size: int) -> Any:
-    """Seeds of a chunk, padded to the common size by repeating the last one.
-
-    Parameters
-    ----------
-    seeds
-        All seeds.
-    start, stop : int
-        Ends of the chunk.
-    size : int
-        The common size.
-
-    Returns
-    -------
-    object
-        `size` seeds.
-    """
+    """Seeds start..stop of a chunk, padded to the common size by repeating the last one."""
     index = np.minimum(np.arange(start, start + size), stop - 1)
     return seeds[index]
 
@@ -133,18 +79,5 @@ def iterate_seeds(seeds: Any) -> Iterator[Any]:
 
 
 def site_seed(name: str, seed: int) -> int:
-    """A separate seed for each name.
-
-    Parameters
-    ----------
-    name : str
-        Name of a site or of a purpose.
-    seed : int
-        The common seed.
-
-    Returns
-    -------
-    int
-        The seed.
-    """
+    """A separate seed for each name of a site or of a purpose, from a common seed."""
     return zlib.crc32(f"{name}:{seed}".encode())

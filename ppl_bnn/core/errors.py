@@ -12,18 +12,7 @@ from typing import Any, Self
 
 
 def message(expected: str, got: str, advice: str) -> str:
-    """The text of an error message: what was expected, what was given, what to try.
-
-    Parameters
-    ----------
-    expected, got, advice : str
-        The three parts.
-
-    Returns
-    -------
-    str
-        The text.
-    """
+    """The text of an error message: what was expected, what was given, what to try."""
     return f"expected {expected}; got {got}; try {advice}"
 
 
@@ -32,20 +21,7 @@ class BNNError(Exception):
 
     @classmethod
     def of(cls, where: str, expected: str, got: str, advice: str) -> Self:
-        """An error with the text of `message`.
-
-        Parameters
-        ----------
-        where : str
-            The argument, site or file that is wrong, which begins the text; may be empty.
-        expected, got, advice : str
-            What was expected, what was given, what to try.
-
-        Returns
-        -------
-        BNNError
-            The error, of this class.
-        """
+        """An error with the text of `message`; `where` is the argument, site or file that is wrong, or empty."""
         return cls((f"{where}: " if where else "") + message(expected, got, advice))
 
     @classmethod
@@ -108,22 +84,7 @@ class MissingFrameworkError(BNNError, ImportError):
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:
-    """An `UnknownNameError` that suggests the nearest existing name.
-
-    Parameters
-    ----------
-    kind : str
-        Kind of the name, such as "family".
-    name
-        The unknown name.
-    known : iterable of str
-        The existing names.
-
-    Returns
-    -------
-    UnknownNameError
-        The error.
-    """
+    """An `UnknownNameError` for a name of some kind, which suggests the nearest of the known ones."""
     names = sorted(known)
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""

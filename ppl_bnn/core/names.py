@@ -56,18 +56,7 @@ def clean_all(names: Iterable[object] | None) -> tuple[str, ...] | None:
 
 
 def clean_lines(text: object) -> str:
-    """`clean` line by line, with blanks kept, for messages that quote names from outside.
-
-    Parameters
-    ----------
-    text
-        The text.
-
-    Returns
-    -------
-    str
-        The cleaned text.
-    """
+    """`clean` line by line, with blanks kept, for messages that quote names from outside."""
     return "".join(
         REPLACED if letter not in "\n\t" and _is_unseen(letter) else letter for letter in str(text)
     )
@@ -78,18 +67,7 @@ def _is_unseen(letter: str) -> bool:
 
 
 def for_figure(text: object) -> str:
-    """Text that Matplotlib draws literally: no mathematics between two dollar signs, no hidden label.
-
-    Parameters
-    ----------
-    text
-        The text.
-
-    Returns
-    -------
-    str
-        The escaped text.
-    """
+    """Text that Matplotlib draws literally: no mathematics between two dollar signs, no hidden label."""
     shown = clean_lines(text).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown
 
@@ -106,15 +84,6 @@ def for_spreadsheet(frame: Any) -> Any:
     Cells, columns and the index are guarded. Numbers do not change, and neither does text that is a number, such as
     "-1".
 
-    Parameters
-    ----------
-    frame : pandas.DataFrame
-        The table.
-
-    Returns
-    -------
-    pandas.DataFrame
-        The guarded copy.
     """
     guarded = frame.copy()
     for at, kind in enumerate(frame.dtypes):
@@ -132,17 +101,6 @@ def _guarded(value: Any) -> Any:
 
 
 def for_file(name: object) -> str:
-    """A name as part of a file name: characters that are special to a system or a shell become "_".
-
-    Parameters
-    ----------
-    name
-        The name.
-
-    Returns
-    -------
-    str
-        Part of a file name.
-    """
+    """A name as part of a file name: characters that are special to a system or a shell become "_"."""
     kept = re.sub(r"[^\w.+=@ ()-]|\s", "_", clean(name)).lstrip(".-")
     return kept.encode()[:LONGEST_FILE].decode(errors="ignore") or "_"

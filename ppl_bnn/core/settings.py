@@ -94,21 +94,9 @@ def setting(default: Any, check: Check, *, advice: str | None = None, kw_only: b
 
 
 def check_settings(settings: Any, name: str) -> None:
-    """Check the fields of a dataclass that were declared with `setting`.
+    """Check the fields of a dataclass that were declared with `setting`; `name` is what an error calls the object.
 
-    Parameters
-    ----------
-    settings : dataclass instance
-        The object.
-    name : str
-        What an error calls it.
-
-    Raises
-    ------
-    InputError
-        A value that is not accepted.
-    UnknownNameError
-        A value that is none of the known ones.
+    InputError is raised for a value that is not accepted, UnknownNameError for one that is none of the known ones.
     """
     for field in dataclasses.fields(settings):
         declared = next(

@@ -393,14 +393,6 @@ def log_ndtr(x: Any) -> Any:
     return xp.where(far, lower, xp.log1p(-0.5 * xp.special.erfc(xp.where(far, xp.zeros_like(t), t))))
 
 
-def _normal_log_density(z: Any) -> Any:
-    return -0.5 * (z * z + math.log(2.0 * math.pi))
-
-
-def _laplace_log_density(z: Any) -> Any:
-    return -ops.abs(z) - math.log(2.0)
-
-
 def _laplace_log_above(z: Any) -> Any:
     positive = z > 0.0
     left = ops.where(positive, ops.zeros_like(z), z)
@@ -424,8 +416,8 @@ def _weibull_log_below(z: Any) -> Any:
 
 # Family -> log density of z, log P(Z > z) and log P(Z < z).
 _TAILS: dict[str, tuple[Any, Any, Any]] = {
-    "Normal": (_normal_log_density, lambda z: log_ndtr(-z), log_ndtr),
-    "Laplace": (_laplace_log_density, _laplace_log_above, lambda z: _laplace_log_above(-z)),
+    "Normal": (lambda z: -0.5 * (z * z + math.log(2.0 * math.pi)), lambda z: log_ndtr(-z), log_ndtr),
+    "Laplace": (lambda z: -ops.abs(z) - math.log(2.0), _laplace_log_above, lambda z: _laplace_log_above(-z)),
     "Weibull": (lambda z: z - ops.exp(z), lambda z: -ops.exp(z), _weibull_log_below),
 }
 

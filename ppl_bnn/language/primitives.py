@@ -20,6 +20,7 @@ from ppl_bnn.language.likelihoods import Likelihood
 
 # The sites and the plates of the language itself; in a system both share one namespace.
 RESERVED = ("f", "y", "observations", "rows")
+_ONE = "exactly one `observe` in a model"
 _local = threading.local()
 
 
@@ -122,19 +123,15 @@ class Interpretation(Handler):
         self.row_count: int | None = None
 
     def process(self, msg: Message) -> None:
-        name = msg.name
+        name, check = msg.name, ModelError.check
         if msg.kind in ("sample", "deterministic", "param"):
-            if name in RESERVED:
-                expected = f"a name other than {', '.join(RESERVED)}, which the language uses itself"
-                raise ModelError.of(f"site {name!r}", expected, repr(name), "another name")
-            if name in self.names:
-                got = f"two sites named {name!r}"
-                raise ModelError.of("", "a different name for every site", got, "renaming one of them")
+            expected = f"a name other than {', '.join(RESERVED)}, which the language uses itself"
+            check(name not in RESERVED, f"site {name!r}", expected, repr(name), "another name")
+            expected, got = "a different name for every site", f"two sites named {name!r}"
+            check(name not in self.names, "", expected, got, "renaming one of them")
             self.names.add(name)
         elif msg.kind == "observe":
-            if self.observed:
-                advice = "one likelihood over all outputs"
-                raise ModelError.of("", "exactly one `observe` in a model", "a second one", advice)
+            check(not self.observed, "", _ONE, "a second one", "one likelihood over all outputs")
             self.observed = True
             self._check_rows(int(msg.arguments["f"].shape[0]))
         elif msg.kind == "rows":
@@ -142,16 +139,14 @@ class Interpretation(Handler):
 
     def _check_rows(self, n: int) -> None:
         """Refuse a plate of another size, which would be broadcast against the rows or have draws for other rows."""
-        if self.row_count not in (None, n):
-            expected, got = "the number of rows of x, the same throughout", f"{self.row_count} and {n}"
-            raise ModelError.of("rows", expected, got, "bnn.rows(x.shape[0])")
+        expected, got = "the number of rows of x, the same throughout", f"{self.row_count} and {n}"
+        ModelError.check(self.row_count in (None, n), "rows", expected, got, "bnn.rows(x.shape[0])")
         self.row_count = n
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        if exception[0] is None and not self.observed:
-            advice = "ending the model with bnn.observe(y, f, likelihood)"
-            raise ModelError.of("", "exactly one `observe` in a model", "none", advice)
+        if exception[0] is None:
+            ModelError.check(self.observed, "", _ONE, "none", "bnn.observe(y, f, likelihood) as its end")
 
 
 def _stack() -> list[Handler]:

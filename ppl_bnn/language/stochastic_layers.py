@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.core.settings import is_number
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import ON_REALS
 from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, SubstituteLinear
@@ -66,15 +67,12 @@ class _PerRow(NamedHandler):
         elif self.approximate:
             return
         elif msg.kind == "coupled":
-            raise self._unsupported("rows that do not interact", "bnn.coupled in the model")
+            self._check(False, "rows that do not interact", "bnn.coupled in the model")
         elif msg.kind == "observe":
             rows = int(msg.arguments["f"].shape[0])
             for count, name in self.rows.items():
-                if count != rows:
-                    expected = (
-                        f"inputs of the map {name!r} with one row for each of the {rows} rows of the data"
-                    )
-                    raise self._unsupported(expected, f"{count} rows")
+                expected = f"inputs of the map {name!r} with one row for each of the {rows} rows of the data"
+                self._check(count == rows, expected, f"{count} rows")
 
     def after(self, msg: Message) -> None:
         if msg.kind != "sample":
@@ -84,13 +82,12 @@ class _PerRow(NamedHandler):
         if msg.name not in self.loc or observed or msg.arguments["distribution"].family not in ON_REALS:
             return
         given, shape = tuple(self.loc[msg.name].shape), tuple(msg.value.shape)
-        if given != shape:
-            expected = f"loc of shape {shape} for site {msg.name!r}"
-            raise InputError.of(self.estimator, expected, f"shape {given}", "that of the guide")
+        expected = f"loc of shape {shape} for site {msg.name!r}"
+        InputError.check(given == shape, self.estimator, expected, f"shape {given}", "that of the guide")
         self.sites[id(msg.value)] = (msg.name, msg.value)
 
-    def _unsupported(self, expected: str, got: str, advice: str = "") -> UnsupportedError:
-        return UnsupportedError.of(self.estimator, expected, got, advice or self.advice)
+    def _check(self, good: bool, expected: str, got: str, advice: str = "") -> None:
+        UnsupportedError.check(good, self.estimator, expected, got, advice or self.advice)
 
     def _map(self, msg: Message) -> None:
         x, weight, bias = (msg.arguments[name] for name in ("x", "weight", "bias"))
@@ -99,9 +96,8 @@ class _PerRow(NamedHandler):
         bias_site = None if bias is None else self._site(bias)
         if weight_site is None and bias_site is None:
             return
-        if len(x.shape) < 2:
-            expected = f"inputs (N, ..., I) of the map {msg.name!r}, a row for each row of the data"
-            raise self._unsupported(expected, f"shape {tuple(x.shape)}", "estimator='plain'")
+        expected = f"inputs (N, ..., I) of the map {msg.name!r}, a row for each row of the data"
+        self._check(len(x.shape) > 1, expected, f"shape {tuple(x.shape)}", "estimator='plain'")
         self.rows.setdefault(int(x.shape[0]), msg.name)
         for site in (weight_site, bias_site):
             if site is not None:
@@ -202,7 +198,7 @@ class LocalReparameterisation(_PerRow):
         names.append(msg.name)
         if not self.approximate and (positions or len(names) > 1):
             got = _at_positions(msg.name, msg.kind) if positions else _in_maps(names)
-            raise self._unsupported(f"one use per row of {site!r}", got)
+            self._check(False, f"one use per row of {site!r}", got)
 
     def _output(
         self, applied: Map, x: Array, weight: Array, bias: Any, weight_site: str | None, bias_site: str | None
@@ -281,9 +277,8 @@ class Flipout(_PerRow):
 
     def _spread(self, signs: Array, x: Array) -> Array:
         """Signs (N, K) repeated along all positions of x (N, ..., I)."""
-        if signs.shape[0] != x.shape[0]:
-            got = f"{int(signs.shape[0])} and {int(x.shape[0])}"
-            raise self._unsupported("the same rows in all maps that share a weight", got)
+        got = f"{int(signs.shape[0])} and {int(x.shape[0])}"
+        self._check(signs.shape[0] == x.shape[0], "the same rows in all maps that share a weight", got)
         return signs.reshape(_one_per_row(x, int(signs.shape[-1])))
 
 
@@ -445,11 +440,11 @@ class DroppedInputs(NamedHandler):
     ):
         super().__init__("linear map of dropout", rates if isinstance(rates, Mapping) else skip or ())
         for rate in rates.values() if isinstance(rates, Mapping) else (rates,):
-            if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.0 <= rate < 1.0:
-                raise InputError.of("dropout", "a rate from 0 to below 1", repr(rate), "rate=0.1")
-        if skip is not None and (isinstance(rates, Mapping) or isinstance(skip, str)):
-            expected = "one rate for all maps but the names in `skip`"
-            raise InputError.of("dropout", expected, repr(skip), "rates by name alone")
+            good = is_number(rate) and 0.0 <= rate < 1.0
+            InputError.check(good, "dropout", "a rate from 0 to below 1", repr(rate), "rate=0.1")
+        good = skip is None or not (isinstance(rates, Mapping) or isinstance(skip, str))
+        expected = "one rate for all maps but the names in `skip`"
+        InputError.check(good, "dropout", expected, repr(skip), "rates by name alone")
         self.rates = rates
         self.keep = keep
         self.skip = skip
@@ -465,8 +460,7 @@ class DroppedInputs(NamedHandler):
         if rate == 0.0:
             return
         x = msg.arguments["x"]
-        if len(x.shape) < 2:
-            expected, got = f"inputs (N, ..., I) of the map {msg.name!r}", f"shape {tuple(x.shape)}"
-            raise UnsupportedError.of("dropout", expected, got, "leaving that map out")
+        expected, got = f"inputs (N, ..., I) of the map {msg.name!r}", f"shape {tuple(x.shape)}"
+        UnsupportedError.check(len(x.shape) > 1, "dropout", expected, got, "leaving that map out")
         mask = self.keep(_one_per_row(x, int(x.shape[-1])), x, 1.0 - rate)
         msg.arguments["x"] = x * mask / (1.0 - rate)

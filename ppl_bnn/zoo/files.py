@@ -91,11 +91,12 @@ def from_file(path: str | os.PathLike[str], **keywords: Any) -> Model:
             advice = f"installing {problem.name!r}, or PYTHONPATH={file.parent} if it lies beside the file"
         got = f"{type(problem).__name__}: {problem}"
         raise ModelError.of("", f"a Python file that runs, {path}", got, advice) from problem
-    found = getattr(module, "model", None)
-    if not callable(found):
-        functions = [n for n, value in vars(module).items() if inspect.isfunction(value)]
-        got = f"functions {', '.join(functions)}" if functions else "no function at all"
-        raise ModelError.of("", f"a function `model(x, y=None)` in {path}", got, "naming it `model`")
+    found: Any = getattr(module, "model", None)
+    functions = ", ".join(name for name, value in vars(module).items() if inspect.isfunction(value))
+    got = f"functions {functions}" if functions else "no function at all"
+    ModelError.check(
+        callable(found), "", f"a function `model(x, y=None)` in {path}", got, "naming it `model`"
+    )
     return bind(found, file.name, **keywords)
 
 
@@ -192,7 +193,9 @@ def as_arrays(inputs: Any) -> Any:
 
 def _python_file(path: str | os.PathLike[str]) -> Path:
     file = Path(path).expanduser().resolve()
-    if file.suffix != ".py" or not file.is_file():
-        got = str(path) if file.is_file() else f"{path}, which is no file"
-        raise InputError.of("", "a Python file with a function `model(x, y=None)`", got, "its full path")
+    good, got = (
+        file.suffix == ".py" and file.is_file(),
+        str(path) if file.is_file() else f"{path}, which is no file",
+    )
+    InputError.check(good, "", "a Python file with a function `model(x, y=None)`", got, "its full path")
     return file

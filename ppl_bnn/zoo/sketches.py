@@ -159,10 +159,12 @@ class _Sketching(Interpretation):
 
     def _check_size(self, name: str, shape: tuple[int, ...]) -> None:
         size = sum(site.size for site in self.sites) + math.prod(shape)
-        if size > MOST_NUMBERS or len(self.sites) >= MOST_SITES:
-            got = f"{size:,} with site {name!r}" if size > MOST_NUMBERS else f"more than {MOST_SITES:,} sites"
-            expected = "at most 100 million numbers to infer"
-            raise TooLargeError.of("model", expected, got.replace(",", " "), "a smaller model")
+        got = f"{size:,} with site {name!r}" if size > MOST_NUMBERS else f"more than {MOST_SITES:,} sites"
+        good, expected = (
+            size <= MOST_NUMBERS and len(self.sites) < MOST_SITES,
+            "at most 100 million numbers to infer",
+        )
+        TooLargeError.check(good, "model", expected, got.replace(",", " "), "a smaller model")
 
 
 def _fields(value: Any) -> dict[str, Any]:
