@@ -16,6 +16,20 @@ from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import Handler, Interpretation, Message
 
+
+class Substitute(Handler):
+    """Random variables and parameters named in `values` take those values."""
+
+    sees_maps = False
+
+    def __init__(self, values: Mapping[str, Any]):
+        self.values = values
+
+    def process(self, msg: Message) -> None:
+        if msg.kind in ("sample", "param") and msg.name in self.values:
+            msg.answer(self.values[msg.name])
+
+
 # Prefix of the name of a deterministic site among values: the value replaces what the program computes.
 COMPUTED = "computed: "
 
