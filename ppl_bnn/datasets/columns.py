@@ -6,6 +6,7 @@ an error with its name, an example and advice.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import os
 import re
@@ -187,12 +188,10 @@ def _one_unit(cells: list[str]) -> str:
 
 def _number(cell: str) -> float | None:
     # Python reads "12_34" as 1234; in a data file it is an identifier.
-    if "_" in cell:
-        return None
-    try:
+    cell = "" if "_" in cell else cell
+    with contextlib.suppress(ValueError):
         return float(cell)
-    except ValueError:
-        return None
+    return None
 
 
 def parse_target(
@@ -220,20 +219,15 @@ def parse_target(
         raise InputError.of("", f"numbers in {where}", repr(values[0]), 'task="classification"')
     elif task is None and different.size > MOST_CATEGORIES:
         got = f"{different.size} different words in {len(values)} rows, such as {values[0]!r}"
-        raise InputError.of(
-            "", f"numbers or at most {MOST_CATEGORIES} classes in {where}", got, "another target"
-        )
+        expected = f"numbers or at most {MOST_CATEGORIES} classes in {where}"
+        raise InputError.of("", expected, got, "another target")
     classes, labels = np.unique(values, return_inverse=True)
     names = tuple(str(int(value)) if numeric else str(value) for value in classes)
-    InputError.check(
-        classes.size > 1, "", f"two classes or more in {where}", f"only {names[0]!r}", "more rows"
-    )
+    got = f"only {names[0]!r}"
+    InputError.check(classes.size > 1, "", f"two classes or more in {where}", got, "more rows")
     words = f"{classes.size} classes ({_some(names)})"
-    return (
-        labels.astype(np.int64),
-        names,
-        words + ("; task='regression' reads them as numbers" if numeric else ""),
-    )
+    words += "; task='regression' reads them as numbers" if numeric else ""
+    return labels.astype(np.int64), names, words
 
 
 def _some(values: Sequence[str]) -> str:
@@ -252,10 +246,8 @@ def in_one_line(target: str, words: str, features: Mapping[str, tuple[str, ...]]
     if numbers:
         more = f" and {len(numbers) - MOST_NAMES} more" if len(numbers) > MOST_NAMES else ""
         parts.append(f"{', '.join(numbers[:MOST_NAMES])}{more} as numbers")
-    described = [
-        f"{name} as {len(values)} categories ({_some(values)})" for name, values in categories.items()
-    ]
-    parts += described[:MOST_NAMES]
+    for name in list(categories)[:MOST_NAMES]:
+        parts.append(f"{name} as {len(categories[name])} categories ({_some(categories[name])})")
     if rest := list(categories)[MOST_NAMES:]:
         others = " and others" if len(rest) > MOST_NAMES else ""
         parts.append(f"{', '.join(rest[:MOST_NAMES])}{others} as categories")

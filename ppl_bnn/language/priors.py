@@ -456,8 +456,8 @@ class MatrixNormal:
 
     def __post_init__(self) -> None:
         scales.check_fields(self, sampled=("scale", "sigma"))
-        given: Any
-        for given in (self.rows, self.columns):
+        for side in ("rows", "columns"):
+            given = getattr(self, side)
             good = given is None or callable(given) or np.ndim(given) == 2
             expected = "a square matrix, a function of its size, a CovarianceFactor or None"
             got = f"shape {np.shape(given)}"

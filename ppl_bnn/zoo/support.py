@@ -134,14 +134,9 @@ class Declarations:
 
     def summary(self, model: str) -> str:
         """The methods that fit a model, in few words: "all", "all but mc-dropout", "only svi"."""
-        missing = {
-            method: [system for system in self.served(method) if self.why_not(model, method, system)]
-            for method in self.methods
-        }
+        missing = {method: self._missing_systems(model, method) for method in self.methods}
         none = [method for method, systems in missing.items() if len(systems) == len(self.served(method))]
-        parts = [
-            f"{method} in {system}" for method in missing if method not in none for system in missing[method]
-        ]
+        parts = [f"{name} in {system}" for name in missing if name not in none for system in missing[name]]
         fitting = ", ".join(self.shortened(name for name in self.methods if name not in none))
         lacking = ", ".join(self.shortened(none))
         words = f"all but {lacking}" if none else "all"
@@ -149,20 +144,23 @@ class Declarations:
             words = f"only {fitting}" if fitting else "none"
         return words + (f" (not {', '.join(parts)})" if parts else "")
 
+    def _missing_systems(self, model: str, method: str) -> list[str]:
+        return [system for system in self.served(method) if self.why_not(model, method, system)]
+
     def shortened(self, names: Iterable[str]) -> list[str]:
         """The names, with those of all rows of one class as one: "laplace*" for laplace, laplace-kron and so on."""
         left, found = list(names), []
         classes = {name: row.class_name for name, row in self.methods.items()}
         while left:
-            name = left.pop(0)
+            name = left[0]
             variants = [other for other in classes if name in classes and classes[other] == classes[name]]
             prefix = min(variants, key=len, default="")
-            if len(variants) > 1 and all(
-                each.startswith(prefix) and each in (name, *left) for each in variants
-            ):
-                left = [each for each in left if each not in variants]
-                name = f"{prefix}*"
-            found.append(name)
+            if len(variants) > 1 and all(each.startswith(prefix) and each in left for each in variants):
+                found.append(f"{prefix}*")
+            else:
+                variants = [name]
+                found.append(name)
+            left = [each for each in left if each not in variants]
         return found
 
 
