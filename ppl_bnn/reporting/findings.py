@@ -18,7 +18,8 @@ from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, seconds_of
 from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import LEVELS, Event, Transform
-from ppl_bnn.reporting.verdict import MARGIN_LIMIT, SCORE, UNDECIDED_FIT, Block, Lags, Verdict, judge
+from ppl_bnn.reporting import verdict
+from ppl_bnn.reporting.verdict import SCORE, Block, Lags, Verdict, judge
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -225,7 +226,7 @@ class Findings(Block):
             return "is not an adequate approximation of the posterior, however well it predicts; see its diagnosis"
         k = float(diagnosis.figures.get("pareto_k", math.nan))
         reason = f": Pareto k-hat is {k:.2f}, above {K_LIMIT}" if k > K_LIMIT else "; see its diagnosis"
-        return f"{UNDECIDED_FIT}{reason}"
+        return f"{verdict.UNDECIDED_FIT}{reason}"
 
     def _reasons(self, name: str, most: int = 2) -> str:
         """The first reasons of a diagnosis; the page lists all of them below its fits."""
@@ -262,10 +263,10 @@ class Findings(Block):
             )
         if len(self.comparison.predictions) > 2:
             yield (
-                "Of pairs of methods that do not differ at all, about one in twenty still differs by more than two "
-                "standard errors, by chance."
+                "Of pairs of methods that do not differ at all, about one in twenty still shows a difference of more "
+                "than two standard errors, by chance."
             )
-        yield MARGIN_LIMIT
+        yield verdict.MARGIN_LIMIT
         yield "Times are those of one run on one machine, compilation included."
 
 
@@ -280,10 +281,10 @@ def lags_of(values: Mapping[str, np.ndarray]) -> Lags:
     found = {
         name: scores.paired_difference(values[best], each) for name, each in values.items() if name != best
     }
-    return {best: (0.0, 0.0), **dict(sorted(found.items(), key=lambda item: item[1][0]))}
+    return verdict.best_first(best, found)
 
 
-def verdict(found: Findings) -> Verdict:
+def comparison_verdict(found: Findings) -> Verdict:
     """Which method of a comparison to use, why, and what speaks against it (see `verdict.judge`)."""
     judged = judge(found)
     return replace(judged, limits=tuple(found.limits())) if judged.lags else judged

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,17 +17,9 @@ from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, between, duration, listed
 from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult, best_method
 from ppl_bnn.prediction.reliability import Event, Transform
+from ppl_bnn.reporting import verdict
 from ppl_bnn.reporting.ranks import mean_ranks, words_of_ranks
-from ppl_bnn.reporting.verdict import (
-    MARGIN_LIMIT,
-    NO_SPREAD,
-    SCORE,
-    UNDECIDED_FIT,
-    Block,
-    Lags,
-    Verdict,
-    judge,
-)
+from ppl_bnn.reporting.verdict import SCORE, Block, Lags, Verdict, judge
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,8 +34,10 @@ class GridBlock(Block):
 
     fit = " a fit"
 
-    def __init__(self, found: GridFindings, pair: Pair, table: Any, cells: Any, title: str):
-        self.found, self.pair, self.table, self.cells, self.title = found, pair, table, cells, title
+    def __init__(self, found: GridFindings, pair: Pair, table: Any, title: str):
+        self.found, self.pair, self.table, self.title = found, pair, table, title
+        cells: Any = found.result.cells
+        self.cells = cells[(cells["model"] == pair[0]) & (cells["data"] == pair[1])]
         self.labels = {"model": pair[0], "data": pair[1]}
         self.reference = found.result.reference
         count = len(self.splits(SCORE))
@@ -64,20 +58,12 @@ class GridBlock(Block):
     def lags(self, score: str) -> Lags:
         """See `Block.lags`; methods that have no split in common with the best one are left out."""
         best, sign = self.best(score), -1.0 if LARGER_IS_BETTER[score] else 1.0
-        columns = (f"{score}_to_best", f"{score}_to_best_se")
-        found = {
-            str(name): tuple(self.number(name, column) for column in columns) for name in self.table.index
-        }
-        lags = {
-            name: (sign * lag, se)
-            for name, (lag, se) in found.items()
-            if name != best and not math.isnan(lag)
-        }
-        return (
-            {}
-            if best is None
-            else {best: (0.0, 0.0), **dict(sorted(lags.items(), key=lambda item: item[1][0]))}
-        )
+        lags = {}
+        for name in map(str, self.table.index):
+            lag, error = (self.number(name, f"{score}_to_best{ending}") for ending in ("", "_se"))
+            if name != best and not math.isnan(lag):
+                lags[name] = (sign * lag, error)
+        return {} if best is None else verdict.best_first(best, lags)
 
     def seconds(self, name: str) -> float:
         """Mean wall time of a fit without compilation, which cells of one process share."""
@@ -121,7 +107,7 @@ class GridBlock(Block):
         judged = cells[(cells["failure"] == "") & (cells["kind"] == "iid") & cells["k_hat"].notna()]
         count = int((judged["k_hat"] > K_LIMIT).sum())
         reason = f"Pareto k-hat is above {K_LIMIT} in {count} of {len(judged)} cells"
-        return f"{name} {UNDECIDED_FIT}: {reason}." if count else ""
+        return f"{name} {verdict.UNDECIDED_FIT}: {reason}." if count else ""
 
     @cached_property
     def reference_doubt(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -172,17 +158,10 @@ class GridFindings:
         if not len(self.table):
             return {}
         tables: Any = self.table.groupby(level=["model", "data"], sort=False)
-        every: Any = self.result.cells
-        cells = {
-            (str(model), str(data)): part
-            for (model, data), part in every.groupby(["model", "data"], sort=False)
-        }
         found = {(str(model), str(data)): part.droplevel(["model", "data"]) for (model, data), part in tables}
-        models, data = (len(set(labels)) > 1 for labels in zip(*found, strict=True))
-        titles = {
-            pair: f"{pair[0]} on {pair[1]}" if models is data else pair[0 if models else 1] for pair in found
-        }
-        return {pair: GridBlock(self, pair, part, cells[pair], titles[pair]) for pair, part in found.items()}
+        models, data = _several(found)
+        titles = {pair: " on ".join(pair) if models is data else pair[0 if models else 1] for pair in found}
+        return {pair: GridBlock(self, pair, part, titles[pair]) for pair, part in found.items()}
 
     def by_split(self, score: str) -> Any:
         """`GridResult.by_split` of a score."""
@@ -192,10 +171,13 @@ class GridFindings:
 
     @property
     def kind_of_blocks(self) -> str:
-        models, data = (len(set(labels)) > 1 for labels in zip(*self.blocks, strict=True))
-        return (
-            ("models" if models else "data sets") if models is not data else "pairs of a model and a data set"
-        )
+        models, data = _several(self.blocks)
+        return "pairs of a model and a data set" if models is data else "models" if models else "data sets"
+
+
+def _several(pairs: Iterable[Pair]) -> Iterator[bool]:
+    """Whether there are several models, and whether there are several data sets."""
+    return (len(set(labels)) > 1 for labels in zip(*pairs, strict=True))
 
 
 # --- the verdict ------------------------------------------------------------------------------------------
@@ -254,19 +236,13 @@ def _over_all(found: GridFindings, parts: Sequence[Verdict]) -> Verdict:
     if most < len(compared):
         elsewhere = [part.title for part in compared if chosen not in part.sound]
         more = [f"{len(elsewhere) - MOST_NAMED} more"] if len(elsewhere) > MOST_NAMED else []
-        because += f" It is not on {listed([*elsewhere[:MOST_NAMED], *more])}."
+        because += f" Exceptions: {listed([*elsewhere[:MOST_NAMED], *more])}."
     headline = f"Over all, use {chosen}."
     if is_point(chosen):
-        use = f"Over all, for predictions alone, use {chosen}"
         second = min((method for method in methods if not is_point(method)), key=rank, default=None)
-        because += (
-            f" {NO_SPREAD}"
-            if second is None
-            else (
-                f" Of the methods with a spread {second} is level with the best most often, on {often[second]}."
-            )
-        )
-        headline = f"{use}." if second is None else f"{use}; for uncertainty about the function, {second}."
+        spread = f"Of the methods with a spread {second} is level with the best most often, on {often[str(second)]}."
+        because += f" {spread if second else verdict.NO_SPREAD}"
+        headline = f"Over all, f{verdict.for_predictions(chosen, second)[1:]}"
     return Verdict(headline, because, chosen, why)
 
 
@@ -348,12 +324,12 @@ def _limits(found: GridFindings) -> Iterator[str]:
         chance = 2.0 * float(t.sf(STANDARD_ERRORS, used - 1))
         yield (
             f"Standard errors are over {number} splits, corrected for the training rows that splits share (Nadeau and "
-            f"Bengio 2003). By a t distribution, {chance:.0%} of pairs of methods that do not differ still differ by "
-            f"more than two standard errors over {used} splits."
+            f"Bengio 2003). By a t distribution, {chance:.0%} of pairs of methods that do not differ still show a "
+            f"difference of more than two standard errors over {used} splits."
         )
         if least == 1:
             yield "Where there is only one split, no difference is established."
-    yield MARGIN_LIMIT
+    yield verdict.MARGIN_LIMIT
     if len(found.result.axes["seeds"]) > 1:
         yield "Seeds are averaged within a split; their differences are in the cells, not in the errors."
     yield (

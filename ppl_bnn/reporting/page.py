@@ -22,7 +22,7 @@ from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult
 from ppl_bnn.prediction.reliability import LEVELS
 from ppl_bnn.reporting import html
-from ppl_bnn.reporting.findings import Findings, lags_of, verdict
+from ppl_bnn.reporting.findings import Findings, comparison_verdict, lags_of
 from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings, grid_verdict
 from ppl_bnn.reporting.html import Cell, Sheet, data_card, download, in_words, minus
 from ppl_bnn.reporting.panels import Picture
@@ -180,9 +180,9 @@ def _of_comparison(found: Findings) -> dict[str, Any]:
     numbers: dict[tuple[str, str], tuple[int, ...]] = {}
     # Notes are numbered in the order in which the tables refer to them.
     sheets = [[column.source for column in columns] for columns in (PREDICTION[comparison.task], FIDELITY)]
-    places = [
-        (name, column) for columns in (*sheets, table.columns) for name in table.index for column in columns
-    ]
+    places = (
+        (name, column) for sheet in (*sheets, table.columns) for name in table.index for column in sheet
+    )
     for name, column in dict.fromkeys(places):
         if text := comparison.notes.get((name, column)):
             entry = {"number": len(notes) + 1, "method": name, "columns": [], "text": text}
@@ -198,7 +198,7 @@ def _of_comparison(found: Findings) -> dict[str, Any]:
     return {
         "title": _title_of_comparison(comparison),
         "subtitle": f"{comparison.task.capitalize()} of {data.get('target_name', 'y')}, {rows}",
-        "verdict": verdict(found),
+        "verdict": comparison_verdict(found),
         "interrupted": interrupted if comparison.missing else "",
         "explained": "",
         "marked": "Only means over test rows, and leave-one-out if it is reliable for every method, are marked.",
@@ -236,12 +236,9 @@ def _tables_of_comparison(found: Findings, notes: Mapping[tuple[str, str], tuple
     gaps = tuple(column for column in FIDELITY if reference or not column.source.startswith("gap"))
     rows = comparison.data.get("test_rows", len(comparison.test_targets))
     far = f"{f'How far it is from {reference}' if reference else 'Convergence'}, and what it cost"
+    sheets = {f"How well it predicts {rows} test rows": PREDICTION[comparison.task], far: gaps}
     return [
-        _sheet(found, heading, columns, marks, lambda column: COLUMNS.get(column, ""), notes)
-        for heading, columns in (
-            (f"How well it predicts {rows} test rows", PREDICTION[comparison.task]),
-            (far, gaps),
-        )
+        _sheet(found, heading, each, marks, COLUMNS.__getitem__, notes) for heading, each in sheets.items()
     ]
 
 
@@ -275,15 +272,15 @@ def _intervals(found: Findings) -> Sheet | None:
     frame = found.intervals
     if not len(frame):
         return None
-    columns = []
-    for level in (f"{100 * level:.0f}" for level in LEVELS):
-        inside, width = "share of test targets in", "mean width in units of y of"
-        columns.append(
-            (Column(f"{level} % cover", f"coverage_{level}", 2), f"{inside} the central {level} % interval")
-        )
-        columns.append(
-            (Column(f"{level} % width", f"width_{level}", -3), f"{width} the central {level} % interval")
-        )
+    kinds = (
+        ("cover", "coverage", 2, "share of test targets in this interval"),
+        ("width", "width", -3, "mean width of this interval; units of y"),
+    )
+    columns = [
+        (Column(f"{level} % {what}", f"{source}_{level}", digits), meaning)
+        for level in (f"{100 * level:.0f}" for level in LEVELS)
+        for what, source, digits, meaning in kinds
+    ]
     farthest = "largest distance between the share of PIT values up to u, and u"
     columns.append((Column("PIT off by", "pit_distance", 2), farthest))
     columns.append((Column("p value", "pit_p", 3), "of that distance, by a Kolmogorov-Smirnov test"))
@@ -306,9 +303,8 @@ def _whole_table(table: pd.DataFrame, notes: Mapping[tuple[str, str], tuple[int,
     """All columns: one line for each column, one column for each method."""
 
     def text(value: Any) -> str:
-        return (
-            value if isinstance(value, str) else "" if math.isnan(value) else minus(f"{value:.4g}")
-        ) or "–"
+        number = "" if isinstance(value, str) or math.isnan(value) else minus(f"{value:.4g}")
+        return (value if isinstance(value, str) else number) or "–"
 
     lines = [
         (column, [Cell(text(value), notes=notes.get((name, column), ())) for name, value in values.items()])
@@ -365,10 +361,8 @@ def _of_grid(found: GridFindings) -> dict[str, Any]:
         "failed": result.failures,
         "missing": result.missing,
     }
-    requested = [(name, str(count)) for name, count in counted.items()] + [
-        ("reference", result.reference or "none")
-    ]
-    requested += [(name, in_words(settings[name])) for name in ("standardise", "device") if name in settings]
+    common = {name: settings[name] for name in ("standardise", "device") if name in settings}
+    requested = [(k, in_words(v)) for k, v in {**counted, "reference": result.reference, **common}.items()]
     cards = settings.get("data", {})
     return {
         "title": f"{models} on {data}",
@@ -382,7 +376,7 @@ def _of_grid(found: GridFindings) -> dict[str, Any]:
             (
                 "table.csv",
                 download(found.table.reset_index(), exact=True),
-                "All columns of these tables as CSV",
+                "All columns of the tables as CSV",
             ),
             ("cells.csv", download(every, exact=True), "All cells as CSV"),
         ],
@@ -440,9 +434,7 @@ def _gaps(result: GridResult) -> dict[str, Any]:
         "failed_left": max(len(failed) - MOST_LISTED, 0),
         "absent": [f"{where}: {_cells(count)}" for where, count in absent.items()],
         "left_out": list(result.left_out),
-        "notes": [
-            f"{note[0]}, {', '.join(found[note])}, {_cells(counted[note])}: {note[1]}" for note in most
-        ],
+        "notes": [f"{n[0]}, {', '.join(found[n])}, {_cells(counted[n])}: {n[1]}" for n in most],
         "notes_left": len(found) - len(most),
     }
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 # In inches; about the width of a panel on a phone.
 WIDTH, HEIGHT = 3.6, 2.7
 LONGEST_NAME = 24
-DOT: dict[str, Any] = {"color": BLUE, "marker": "o", "linestyle": "", "markersize": 6.0}
+DOT: Any = {"color": BLUE, "marker": "o", "linestyle": "", "markersize": 6.0}
 
 
 @dataclass(frozen=True)

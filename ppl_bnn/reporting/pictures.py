@@ -32,6 +32,8 @@ from ppl_bnn.reporting.verdict import SCORE, Block
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+    from ppl_bnn.evaluation.comparison.comparison import Comparison
+
 Blocks = Findings | GridFindings
 
 
@@ -60,12 +62,12 @@ def cost(found: Blocks) -> Picture:
                     f"{n} {duration(s)}, {parts.with_error(lag, se)}" for n, (s, lag, se) in usable.items()
                 ]
                 lost = [str(name) for name in block.table.index if name in lags and name not in usable]
-                said = "; ".join(words) + (f". Cannot be drawn: {', '.join(lost)}" if lost else "")
+                described = "; ".join(words) + (f". Cannot be drawn: {', '.join(lost)}" if lost else "")
                 heading = f"{label} behind the best\n({unit}; better is up)"
                 time = found.time.partition(",")[0]
                 draw = partial(parts.draw_costs, points=usable, heading=heading, time=time)
                 title = _title(block, f"{label} against time")
-                panels.append(Panel(title, draw, f"{title}: behind the best, in {unit}; {said}."))
+                panels.append(Panel(title, draw, f"{title}: behind the best, in {unit}; {described}."))
     caption = (
         f"The distance of each method to the nominally best one {found.pairing} (bars are two standard errors of the "
         f"paired difference), against the {found.time}, on a logarithmic axis. The line joins the methods that no "
@@ -236,40 +238,38 @@ def _rows_of_numbers(block: Block, transforms: Mapping[str, Transform]) -> Itera
 def _panels_of_numbers(block: Block, transforms: Mapping[str, Transform], counts: bool) -> Iterator[Panel]:
     rows = min(len(each.pit) for each in transforms.values())
 
-    def panel(what: str, said: str, share: Any, levels: Sequence[float], band: int, *label: str) -> Panel:
+    def panel(
+        what: str, described: str, share: Any, levels: Sequence[float], band: int, *label: str
+    ) -> Panel:
         shares = {name: partial(share, each) for name, each in transforms.items()}
         words = "; ".join(
             f"{name} {', '.join(f'{of(at):.0%}' for at in levels)}" for name, of in shares.items()
         )
         title = _title(block, what)
         draw = partial(parts.draw_shares, shares=shares, rows=band, labels=label)
-        return Panel(title, draw, f"{title}: {said}: {words}.")
+        return Panel(title, draw, f"{title}: {described}: {words}.")
 
     def below(each: Transform, level: float) -> float:
         return float(np.mean(each.pit <= level))
 
-    said = f"share of test targets in central intervals of {listed([f'{100 * level:.0f}' for level in LEVELS])} %"
+    described = f"share of test targets in central intervals of {listed([f'{100 * level:.0f}' for level in LEVELS])} %"
     label = ("probability of the interval", "share inside, minus that")
     yield panel(
-        "coverage of central intervals", said, Transform.covered, LEVELS, 0 if counts else rows, *label
+        "coverage of central intervals", described, Transform.covered, LEVELS, 0 if counts else rows, *label
     )
-    said = "share of test targets below the predicted quartiles, 25, 50 and 75 %"
-    label = (
-        "predicted probability of less\nthan the observed value (PIT)",
-        "share of rows below, minus that",
-    )
-    yield panel("randomised PIT" if counts else "PIT", said, below, (0.25, 0.5, 0.75), rows, *label)
+    described = "share of test targets below the predicted quartiles, 25, 50 and 75 %"
+    label = ("predicted probability of less\nthan the observed value (PIT)", "share below, minus that")
+    yield panel("randomised PIT" if counts else "PIT", described, below, (0.25, 0.5, 0.75), rows, *label)
 
 
 def _panels_of_classes(block: Block, bins: Mapping[str, Any], words: Mapping[str, str]) -> Iterator[Panel]:
     """A panel for each method of a comparison, with intervals; one panel for all methods of a grid."""
-    said = "predicted probability to share that occurred"
-
-    def draw_method(axes: Axes, name: str) -> None:
-        comparison = block.comparison
-        draw_reliability(axes, comparison.predictions[name], np.asarray(comparison.test_targets).astype(int))
-        axes.set_xlim(-0.03, 1.03)
-        finish(axes, axes.get_xlabel(), axes.get_ylabel())
+    described = "predicted probability to share that occurred"
+    if isinstance(block, Findings):
+        for name, text in words.items():
+            draw_one = partial(_draw_reliability, comparison=block.comparison, name=name)
+            yield Panel(with_standing(block, name), draw_one, f"Reliability of {name}, {described}: {text}.")
+        return
 
     def draw(axes: Axes) -> None:
         axes.plot([0.0, 1.0], [0.0, 1.0], **GUIDE, label="calibrated", zorder=1)
@@ -281,15 +281,14 @@ def _panels_of_classes(block: Block, bins: Mapping[str, Any], words: Mapping[str
         label = "predicted probability of class 1, or of the\nmost probable class of several"
         finish(axes, label, "share that occurred")
 
-    if isinstance(block, Findings):
-        for name, text in words.items():
-            described = f"Reliability of {name}, {said}: {text}."
-            yield Panel(with_standing(block, name), partial(draw_method, name=name), described)
-    else:
-        title = _title(block, "reliability")
-        yield Panel(
-            title, draw, f"{title}: {said}: {'; '.join(f'{name} {text}' for name, text in words.items())}."
-        )
+    title, methods = _title(block, "reliability"), "; ".join(f"{name} {text}" for name, text in words.items())
+    yield Panel(title, draw, f"{title}: {described}: {methods}.")
+
+
+def _draw_reliability(axes: Axes, comparison: Comparison, name: str) -> None:
+    draw_reliability(axes, comparison.predictions[name], np.asarray(comparison.test_targets).astype(int))
+    axes.set_xlim(-0.03, 1.03)
+    finish(axes, axes.get_xlabel(), axes.get_ylabel())
 
 
 # --- the gap to the reference -----------------------------------------------------------------------------
@@ -309,7 +308,7 @@ def gap(found: Blocks) -> Picture:
         gaps = {name: each for name, each in gaps.items() if math.isfinite(each[0])}
         gaps = dict(sorted(gaps.items(), key=lambda item: item[1][0]))
         rows += rows_of(_GAPS, {name: [each] for name, each in gaps.items()}, **block.labels)
-        for what, draw, column, said in (
+        for what, draw, column, described in (
             ("mean function", parts.draw_gaps, 0, "off by (sd of the reference)"),
             ("spread", parts.draw_ratios, 2, of_reference),
         ):
@@ -319,7 +318,7 @@ def gap(found: Blocks) -> Picture:
             values = {name: each[column] for name, each in gaps.items()}
             between = "" if floor is None else f" Between two halves of {reference}: {floor:.2f}."
             title, drawn = _title(block, what), partial(draw, values=values, floor=floor)
-            words = f"{title}, {said}: {listed_values(values)}.{between}"
+            words = f"{title}, {described}: {listed_values(values)}.{between}"
             panels += [Panel(title, drawn, words, height_for(len(values)))] if values else []
     means = " Means over splits." if isinstance(found, GridFindings) else ""
     caption = (
@@ -351,9 +350,9 @@ def pareto_k(found: Findings) -> Picture:
     if per_row:
         worst = {name: (np.max(ks), np.mean(~(ks <= K_LIMIT))) for name, ks in per_row.items()}
         words = "; ".join(f"{name} {largest:.2f}, {share:.1%}" for name, (largest, share) in worst.items())
-        said = f"Pareto k of leaving out each training row; largest, and share above 0.7: {words}."
+        described = f"Pareto k of leaving out each training row; largest, and share above 0.7: {words}."
         draw = partial(_draw_row_ks, per_row=per_row)
-        panels.append(Panel("Pareto k of training rows", draw, said, height_for(len(per_row))))
+        panels.append(Panel("Pareto k of training rows", draw, described, height_for(len(per_row))))
     caption = (
         f"First, {_K_HAT} Then, k of leaving out one training row after the other; above 0.7 leave-one-out is not "
         "reliable for that row. Arrows are infinite values."
@@ -384,9 +383,11 @@ def k_hat(found: GridFindings) -> Picture:
 def _k_hat_panel(title: str, hats: Mapping[str, tuple[float, float]], over: str) -> Panel:
     """hats: method -> k-hat, in the mean over splits, and the largest; over: what the mean is over."""
     words = "; ".join(f"{name} {k:.2f}{f' ({most:.2f})' if over else ''}" for name, (k, most) in hats.items())
-    said = f"{title} of p(w, D) / q(w), good below 0.7{over}{' (and the largest)' if over else ''}: {words}."
+    described = (
+        f"{title} of p(w, D) / q(w), good below 0.7{over}{' (and the largest)' if over else ''}: {words}."
+    )
     draw = partial(_draw_k_hats, hats=hats, label=f"k-hat{over}")
-    return Panel(title, draw, said, height_for(len(hats)))
+    return Panel(title, draw, described, height_for(len(hats)))
 
 
 def _draw_k_hats(axes: Axes, hats: Mapping[str, tuple[float, float]], label: str) -> None:

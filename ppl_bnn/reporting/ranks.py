@@ -121,17 +121,16 @@ def words_of_ranks(ranks: Ranks) -> str:
         return "No method has a log score."
     over = f"{ranks.blocks} {ranks.unit}"
     if ranks.no_test:
-        text = f"Over {over} nothing is claimed of mean ranks: {ranks.no_test}."
+        text = f"Mean ranks over {over} are not tested: {ranks.no_test}."
     else:
         p = "p < 0.001" if ranks.p < 0.001 else f"p = {ranks.p:.3f}"
-        said = (
-            "the methods do not all rank alike" if ranks.p < SIGNIFICANCE else "no difference is established"
-        )
-        text = f"Friedman's test of the ranks over {over}: chi-squared {ranks.statistic:.3g}, {p}; {said}."
+        differ = ranks.p < SIGNIFICANCE
+        result = "the methods do not all rank alike" if differ else "no difference is established"
+        text = f"Friedman's test of the ranks over {over}: chi-squared {ranks.statistic:.3g}, {p}; {result}."
         if ranks.unit == "splits":
-            text += " It takes splits as independent, which share rows: p is smaller than it should be."
+            text += " It assumes independent splits, but splits share rows: p is smaller than it should be."
     if ranks.left_out:
-        text += f" Left out for want of results: {listed(list(ranks.left_out))}."
+        text += f" Left out, with too few results: {listed(list(ranks.left_out))}."
     if ranks.dropped:
         several = "s" if ranks.dropped > 1 else ""
         text += f" Not counted: {ranks.dropped} block{several} in which a method has no result."

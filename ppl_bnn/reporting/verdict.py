@@ -170,6 +170,11 @@ def margin_of(score: str, best: float) -> float:
     return MARGIN if score in (SCORE, "elpd_loo") else MARGIN * abs(best)
 
 
+def best_first(best: str, lags: Lags) -> Lags:
+    """The lags of the best method, (0, 0), and those of the others, the smallest first."""
+    return {best: (0.0, 0.0), **dict(sorted(lags.items(), key=lambda item: item[1][0]))}
+
+
 # --- the verdict ------------------------------------------------------------------------------------------
 
 
@@ -183,14 +188,8 @@ def judge(block: Block) -> Verdict:
     lags = block.lags(SCORE)
     level = tuple(name for name, lag in lags.items() if not is_difference(*lag))
     sound = tuple(name for name in level if not block.problem(name))
-    found = Verdict(
-        doubts=block.doubts,
-        reference_doubt=block.reference_doubt,
-        lags=lags,
-        level=level,
-        sound=sound,
-        title=block.title,
-    )
+    found = Verdict(doubts=block.doubts, reference_doubt=block.reference_doubt, title=block.title)
+    found = replace(found, lags=lags, level=level, sound=sound)
     if not lags:
         return replace(found, headline="No method finished, so there is nothing to recommend.")
     best = level[0]
@@ -228,20 +227,20 @@ def _choice(block: Block, found: Verdict) -> tuple[str, str, str]:
     else:
         because = f"On {block.units} no method predicts better by more than {IN_WORDS}"
     if len(level) > 1 and len(sound) == 1:
-        because += (
-            "; among the methods that are level with the best, it is the only one without a known problem"
-        )
+        because += "; among the methods level with the best, it is the only one without a known problem"
     elif len(level) > 1:
         without = " without a known problem" if len(sound) < len(level) else ""
         because += f"; of the level methods{without} it was the fastest ({block.took(chosen)}{block.fit})"
     if not block.is_point(chosen):
         return chosen, f"Use {chosen}.", f"{because}."
-    use = f"For predictions alone, use {chosen}"
     second = min((name for name in sound if not block.is_point(name)), key=block.seconds, default=None)
-    if second is None:
-        return chosen, f"{use}.", f"{because}. {NO_SPREAD}"
-    because += f", and {second} ({block.took(second)}) is the fastest of them with a spread."
-    return chosen, f"{use}; for uncertainty about the function, {second}.", because
+    spread = f", and {second} ({block.took(second)}) is the fastest of them with a spread." if second else ""
+    return chosen, for_predictions(chosen, second), because + (spread or f". {NO_SPREAD}")
+
+
+def for_predictions(point: str, second: str | None) -> str:
+    """The recommendation of a point estimate, and of a second method for what it does not have."""
+    return f"For predictions alone, use {point}{f'; for uncertainty about the function, {second}' if second else ''}."
 
 
 def _far_from_reference(block: Block, found: Verdict, chosen: str) -> str:

@@ -289,7 +289,7 @@ def test_over_all_the_one_that_is_level_most_often(rng: np.random.Generator) -> 
     assert (found.method, found.headline) == ("steady", "Over all, use steady.")
     assert "On 3 of 4 data sets it is level with the best log score" in found.because
     assert "more often than any other (the next: 2)" in found.because
-    assert "It is not on c." in found.because
+    assert "Exceptions: c." in found.because
     assert (
         "steady: level with the best on 3 of 4, ahead of all others on 1 of them; furthest behind on c, by 0.9"
         in (found.why[0])

@@ -61,7 +61,7 @@ HOSTILE = "<b onmouseover=\"alert('x')\">&amp; $a_b$ {{ 7*7 }}</b>"
 
 
 def verdict(comparison: Comparison) -> Verdict:
-    return findings.verdict(Findings(comparison))
+    return findings.comparison_verdict(Findings(comparison))
 
 
 # --- comparisons to report on -----------------------------------------------------------------------------

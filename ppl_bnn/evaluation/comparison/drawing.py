@@ -112,9 +112,15 @@ def any_censored(comparison: Comparison) -> bool:
 
 def draw_targets(axes: Axes, x: np.ndarray, comparison: Comparison) -> None:
     """Draw the test rows at x, (N,); the mark of a censored row points to where its value is."""
+    many = len(x) > MANY
+    style: dict[str, Any] = {
+        "color": GREY if many else INK,
+        "markersize": 3.5,
+        "alpha": 0.75,
+        "rasterized": many,
+    }
     for y, rows, mark, label in marked_targets(comparison):
-        axes.plot(x[rows], y[rows], mark, color=GREY if len(x) > MANY else INK, markersize=3.5, alpha=0.75,
-                  label=label, rasterized=len(x) > MANY)  # fmt: skip
+        axes.plot(x[rows], y[rows], mark, **style, label=label)
 
 
 def marked_targets(comparison: Comparison) -> list[tuple[np.ndarray, np.ndarray, str, str]]:
@@ -150,10 +156,11 @@ class Intervals:
         if not len(rows):
             return cls(0, 0, np.zeros(0), {})
         shown = rows[evenly(targets[rows])]
-        parts = {name: prediction.take(shown) for name, prediction in comparison.predictions.items()}
-        ends = {
-            name: (np.ravel(part.mean), *map(np.ravel, part.interval(LEVEL))) for name, part in parts.items()
-        }
+        ends = {}
+        for name, prediction in comparison.predictions.items():
+            part = prediction.take(shown)
+            lower, upper = part.interval(LEVEL)
+            ends[name] = (np.ravel(part.mean), np.ravel(lower), np.ravel(upper))
         return cls(len(rows), len(shown), np.ravel(targets[shown]), ends)
 
     def inside(self, name: str) -> np.ndarray:
@@ -168,10 +175,10 @@ class Intervals:
             (inside, BLUE, "o", "truth inside the 90 % interval"),
             (~inside, VERMILION, "D", "truth outside"),
         ):
-            axes.vlines(truth[rows], lower[rows], upper[rows], color=colour, alpha=0.35, linewidth=1.2, zorder=2,
-                        rasterized=len(truth) > MANY)  # fmt: skip
-            axes.plot(truth[rows], mean[rows], mark, color=colour, markersize=3.5, markeredgewidth=0.0, zorder=3,
-                      label=label)  # fmt: skip
+            bar = {"color": colour, "alpha": 0.35, "linewidth": 1.2, "rasterized": len(truth) > MANY}
+            axes.vlines(truth[rows], lower[rows], upper[rows], **bar, zorder=2)
+            dot: dict[str, Any] = {"color": colour, "markersize": 3.5, "markeredgewidth": 0.0, "zorder": 3}
+            axes.plot(truth[rows], mean[rows], mark, **dot, label=label)
         axes.axline((0.0, 0.0), slope=1.0, **GUIDE, zorder=1)
         ends = np.concatenate([truth, *(end for _, *both in self.ends.values() for end in both)])
         for values, limits in ((truth, axes.set_xlim), (ends, axes.set_ylim)):
@@ -260,8 +267,8 @@ def draw_class_map(
     reached = [level for level in sorted(levels) if values.min() < level < values.max()]
     if reached:
         widths = [2.2 if classes == 2 and level == 0.5 else 0.8 for level in reached]
-        drawn = axes.contour(across, up, values.reshape(len(up), len(across)), levels=reached, colors="black",
-                             linestyles="solid", linewidths=widths)  # fmt: skip
+        lines: dict[str, Any] = {"colors": "black", "linestyles": "solid", "linewidths": widths}
+        drawn = axes.contour(across, up, values.reshape(len(up), len(across)), levels=reached, **lines)
         axes.clabel(drawn, fmt="%g", fontsize=9)
 
 
