@@ -346,22 +346,17 @@ class Method(ABC):
         chosen: Any = system(method.ppl)
         if _DRY.get():
             chosen = _Unseeded(chosen)
-
-        def bound(x: Any, y: np.ndarray) -> Program:
-            x, y = map_data(chosen.asarray, x), chosen.asarray(y)
-            return Program.of(chosen, model, x, y, language=language, observed=observed)
-
         try:
             with chosen.session("float64", "cpu", threads=1):
-                sketch = bound(x, y.astype(float))
+                data, targets = map_data(chosen.asarray, x), chosen.asarray(y.astype(float))
+                sketch = Program.of(chosen, model, data, targets, language=language, observed=observed)
             method._check_sites(sketch)
             y, original = _checked_targets(sketch, y, text)
             standardisation = None
             if standardise:
                 likelihood, regression = sketch.likelihood, sketch.likelihood.task == "regression"
-                with_units = regression and getattr(likelihood, "standardises", True)
-                columns = getattr(likelihood, "columns_with_units", None)
-                standardisation = Standardisation.of(x, y, with_units, columns)
+                with_units = regression and likelihood.standardises
+                standardisation = Standardisation.of(x, y, with_units, likelihood.columns_with_units)
                 x, y = standardisation.inputs(x), standardisation.targets(y)
             else:
                 checks.warn_constant_columns(x)
@@ -453,8 +448,7 @@ def _checked_targets(
         if text is not None:
             checks.warn_of_labels(text)
         y = labels(program, y)
-    if hasattr(program.likelihood, "check_values"):
-        program.likelihood.check_values(y)
+    program.likelihood.check_values(y)
     return y, text
 
 
