@@ -7,17 +7,9 @@ import sys
 from typing import Any
 
 from ppl_bnn.core.errors import ModelError
+from ppl_bnn.language.modules import protocol
 from ppl_bnn.language.modules.jax import Jax, dotted, is_constant, keys_of
-from ppl_bnn.language.modules.protocol import (
-    Array,
-    Arrays,
-    Call,
-    Inputs,
-    Parameter,
-    fan_in_of,
-    is_array,
-    kinds_of,
-)
+from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Inputs, Parameter
 
 
 class Equinox(Jax):
@@ -27,11 +19,11 @@ class Equinox(Jax):
 
     def refuse(self, word: str, network: Any) -> None:
         def special(node: Any) -> bool:
-            return bool(kinds_of(node, "equinox") & {"Dropout", "StateIndex"})
+            return bool(protocol.kinds_of(node, "equinox") & {"Dropout", "StateIndex"})
 
         flatten = sys.modules["jax"].tree_util.tree_flatten_with_path
         for path, node in flatten(network, is_leaf=special)[0]:
-            kinds, name = kinds_of(node, "equinox"), dotted(path)
+            kinds, name = protocol.kinds_of(node, "equinox"), dotted(path)
             if "StateIndex" in kinds:
                 got = f"a StateIndex at {name!r}, as batch normalisation and spectral normalisation have"
                 raise ModelError.of(word, "a module without state", got, "equinox.nn.LayerNorm or GroupNorm")
@@ -45,7 +37,7 @@ class Equinox(Jax):
         """(path, leaf, whether it is a parameter)."""
         jax = sys.modules["jax"]
         return [
-            (path, leaf, is_array(leaf) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact))
+            (path, leaf, protocol.is_array(leaf) and jax.numpy.issubdtype(leaf.dtype, jax.numpy.inexact))
             for path, leaf in jax.tree_util.tree_flatten_with_path(network)[0]
         ]
 
@@ -56,16 +48,13 @@ class Equinox(Jax):
                 continue
             keys = keys_of(path)
             name, shape, kinds, _, own = self._parameter(word, network, keys, leaf, "equinox")
-            inputs, gain = fan_in_of(kinds, str(keys[-1]), shape, math.prod(shape[1:]))
+            inputs, gain = protocol.fan_in_of(kinds, str(keys[-1]), shape, math.prod(shape[1:]))
             found.append(Parameter(name, shape, inputs, own, gain, len(shape) < 2 or "Embedding" in kinds))
         return found
 
     def constants(self, network: Any) -> dict[str, Array]:
         leaves = self._leaves(network)
         return {dotted(path): leaf for path, leaf, parameter in leaves if not parameter and is_constant(leaf)}
-
-    def mode(self, network: Any) -> Any:
-        return None
 
     def run(self, call: Call, values: Arrays, inputs: Inputs, like: Array) -> Any:
         jax = sys.modules["jax"]

@@ -11,26 +11,26 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.errors import ModelError
-from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Inputs, is_array, kinds_of, mapped
+from ppl_bnn.language.modules.protocol import (
+    Array,
+    Arrays,
+    Call,
+    Framework,
+    Inputs,
+    is_array,
+    kinds_of,
+    mapped,
+)
 
 
-class Jax:
-    """The common part of NNX and Equinox."""
+class Jax(Framework):
+    """The common part of NNX and Equinox.
+
+    JAX maps over anything that it can trace, and `on_numbers` leaves transformations itself. A shared parameter is one
+    leaf in NNX, and a separate leaf in each place in Equinox.
+    """
 
     library, system = "jax", "numpyro"
-    run: Any
-
-    def aside(self) -> contextlib.AbstractContextManager[Any]:
-        # `on_numbers` leaves transformations itself.
-        return contextlib.nullcontext()
-
-    def check_mapped(self, call: Call, inputs: Inputs, dtype: str) -> None:
-        # JAX maps over anything that it can trace.
-        return None
-
-    def further_names(self, network: Any) -> dict[str, str]:
-        # A shared parameter is one leaf in NNX, and a separate leaf in each place in Equinox.
-        return {}
 
     def start(self, own: Any) -> Array:
         return sys.modules["jax.numpy"].asarray(self.number(own), dtype=float)

@@ -25,18 +25,10 @@ from typing import Any
 from ppl_bnn.core.errors import ModelError, unknown_name
 from ppl_bnn.language import ops, primitives
 from ppl_bnn.language.layers.declarations import GAIN
+from ppl_bnn.language.modules import protocol
 from ppl_bnn.language.modules.equinox import Equinox
 from ppl_bnn.language.modules.nnx import Nnx
-from ppl_bnn.language.modules.protocol import (
-    Array,
-    Call,
-    Framework,
-    ModuleUse,
-    Parameter,
-    arrays_in,
-    check_system,
-    type_name,
-)
+from ppl_bnn.language.modules.protocol import Array, Call, Framework, ModuleUse, Parameter
 from ppl_bnn.language.modules.torch import Torch
 from ppl_bnn.language.prior_scales import Prior
 from ppl_bnn.language.priors import CorrelatedConvolution, MatrixNormal, Normal, Point
@@ -126,7 +118,7 @@ def module(
     framework = _framework(word, network)
     inputs = x if isinstance(x, tuple) else (x,)
     rows = _row_count(word, inputs, coupled)
-    check_system(word, framework, network, inputs)
+    protocol.check_system(word, framework, network, inputs)
     framework.refuse(word, network)
     parameters = framework.parameters(word, network)
     if not parameters:
@@ -138,7 +130,7 @@ def module(
     output = call(values, sampled, inputs, rows)
     if primitives.maps_are_seen():
         use = ModuleUse(name, framework, network, parameters, values)
-        _show(use, output, rows, call.numbers_per_row(inputs, rows, type_name(output)))
+        _show(use, output, rows, call.numbers_per_row(inputs, rows, protocol.type_name(output)))
     return output
 
 
@@ -273,7 +265,7 @@ def _by_name(
 
 def _row_count(word: str, inputs: tuple[Any, ...], coupled: bool) -> int:
     """The number of rows of the inputs."""
-    lengths = [int(each.shape[0]) if len(each.shape) else None for each in arrays_in(inputs)]
+    lengths = [int(each.shape[0]) if len(each.shape) else None for each in protocol.arrays_in(inputs)]
     if not lengths or None in lengths or (len(set(lengths)) > 1 and not coupled):
         expected = "an array, a dict or a tuple of arrays, with one first axis, that of the rows"
         got = f"lengths {lengths}" if lengths else "no array"

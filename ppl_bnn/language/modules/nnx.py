@@ -9,30 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.language.modules import protocol
 from ppl_bnn.language.modules.jax import Jax, dotted, is_constant, keys_of
-from ppl_bnn.language.modules.protocol import (
-    Array,
-    Arrays,
-    Call,
-    Inputs,
-    Parameter,
-    fan_in_of,
-    mapped,
-    type_name,
-)
+from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Inputs, Parameter
 
 # In a path, a variable is an additional step of this class.
 _name = functools.partial(dotted, left_out="GetAttrKey")
 
 
 class Nnx(Jax):
-    """`flax.nnx.Module`: split into parameters and other state, and merged into a new object for each run."""
+    """`flax.nnx.Module`: split into parameters and other state, and merged into a new object for each run.
 
-    kind, sees_all_rows = "a flax.nnx.Module", True
+    Random parts and parts in training are found by the state that they change, see `run`.
+    """
 
-    def refuse(self, word: str, network: Any) -> None:
-        # Random parts and parts in training are found by the state that they change, see `run`.
-        return None
+    kind = "a flax.nnx.Module"
 
     def _split(self, network: Any) -> Any:
         nnx = sys.modules["flax.nnx"]
@@ -51,7 +42,7 @@ class Nnx(Jax):
                 count = math.prod((*shape[:-2], *shape[-1:]))
             else:
                 count = math.prod(shape[:-1])
-            inputs, gain = fan_in_of(kinds, str(keys[-1]), shape, count)
+            inputs, gain = protocol.fan_in_of(kinds, str(keys[-1]), shape, count)
             found.append(Parameter(name, shape, inputs, own, gain, not (transposed or several)))
         return found
 
@@ -70,7 +61,7 @@ class Nnx(Jax):
 
     def run(self, call: Call, values: Arrays, inputs: Inputs, like: Array) -> Any:
         output, changed, counted = self._run(call, values, inputs, like)
-        if counted and self._is_random(call, inputs, type_name(like)):
+        if counted and self._is_random(call, inputs, protocol.type_name(like)):
             changed = [*changed, *counted]
         if changed:
             expected = (
@@ -127,7 +118,7 @@ class Nnx(Jax):
             with jax.enable_x64(dtype == "float64"), jax.ensure_compile_time_eval():
                 like = jax.numpy.zeros(0, dtype=dtype)
                 made_up = call.made_up_values(dtype), call.made_up(inputs, 2, dtype, 1)
-                values, rows = mapped(lambda each: self.native(each, like), made_up)
+                values, rows = protocol.mapped(lambda each: self.native(each, like), made_up)
                 old, new = (self._run(call, values, rows, like, ahead)[0] for ahead in (0, 1))
                 notes[key] = not np.array_equal(np.asarray(old), np.asarray(new))
         return notes[key]

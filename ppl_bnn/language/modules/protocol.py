@@ -97,13 +97,13 @@ def type_name(array: Array) -> str:
 
 
 class Framework(Protocol):
-    """The operations that a framework provides. Values are in the order of the parameters."""
+    """The operations that a framework provides, with defaults. Values are in the order of the parameters."""
 
     library: str
     system: str
     kind: str
     # Whether a module gets all rows at once, so that rows could interact in it.
-    sees_all_rows: bool
+    sees_all_rows: bool = True
 
     def refuse(self, word: str, network: Any) -> None:
         """Refuse what is found without running the module: random parts, and parts in which rows interact."""
@@ -112,7 +112,7 @@ class Framework(Protocol):
 
     def further_names(self, network: Any) -> dict[str, str]:
         """For a parameter that appears in several places of the module: each further name -> its listed name."""
-        ...
+        return {}
 
     def constants(self, network: Any) -> dict[str, Array]:
         """Arrays of the module that are not parameters, by dotted name. Random states are left out."""
@@ -130,7 +130,7 @@ class Framework(Protocol):
 
     def aside(self) -> contextlib.AbstractContextManager[Any]:
         """A context outside of all transformations in which a module may be running: values are concrete."""
-        ...
+        return contextlib.nullcontext()
 
     def check_mapped(self, call: Call, inputs: Inputs, dtype: str) -> None:
         """Refuse a module that cannot be mapped over draws of the parameters, as predictions are."""

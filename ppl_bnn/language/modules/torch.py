@@ -12,24 +12,15 @@ import numpy as np
 
 from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
-from ppl_bnn.language.modules.protocol import (
-    Array,
-    Arrays,
-    Call,
-    Inputs,
-    Parameter,
-    fan_in_of,
-    kinds_of,
-    library_of,
-    mapped,
-)
+from ppl_bnn.language.modules import protocol
+from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Framework, Inputs, Parameter, mapped
 from ppl_bnn.language.modules.torch_defaults import defaults, floating
 
 
-class Torch:
+class Torch(Framework):
     """`torch.nn.Module`: runs `torch.func.functional_call` with all parameters and copies of all buffers."""
 
-    library, system, kind, sees_all_rows = "torch", "pyro", "a torch.nn.Module", True
+    library, system, kind = "torch", "pyro", "a torch.nn.Module"
 
     def refuse(self, word: str, network: Any) -> None:
         layers = sys.modules["torch"].nn.modules
@@ -63,12 +54,12 @@ class Torch:
                 got, advice = f"a parameter of {tensor.dtype}", "a registered buffer"
                 raise ModelError.of(word, f"{name!r} in floats", got, advice)
             owner = network.get_submodule(path)
-            kinds, shape = kinds_of(owner, "torch"), tuple(map(int, tensor.shape))
+            kinds, shape = protocol.kinds_of(owner, "torch"), tuple(map(int, tensor.shape))
             count = math.prod(shape[1:])
             if "_ConvTransposeNd" in kinds and len(shape) > 1:
                 # Unlike other layers of torch, the axes are (in, out / groups, places).
                 count = shape[0] // owner.groups * math.prod(shape[2:])
-            inputs, gain = fan_in_of(kinds, leaf, shape, count)
+            inputs, gain = protocol.fan_in_of(kinds, leaf, shape, count)
             table = bool(kinds & {"Embedding", "EmbeddingBag"})
             with self.aside():
                 own = None if tensor.is_meta else tensor.detach()
@@ -89,7 +80,7 @@ class Torch:
         return own.to(dtype=floating(), device=sys.modules["torch"].get_default_device(), copy=True)
 
     def number(self, own: Any) -> np.ndarray:
-        return own.detach().cpu().double().numpy() if library_of(own) == "torch" else np.asarray(own)
+        return own.detach().cpu().double().numpy() if protocol.library_of(own) == "torch" else np.asarray(own)
 
     def mode(self, network: Any) -> Any:
         return tuple(part.training for part in network.modules())
