@@ -402,8 +402,8 @@ class NumPyro:
         # text, which contains all constants, and by the structure of their arguments and results.
         lowered = jax.jit(function, keep_unused=True).lower(*arguments)
         trees = jax.tree.structure(arguments), jax.tree.structure(lowered.out_info)
-        said = repr((trees, jax.config.jax_default_device, quick, lowered.as_text()))
-        key = hashlib.sha256(said.encode()).hexdigest()
+        text = repr((trees, jax.config.jax_default_device, quick, lowered.as_text()))
+        key = hashlib.sha256(text.encode()).hexdigest()
         with _KEEPING:
             found = _COMPILED.pop(key, None)
         if found is None:

@@ -84,7 +84,7 @@ def as_pyro(model: Model, population: int | None = None, record: bool = True) ->
         A Pyro model.
     """
     native: Any = interpreted(model, lambda: PyroInterpretation(population, record))
-    native.says_types = True
+    native.sets_types = True
     return native
 
 

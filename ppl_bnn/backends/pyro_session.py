@@ -193,7 +193,7 @@ def resting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def typed(function: Callable[..., Any]) -> Callable[..., Any]:
     """A user's function of torch or Pyro, whose tensors have the session's type if it does not specify one."""
-    if getattr(function, "says_types", False) or floating() is torch.get_default_dtype():
+    if getattr(function, "sets_types", False) or floating() is torch.get_default_dtype():
         return function
 
     def in_session(*arguments: Any, **keywords: Any) -> Any:

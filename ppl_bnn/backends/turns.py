@@ -117,25 +117,27 @@ class Turn:
         self.release()
 
 
-def told_outside(progress: Progress, outside: Callable[[], AbstractContextManager[None]]) -> Progress:
+def progress_outside(progress: Progress, outside: Callable[[], AbstractContextManager[None]]) -> Progress:
     """Wrap a progress so that each of its calls runs in `outside()`: it may be a user's own object and run any code."""
-    return progress if isinstance(progress, Silent | _ToldOutside) else _ToldOutside(progress, outside)
+    return (
+        progress if isinstance(progress, Silent | _ProgressOutside) else _ProgressOutside(progress, outside)
+    )
 
 
-class _ToldOutside:
+class _ProgressOutside:
     """A progress, or one of its tasks."""
 
-    def __init__(self, told: Any, outside: Callable[[], AbstractContextManager[None]]):
-        self._told, self._outside = told, outside
+    def __init__(self, inner: Any, outside: Callable[[], AbstractContextManager[None]]):
+        self._inner, self._outside = inner, outside
 
     def task(self, title: str, total: int) -> Task:
         with self._outside():
-            return _ToldOutside(self._told.task(title, total), self._outside)
+            return _ProgressOutside(self._inner.task(title, total), self._outside)
 
     def update(self, done: int, **figures: float) -> None:
         with self._outside():
-            self._told.update(done, **figures)
+            self._inner.update(done, **figures)
 
     def close(self) -> None:
         with self._outside():
-            self._told.close()
+            self._inner.close()

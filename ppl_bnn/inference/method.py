@@ -21,7 +21,7 @@ from ppl_bnn.backends.native import named_inputs
 from ppl_bnn.backends.program import Problem, Program, threads_for
 from ppl_bnn.backends.protocol import SYSTEMS, Model, resolve_device
 from ppl_bnn.backends.systems import system, written_in
-from ppl_bnn.backends.turns import told_outside
+from ppl_bnn.backends.turns import progress_outside
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import map_data, row_count
 from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, unknown_name
@@ -256,7 +256,7 @@ class Method(ABC):
         """
         prepared = self._prepared(model, x, y, seed, device, observed, standardise)
         with prepared as (method, problem, standardisation, original):
-            outcome = method.run(problem, told_outside(resolve(progress), problem.system.outside))
+            outcome = method.run(problem, progress_outside(resolve(progress), problem.system.outside))
         class_names = clean_all(class_names)
         if original is not None and class_names is None:
             class_names = tuple(map(str, original))

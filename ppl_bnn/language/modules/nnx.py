@@ -117,8 +117,8 @@ class Nnx(Jax):
             jax = sys.modules["jax"]
             with jax.enable_x64(dtype == "float64"), jax.ensure_compile_time_eval():
                 like = jax.numpy.zeros(0, dtype=dtype)
-                made_up = call.made_up_values(dtype), call.made_up(inputs, 2, dtype, 1)
-                values, rows = protocol.mapped(lambda each: self.native(each, like), made_up)
+                artificial = call.artificial_values(dtype), call.artificial(inputs, 2, dtype, 1)
+                values, rows = protocol.mapped(lambda each: self.native(each, like), artificial)
                 old, new = (self._run(call, values, rows, like, ahead)[0] for ahead in (0, 1))
                 notes[key] = not np.array_equal(np.asarray(old), np.asarray(new))
         return notes[key]

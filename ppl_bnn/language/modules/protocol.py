@@ -231,7 +231,7 @@ class Call:
 
     # -- cached facts about a module
 
-    def made_up(self, inputs: Inputs, rows: int, dtype: Any, seed: int) -> Inputs:
+    def artificial(self, inputs: Inputs, rows: int, dtype: Any, seed: int) -> Inputs:
         """Artificial rows with the shapes and types of the inputs: normal numbers, or integers 0 and 1."""
         rng = np.random.default_rng(seed)
 
@@ -243,7 +243,7 @@ class Call:
 
         return mapped(array, inputs)
 
-    def made_up_values(self, dtype: Any) -> list[np.ndarray]:
+    def artificial_values(self, dtype: Any) -> list[np.ndarray]:
         """The module's own values plus noise: a last layer initialised at zero would hide the layers before it."""
         rng = np.random.default_rng(0)
         found = []
@@ -276,10 +276,10 @@ class Call:
 
         False if the module does not run on such rows: then nothing is known.
         """
-        before, after = (self.made_up(inputs, 3, dtype, seed) for seed in (1, 2))
+        before, after = (self.artificial(inputs, 3, dtype, seed) for seed in (1, 2))
         for old, new in zip(arrays_in(before), arrays_in(after), strict=True):
             new[1] = old[1]
-        values = self.made_up_values(dtype)
+        values = self.artificial_values(dtype)
         try:
             old, new = (self.framework.on_numbers(self, values, rows, dtype) for rows in (before, after))
         except BNNError:
@@ -310,12 +310,12 @@ class Call:
         return notes[key]
 
     def _counted(self, inputs: Inputs, rows: int, dtype: Any) -> float:
-        values, count = self.made_up_values(dtype), self.framework.count
+        values, count = self.artificial_values(dtype), self.framework.count
         try:
             if self.coupled:
                 whole = mapped(lambda each: np.ones(tuple(map(int, each.shape)), type_name(each)), inputs)
                 return count(self, values, whole, dtype) / rows
-            two, three = (self.made_up(inputs, rows, dtype, 1) for rows in (2, 3))
+            two, three = (self.artificial(inputs, rows, dtype, 1) for rows in (2, 3))
             return count(self, values, three, dtype) - count(self, values, two, dtype)
         except Exception:
             # The module runs, but not on artificial rows: estimate a multiple of the size of the inputs.

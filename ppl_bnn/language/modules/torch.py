@@ -91,8 +91,8 @@ class Torch(Framework):
 
     def check_mapped(self, call: Call, inputs: Inputs, dtype: str) -> None:
         torch, like = sys.modules["torch"], _like(dtype)
-        rows = mapped(lambda each: self.native(each, like), call.made_up(inputs, 2, dtype, 1))
-        draws = [self.native(np.stack([each, each]), like) for each in call.made_up_values(dtype)]
+        rows = mapped(lambda each: self.native(each, like), call.artificial(inputs, 2, dtype, 1))
+        draws = [self.native(np.stack([each, each]), like) for each in call.artificial_values(dtype)]
         run = torch.func.vmap(lambda values: self.run(call, values, rows, like), randomness="different")
         try:
             # torch warns of operations that it maps slowly; the user sees the warning in the fit itself.

@@ -43,8 +43,8 @@ def defaults() -> Any:
     of_numbers = {torch.arange, torch.as_tensor, torch.asarray, torch.full, torch.scalar_tensor, torch.tensor}
     # The type of these functions is in their name or in their arguments.
     of = torch.Tensor
-    said = {of.bfloat16, of.float, of.half, of.to, of.type, of.type_as, of.view}
-    said |= {torch.from_numpy, torch.frombuffer, torch.load}
+    typed = {of.bfloat16, of.float, of.half, of.to, of.type, of.type_as, of.view}
+    typed |= {torch.from_numpy, torch.frombuffer, torch.load}
 
     class Defaults(torch.overrides.TorchFunctionMode):
         def __init__(self, dtype: Any):
@@ -55,17 +55,17 @@ def defaults() -> Any:
             kwargs = kwargs or {}
             if self.dtype is self.common:
                 return function(*args, **kwargs)
-            told = kwargs.get("dtype")
-            if function in always and told is None and not _floating(torch, (args, kwargs)):
+            given = kwargs.get("dtype")
+            if function in always and given is None and not _floating(torch, (args, kwargs)):
                 return function(*args, **{**kwargs, "dtype": self.dtype})
-            if told is self.common and _by_default():
+            if given is self.common and _by_default():
                 return function(*args, **{**kwargs, "dtype": self.dtype})
             result = function(*args, **kwargs)
             if (
-                told is not None
+                given is not None
                 or type(result) is not torch.Tensor
                 or result.dtype is not self.common
-                or function in said
+                or function in typed
                 or _floating(torch, (args, kwargs))
             ):
                 return result
@@ -80,11 +80,11 @@ def defaults() -> Any:
 
 def _by_default() -> bool:
     """Whether the type given to a function came from `torch.get_default_dtype`."""
-    return sys._getframe(2).f_globals.get("__name__") in _ASK
+    return sys._getframe(2).f_globals.get("__name__") in _CALLERS
 
 
 # Modules that call `torch.get_default_dtype` and pass its value on.
-_ASK = ("torch.distributions.utils", "pyro.distributions.transforms.polynomial", "pyro.nn.auto_reg_nn")
+_CALLERS = ("torch.distributions.utils", "pyro.distributions.transforms.polynomial", "pyro.nn.auto_reg_nn")
 
 
 def _floating(torch: Any, value: Any) -> bool:
