@@ -135,10 +135,8 @@ class Full(FlatGaussian):
             factor = cholesky(precision.T, lower=True, check_finite=False)
         except np.linalg.LinAlgError:
             lowest = float(np.linalg.eigvalsh(precision)[0])
-            expected, got = (
-                "a positive definite curvature at the mode",
-                f"a smallest eigenvalue of {lowest:.3g}",
-            )
+            expected = "a positive definite curvature at the mode"
+            got = f"a smallest eigenvalue of {lowest:.3g}"
             advice = "repair='clip' where the prior curves upwards, more steps if this is no mode, or a tighter prior"
             raise CurvatureError.of("", expected, got, advice) from None
         diagonal = np.diag(factor)

@@ -88,9 +88,8 @@ def plan_of(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianPlan
 def check_separable_rows(problem: Problem) -> None:
     """Raise `UnsupportedError` if a row has no Jacobian of its own."""
     if problem.program.coupled:
-        raise UnsupportedError.of(
-            "", "rows that do not interact", "bnn.coupled() in the model", "NUTS or SVI"
-        )
+        expected, got = "rows that do not interact", "bnn.coupled() in the model"
+        raise UnsupportedError.of("", expected, got, "NUTS or SVI")
 
 
 def _run(problem: Problem, w: Mapping[str, Any], row: Any, handler: Any) -> tuple[Any, Any]:
@@ -169,15 +168,13 @@ def _untransformed(problem: Problem, values: Mapping[str, Any], w: Mapping[str, 
     program, system = problem.program, problem.system
     other = {name: value + 0.7 for name, value in values.items()}
     pairs = ((values, w), (other, program.constrain(other, *first_rows(problem))))
-    return {
-        site.name
-        for site in program.latents
-        if site.shape == site.unconstrained_shape
-        and all(
-            np.array_equal(system.to_numpy(after[site.name]), system.to_numpy(before[site.name]))
-            for before, after in pairs
-        )
-    }
+
+    def same(name: str) -> bool:
+        each = ((system.to_numpy(after[name]), system.to_numpy(before[name])) for before, after in pairs)
+        return all(np.array_equal(*two) for two in each)
+
+    kept = (site.name for site in program.latents if site.shape == site.unconstrained_shape)
+    return {name for name in kept if same(name)}
 
 
 def _nan(w: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -318,13 +315,10 @@ def compiled(problem: Problem, plan: JacobianPlan, kind: str) -> Callable[..., A
             if not perturbations:
                 return program.predictor(w, row)[0], {}
             eta, record = _run(problem, w, row, RecordLinear(perturbations))
-            inputs = {
-                name: ops.concatenate(
-                    [record.inputs[use][number].reshape(-1, linear.shape[0]) for use, number in linear.uses],
-                    0,
-                )
-                for name, linear in plan.maps.items()
-            }
+            inputs = {}
+            for name, linear in plan.maps.items():
+                each = (record.inputs[use][number] for use, number in linear.uses)
+                inputs[name] = ops.concatenate([part.reshape(-1, linear.shape[0]) for part in each], 0)
             return eta[0], inputs
 
         def factors(values: Any, row: Any, root: Any) -> tuple[Any, Any, Any, Any]:

@@ -124,11 +124,9 @@ class KroneckerCurvature(DataCurvature):
         if not isinstance(prior, Mapping):
             if not self.nearest:
                 check_independent(prior)
-            at = {block.name: gaussians.span(block.positions) for block in self.blocks}
-            prior = {
-                name: prior[where] if prior.ndim == 1 else prior[where][:, where]
-                for name, where in at.items()
-            }
+            positions = {block.name: gaussians.span(block.positions) for block in self.blocks}
+            diagonal = prior.ndim == 1
+            prior = {name: prior[at] if diagonal else prior[at][:, at] for name, at in positions.items()}
         return Kronecker(tuple(self._part(block, prior[block.name]) for block in self.blocks))
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
@@ -156,11 +154,8 @@ class KroneckerCurvature(DataCurvature):
         if isinstance(block, DenseBlock):
             dense = prior.precision() if isinstance(prior, Rotated) else prior
             with _named(block):
-                return Part(
-                    block.name,
-                    block.positions,
-                    structures.full_gaussian(block.values, self.multiplier, dense),
-                )
+                gaussian = structures.full_gaussian(block.values, self.multiplier, dense)
+                return Part(block.name, block.positions, gaussian)
         basis, data, added = self._aligned(block, prior)
         values = data + added
         with _named(block):

@@ -479,11 +479,11 @@ class LaplaceFit:
                     widest = max(widest, float(np.ptp(part) / max(abs(part.mean()), 1e-300)))
                     prior[block.name if by_name else block.positions] = np.full(part.size, part.mean())  # type: ignore[index]
             if widest > 1e-9 or dependent:
-                self.warn(
-                    f"prior precisions were averaged over each weight matrix; within one they differ by up to "
-                    f"{widest:.3g} times their mean"
-                    + (", and what ties weights to each other was left out" if dependent else "")
+                text = (
+                    "prior precisions were averaged over each weight matrix; within one they differ by up to"
                 )
+                rest = ", and what ties weights to each other was left out" if dependent else ""
+                self.warn(f"{text} {widest:.3g} times their mean{rest}")
         return prior
 
     def _repaired(self, curvature: Any, prior: Any) -> FlatGaussian:

@@ -173,12 +173,12 @@ class Tuning:
         ]
         dependent = [name for name in inside if above[name]]
         if per != "none" and dependent:
-            raise UnsupportedError.of(
-                f"Laplace(tune={per!r})",
+            advice = f"marginal={sorted(set().union(*(above[name] for name in dependent)))}"
+            expected, got = (
                 "priors that depend on no other site",
                 f"scales of their own for {', '.join(dependent)}",
-                f"marginal={sorted(set().union(*(above[name] for name in dependent)))}",
             )
+            raise UnsupportedError.of(f"Laplace(tune={per!r})", expected, got, advice)
         if per != "none" and not normal:
             got = ", ".join(sorted({sites[name].family for name in inside}))
             expected, advice = "a Normal prior, whose precision can be tuned", "priors.Normal, or tune='none'"
