@@ -49,7 +49,7 @@ class Conditioning:
         values = self.scaled
         return float(values[-1] / values[0])
 
-    def said(self) -> str:
+    def explanation(self) -> str:
         """A description of the problem for a warning, with advice."""
         return (
             f"the posterior is badly scaled: with each coordinate in units of its own curvature there, the condition "

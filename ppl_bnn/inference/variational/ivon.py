@@ -227,7 +227,7 @@ class IVON(Method):
         share = float(np.median(1.0 / (np.diag(found.curvature) * found.variances)))
         return False, (
             f"IVON has not converged: its steps last for {lasted:.2g} relaxation times of the flattest direction. "
-            f"{found.said()}; independent normals show {share:.2g} of the variances there",
+            f"{found.explanation()}; independent normals show {share:.2g} of the variances there",
         )
 
     def _decays(self) -> np.ndarray:

@@ -267,7 +267,7 @@ class SVGD(Method):
         if scaling is not None and scaling.number > BAD:
             converged = False
             found.append(
-                f"{self.name} has not converged: its kernel has one bandwidth for all directions. {scaling.said()}"
+                f"{self.name} has not converged: its kernel has one bandwidth for all directions. {scaling.explanation()}"
             )
         return Outcome(
             approximation=Particles(
