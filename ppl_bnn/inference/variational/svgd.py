@@ -267,7 +267,8 @@ class SVGD(Method):
         if scaling is not None and scaling.number > BAD:
             converged = False
             found.append(
-                f"{self.name} has not converged: its kernel has one bandwidth for all directions. {scaling.explanation()}"
+                f"{self.name} has not converged: its kernel has one bandwidth for all directions. "
+                f"{scaling.explanation()}"
             )
         return Outcome(
             approximation=Particles(
