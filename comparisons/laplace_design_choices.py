@@ -245,7 +245,7 @@ def refit(start: Any, chosen: Any) -> Any:
 
     `bnn.fit` would compile the same functions anew for each of a hundred choices; what is computed is the same.
     """
-    outcome = start._with(lambda problem: chosen.run(problem, Silent()))
+    outcome = start.with_problem(lambda problem: chosen.run(problem, Silent()))
     info = replace(
         start.info,
         method=chosen.name,

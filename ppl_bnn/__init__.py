@@ -1,170 +1,18 @@
 """Bayesian neural networks as generative programs, fitted by interchangeable inference, compared in one table.
 
-This file is the table of contents. Names are loaded when they are first used, so that importing the package
-loads neither torch nor JAX, and a broken or missing framework breaks its own half only.
+This file is the table of contents: the methods of the registry, and the imports under `TYPE_CHECKING`. Type checkers
+read these, and at run time `__getattr__` loads a name when it is first used. So importing the package loads neither
+torch nor JAX, and a broken or missing framework breaks its own half only.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.inference.registry import MODULES
-
-__version__ = "0.1.0"
-
-_CONTENTS: dict[str, str] = {
-    # the language
-    "sample": "ppl_bnn.language.primitives",
-    "deterministic": "ppl_bnn.language.primitives",
-    "param": "ppl_bnn.language.primitives",
-    "observe": "ppl_bnn.language.primitives",
-    "rows": "ppl_bnn.language.primitives",
-    "coupled": "ppl_bnn.language.primitives",
-    "linear": "ppl_bnn.language.primitives",
-    "dense": "ppl_bnn.language.layers.basic",
-    "conv": "ppl_bnn.language.primitives",
-    "conv1d": "ppl_bnn.language.layers.basic",
-    "conv2d": "ppl_bnn.language.layers.basic",
-    "layer_norm": "ppl_bnn.language.layers.basic",
-    "filter_response_norm": "ppl_bnn.language.layers.basic",
-    "residual": "ppl_bnn.language.layers.basic",
-    "residual_block": "ppl_bnn.language.layers.basic",
-    "embedding": "ppl_bnn.language.layers.basic",
-    "learned_positions": "ppl_bnn.language.layers.basic",
-    "attention": "ppl_bnn.language.layers.attention",
-    "transformer_block": "ppl_bnn.language.layers.attention",
-    "gru": "ppl_bnn.language.layers.recurrent",
-    "lstm": "ppl_bnn.language.layers.recurrent",
-    "graph_conv": "ppl_bnn.language.layers.graph",
-    "module": "ppl_bnn.language.modules.module",
-    "noncentred": "ppl_bnn.language.transforms",
-    "with_prior": "ppl_bnn.language.transforms",
-    "mlp": "ppl_bnn.language.layers.networks",
-    "cnn": "ppl_bnn.language.layers.networks",
-    "resnet": "ppl_bnn.language.layers.networks",
-    "lstm_classifier": "ppl_bnn.language.layers.networks",
-    "transformer": "ppl_bnn.language.layers.networks",
-    "network_function": "ppl_bnn.language.handlers",
-    "as_numpyro": "ppl_bnn.backends.numpyro",
-    "as_pyro": "ppl_bnn.backends.pyro",
-    # the methods
-    "Method": "ppl_bnn.inference.method",
-    **MODULES,
-    # what comes of them
-    "Posterior": "ppl_bnn.posterior.posterior",
-    "Prediction": "ppl_bnn.prediction.prediction",
-    "load": "ppl_bnn.posterior.loading",
-    "stack": "ppl_bnn.posterior.stacking",
-    "extend": "ppl_bnn.inference.sampling.sampler",
-    "diagnose": "ppl_bnn.diagnostics.diagnose",
-    "simulation_based_calibration": "ppl_bnn.diagnostics.sbc",
-    "check_prior": "ppl_bnn.diagnostics.prior_check",
-    "prior_predictive": "ppl_bnn.diagnostics.prior_draws",
-    "compare": "ppl_bnn.evaluation.comparison.run",
-    "Comparison": "ppl_bnn.evaluation.comparison.comparison",
-    "report": "ppl_bnn.reporting.page",
-    "Grid": "ppl_bnn.evaluation.grid.grid",
-    "GridResult": "ppl_bnn.evaluation.grid.result",
-    "advise": "ppl_bnn.evaluation.advice",
-    "recalibrate": "ppl_bnn.prediction.recalibration",
-    "conformal": "ppl_bnn.prediction.conformal",
-    "enable_compilation_cache": "ppl_bnn.backends.numpyro",
-}
-_MODULES: dict[str, str] = {
-    "dist": "ppl_bnn.language.distributions",
-    "ops": "ppl_bnn.language.ops",
-    "priors": "ppl_bnn.language.priors",
-    "likelihoods": "ppl_bnn.language.likelihoods",
-    "guides": "ppl_bnn.inference.variational.guides",
-    "errors": "ppl_bnn.core.errors",
-    "data": "ppl_bnn.datasets.tables",
-    "scores": "ppl_bnn.prediction.scores",
-    "zoo": "ppl_bnn.zoo",
-}
-__all__ = ["fit", *_CONTENTS, *_MODULES]
-
-
-def fit(
-    model: Any,
-    x: Any,
-    y: Any,
-    method: Method | None = None,
-    *,
-    seed: int = 0,
-    device: str = "auto",
-    progress: Any = None,
-    observed: str | None = None,
-    standardise: bool = False,
-) -> Posterior:
-    """Fit a model to data by a method.
-
-    Parameters
-    ----------
-    model : callable
-        A function `(x, y=None)` in the language, or a NumPyro or Pyro model.
-    x : array or dict of arrays
-        Inputs; the first axis is the N rows.
-    y : array
-        Targets, (N,) or (N, K).
-    method : Method, optional
-        `SVI()` by default.
-    seed : int
-        The same seed on the same machine gives the same bits.
-    device : str
-        "auto", "cpu", "cuda" or "cuda:1".
-    progress : bool, callable or Progress, optional
-        Whether, and to whom, progress is reported.
-    observed : str, optional
-        The observed site of a NumPyro or Pyro model that has several.
-    standardise : bool
-        Fit in standardised units. Predictions and scores are in the units of the data.
-
-    Returns
-    -------
-    Posterior
-
-    Raises
-    ------
-    BNNError
-        One of `bnn.errors`; `Method.fit` lists them.
-
-    Examples
-    --------
-    >>> posterior = bnn.fit(model, x, y, bnn.NUTS(), seed=0)
-    """
-    from ppl_bnn.core.errors import InputError, message
-    from ppl_bnn.inference.method import Method
-
-    if method is None:
-        from ppl_bnn.inference.variational.svi import SVI
-
-        method = SVI()
-    if isinstance(method, type) and issubclass(method, Method):
-        raise InputError.of(
-            "", "an instance of a method", f"the class {method.__name__}", f"bnn.{method.__name__}()"
-        )
-    if not isinstance(method, Method):
-        raise InputError.of("", "a method", repr(method), "bnn.NUTS(), bnn.SVI(), bnn.Laplace() or bnn.MAP()")
-    return method.fit(
-        model, x, y, seed=seed, device=device, progress=progress, observed=observed, standardise=standardise
-    )
-
-
-def __getattr__(name: str) -> Any:
-    if name in _CONTENTS:
-        value = getattr(importlib.import_module(_CONTENTS[name]), name)
-    elif name in _MODULES:
-        value = importlib.import_module(_MODULES[name])
-    else:
-        raise AttributeError(f"module 'ppl_bnn' has no attribute {name!r}")
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted([*__all__, "__version__"])
-
 
 if TYPE_CHECKING:
     from ppl_bnn import zoo
@@ -231,3 +79,99 @@ if TYPE_CHECKING:
     from ppl_bnn.prediction.prediction import Prediction
     from ppl_bnn.prediction.recalibration import recalibrate
     from ppl_bnn.reporting.page import report
+
+__version__ = "0.1.0"
+
+
+def _contents() -> dict[str, tuple[str, str]]:
+    """Public name -> (module or package, name there), from the imports of this file for type checkers."""
+    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom) and node.module]
+    return {
+        each.asname or each.name: (str(node.module), each.name) for node in imports for each in node.names
+    }
+
+
+_CONTENTS = {name: (module, name) for name, module in MODULES.items()} | _contents()
+__all__ = ["fit", *_CONTENTS]
+
+
+def fit(
+    model: Any,
+    x: Any,
+    y: Any,
+    method: Method | None = None,
+    *,
+    seed: int = 0,
+    device: str = "auto",
+    progress: Any = None,
+    observed: str | None = None,
+    standardise: bool = False,
+) -> Posterior:
+    """Fit a model to data by a method.
+
+    Parameters
+    ----------
+    model : callable
+        A function `(x, y=None)` in the language, or a NumPyro or Pyro model.
+    x : array or dict of arrays
+        Inputs; the first axis is the N rows.
+    y : array
+        Targets, (N,) or (N, K).
+    method : Method, optional
+        `SVI()` by default.
+    seed : int
+        The same seed on the same machine gives the same bits.
+    device : str
+        "auto", "cpu", "cuda" or "cuda:1".
+    progress : bool, callable or Progress, optional
+        Whether, and to whom, progress is reported.
+    observed : str, optional
+        The observed site of a NumPyro or Pyro model that has several.
+    standardise : bool
+        Fit in standardised units. Predictions and scores are in the units of the data.
+
+    Returns
+    -------
+    Posterior
+
+    Raises
+    ------
+    BNNError
+        One of `bnn.errors`; `Method.fit` lists them.
+
+    Examples
+    --------
+    >>> posterior = bnn.fit(model, x, y, bnn.NUTS(), seed=0)
+    """
+    from ppl_bnn.core.errors import InputError
+    from ppl_bnn.inference.method import Method
+
+    if method is None:
+        from ppl_bnn.inference.variational.svi import SVI
+
+        method = SVI()
+    if isinstance(method, type) and issubclass(method, Method):
+        got, advice = f"the class {method.__name__}", f"bnn.{method.__name__}()"
+        raise InputError.of("", "an instance of a method", got, advice)
+    if not isinstance(method, Method):
+        raise InputError.of("", "a method", repr(method), "bnn.NUTS(), bnn.SVI(), bnn.Laplace() or bnn.MAP()")
+    return method.fit(
+        model, x, y, seed=seed, device=device, progress=progress, observed=observed, standardise=standardise
+    )
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _CONTENTS:
+        raise AttributeError(f"module 'ppl_bnn' has no attribute {name!r}")
+    home, own = _CONTENTS[name]
+    module = importlib.import_module(home)
+    # What is imported from a package is a module.
+    value = importlib.import_module(f"{home}.{own}") if hasattr(module, "__path__") else getattr(module, own)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

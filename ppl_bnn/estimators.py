@@ -14,7 +14,7 @@ Casting and ravelling are done first by scikit-learn, with its warnings; then th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, ClassVar, Self
@@ -43,6 +43,7 @@ class _Estimator(BaseEstimator):
     _default: ClassVar[str]
     _task: ClassVar[str]
     posterior_: Posterior
+    classes_: np.ndarray
 
     def __init__(
         self,
@@ -76,16 +77,11 @@ class _Estimator(BaseEstimator):
             Name -> value.
         """
         found: dict[str, Any] = dict(super().get_params(deep=False))
-        if not deep:
-            return found
-        # Invalid models and methods are refused by `fit`, as scikit-learn requires.
-        with suppress(InputError, UnknownNameError):
-            method = self._chosen_method()
-            found |= {
-                f"method__{each.name}": getattr(method, each.name) for each in fields(method) if each.init
-            }
-        with suppress(InputError, UnknownNameError):
-            found |= {f"model__{name}": value for name, value in self._sizes().items()}
+        if deep:
+            # Invalid models and methods raise in `fit`, as scikit-learn requires.
+            for prefix, nested in (("method", self._method_fields), ("model", self._sizes)):
+                with suppress(InputError, UnknownNameError):
+                    found |= {f"{prefix}__{name}": value for name, value in nested().items()}
         return found
 
     def set_params(self, **params: Any) -> Self:
@@ -117,26 +113,22 @@ class _Estimator(BaseEstimator):
             super().set_params(**plain)
         if nested["method"]:
             method = self._chosen_method()
-            known = [each.name for each in fields(method) if each.init]
-            for name in nested["method"]:
-                if name not in known:
-                    raise unknown_name(f"field of {type(method).__name__}", name, known)
+            _check_known(f"field of {type(method).__name__}", nested["method"], self._method_fields())
             self.method = replace(method, **nested["method"])
         if nested["model"]:
-            arguments = {**(self.model_arguments or {}), **nested["model"]}
-            known = self._arguments()
-            for name in nested["model"]:
-                if name not in known:
-                    raise unknown_name("argument of the model", name, known)
-            self.model_arguments = arguments
+            _check_known("argument of the model", nested["model"], self._arguments())
+            self.model_arguments = {**(self.model_arguments or {}), **nested["model"]}
         return self
+
+    def _method_fields(self) -> dict[str, Any]:
+        """The fields of the method and their values."""
+        method = self._chosen_method()
+        return {each.name: getattr(method, each.name) for each in fields(method) if each.init}
 
     def _arguments(self) -> dict[str, Any]:
         """The keyword-only arguments of the model and their defaults."""
-        if self.model is None or isinstance(self.model, str):
-            model = zoo.load(self.model or self._default)
-        else:
-            model = self.model
+        named = self.model is None or isinstance(self.model, str)
+        model = zoo.load(self.model or self._default) if named else self.model
         if not callable(model):
             return {}
         parameters = inspect.signature(model).parameters.values()
@@ -165,6 +157,26 @@ class _Estimator(BaseEstimator):
         check_is_fitted(self)
         return self.posterior_.predict(validate_data(self, X, reset=False, dtype=self._dtype()))
 
+    def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
+        """Draws of y, numbers or labels, at X. Each is what one network would produce.
+
+        Parameters
+        ----------
+        X : array_like
+            Inputs (N, F).
+        n_samples : int
+            Number of draws.
+        random_state : int, RandomState or None
+            Seed of the draws.
+
+        Returns
+        -------
+        np.ndarray
+            (n_samples, N) or (n_samples, N, K).
+        """
+        drawn = self.predict_distribution(X).sample(n_samples, _generator(random_state))
+        return self.classes_[drawn] if hasattr(self, "classes_") else drawn
+
     def _dtype(self) -> Any:
         # Inputs that are not standardised may be symbols, which are integers.
         return np.float64 if self.standardise else "numeric"
@@ -179,37 +191,28 @@ class _Estimator(BaseEstimator):
         if not isinstance(seed, int | np.integer):
             seed = check_random_state(seed).randint(2**31 - 1)
         names = getattr(self, "feature_names_in_", None)
-        posterior = method.fit(
-            model,
-            X,
-            y,
-            seed=int(seed),
-            device=self.device,
-            standardise=self.standardise,
-            feature_names=None if names is None else tuple(map(str, names)),
-            class_names=class_names,
-        )
+        options: dict[str, Any] = {
+            "device": self.device,
+            "standardise": self.standardise,
+            "class_names": class_names,
+        }
+        options["feature_names"] = None if names is None else tuple(map(str, names))
+        posterior = method.fit(model, X, y, seed=int(seed), **options)
         self._check_task(posterior.task)
         self.posterior_ = posterior
 
     def _check_task(self, task: str) -> None:
         if task != self._task:
             other = "BNNRegressor" if self._task == "classification" else "BNNClassifier"
-            raise InputError.of(
-                f"{type(self).__name__}", f"a model for {self._task}", f"one for {task}", other
-            )
+            raise InputError.of(type(self).__name__, f"a model for {self._task}", f"one for {task}", other)
 
     def _chosen_model(self) -> Model:
         arguments = dict(self.model_arguments or {})
         if self.model is None or isinstance(self.model, str):
             return zoo.load(self.model or self._default, **arguments)
         if not callable(self.model):
-            raise InputError.of(
-                "model",
-                "a function (x, y=None), the name of a model of the zoo, or None",
-                type(self.model).__name__,
-                f"model={self._default!r}",
-            )
+            expected = "a function (x, y=None), the name of a model of the zoo, or None"
+            raise InputError.of("model", expected, type(self.model).__name__, f"model={self._default!r}")
         return zoo.bind(self.model, getattr(self.model, "__name__", "model"), **arguments)
 
     def _chosen_method(self) -> Method:
@@ -310,25 +313,6 @@ class BNNRegressor(RegressorMixin, _Estimator):
         """
         return self.predict_distribution(X).interval(level)
 
-    def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Draws of y at X. Each is what one network would produce.
-
-        Parameters
-        ----------
-        X : array_like
-            Inputs (N, F).
-        n_samples : int
-            Number of draws.
-        random_state : int, RandomState or None
-            Seed of the draws.
-
-        Returns
-        -------
-        np.ndarray
-            (n_samples, N) or (n_samples, N, K).
-        """
-        return self.predict_distribution(X).sample(n_samples, _generator(random_state))
-
 
 class BNNClassifier(ClassifierMixin, _Estimator):
     """Classification by a Bayesian neural network, as a scikit-learn estimator.
@@ -383,7 +367,7 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
             raise InputError.of(
-                "y", "at least two classes", f"the one class {self.classes_[0]!r}", "data of both"
+                "y", "at least two classes", f"the one class {self.classes_[0]!r}", "more data"
             )
         self._fit(X, labels, tuple(map(str, self.classes_)))
         return self
@@ -419,11 +403,9 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         """
         prediction = self.predict_distribution(X)
         if prediction.classes != len(self.classes_):
+            expected = f"a model of {len(self.classes_)} classes, as many as labels were seen"
             raise InputError.of(
-                "",
-                f"a model of {len(self.classes_)} classes, as many as labels were seen",
-                f"one of {prediction.classes}",
-                "a keyword-only parameter `classes` of the model",
+                "", expected, f"one of {prediction.classes}", "a parameter `classes` of the model"
             )
         return prediction.probabilities
 
@@ -443,29 +425,16 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         with np.errstate(divide="ignore"):  # a class may have probability zero
             return np.log(self.predict_proba(X))
 
-    def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Draws of the label at X.
-
-        Parameters
-        ----------
-        X : array_like
-            Inputs (N, F).
-        n_samples : int
-            Number of draws.
-        random_state : int, RandomState or None
-            Seed of the draws.
-
-        Returns
-        -------
-        np.ndarray
-            (n_samples, N).
-        """
-        check_is_fitted(self)
-        return self.classes_[self.predict_distribution(X).sample(n_samples, _generator(random_state))]
-
 
 def _generator(random_state: Any) -> np.random.Generator:
     """A random number generator from any value that scikit-learn accepts as `random_state`."""
     if isinstance(random_state, int | np.integer | np.random.Generator):
         return np.random.default_rng(random_state)
     return np.random.default_rng(check_random_state(random_state).randint(2**31 - 1))
+
+
+def _check_known(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+    names = list(known)
+    for name in given:
+        if name not in names:
+            raise unknown_name(kind, name, names)

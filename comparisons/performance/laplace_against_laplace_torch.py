@@ -170,10 +170,10 @@ class Ours:
         self.tuned = self.posterior
 
     def work(self) -> None:
-        outcome = self.posterior._with(lambda problem: self.method.run(problem, Silent()))
+        outcome = self.posterior.with_problem(lambda problem: self.method.run(problem, Silent()))
         self.evidence = outcome.figures["log_evidence"]
         approximation = outcome.approximation
-        self.prediction = self.posterior._with(
+        self.prediction = self.posterior.with_problem(
             lambda problem: approximation.closed_form(problem, self.problem.x, self.problem.kind, 2**28)
         )
 

@@ -23,7 +23,7 @@ from ppl_bnn.core.arrays import Array
 from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError
 from ppl_bnn.language import ops
 from ppl_bnn.language.likelihoods import Likelihood
-from ppl_bnn.prediction import scipy_families as families
+from ppl_bnn.prediction import families
 from ppl_bnn.prediction.families import FAMILIES_WITH_UNITS
 
 Model = Callable[..., Any]
@@ -179,7 +179,7 @@ class NativeLikelihood(Likelihood):
 
 # A class of a system -> the parameters of the family of the same name, which have the same names in the system.
 _SAME = {
-    **{name: families.names(name) for name in (*families.FAMILIES, *families.VECTORS)},
+    **{name: families.names(name) for name in families.FAMILIES},
     "Bernoulli": ("logits",),
     "Categorical": ("logits",),
     "MultivariateNormal": ("scale_tril", "loc"),
@@ -195,7 +195,7 @@ _NAMED = {
 }
 # The missing bound of a normal distribution that is truncated at one end only; single precision can represent it.
 FAR = 1e30
-_VECTORS = ("MultivariateNormal", *families.VECTORS)
+_VECTORS = families.VECTORS
 # (family, its parameters as functions without arguments): a system may compute a parameter on access, which is possible
 # only where the distribution was made.
 _Recognised = tuple[str, dict[str, Callable[[], Any]]]
@@ -227,7 +227,7 @@ def _recognised(distribution: Any) -> _Recognised | None:
         }
     if kind.startswith("ZeroInflated"):
         found = _recognised(base.base_dist)
-        if found is None or found[0] not in families.FAMILIES or not families.counts(found[0]):
+        if found is None or not families.known(families.ZEROS + found[0]):
             return None
         known = getattr(base, "gate", None) is not None
         gate = (lambda: base.gate) if known else (lambda: ops.sigmoid(base.gate_logits))
@@ -269,13 +269,9 @@ def _family(distribution: Any) -> _Recognised:
     raise UnsupportedError.of("", expected, type(unwrap(distribution)).__name__, "one of these")
 
 
-def _is_mixture(family: str) -> bool:
-    return family == "NormalMixture" or family.startswith(families.MIXTURE)
-
-
 def _row_shape(family: str, name: str, distribution: Any, row: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of a parameter for one row of targets of shape `row`."""
-    if _is_mixture(family):
+    if families.is_mixture(family):
         return (_last_axis(distribution),)
     return (*row, *row) if name == "scale_tril" else row
 
@@ -294,7 +290,7 @@ def native_likelihood(distribution: Any, targets: tuple[int, ...]) -> NativeLike
     if family == "Categorical":
         classes = _last_axis(distribution)
     single = row == () or (row == (1,) and classes is not None)
-    one_number = classes is not None or _is_mixture(family)
+    one_number = classes is not None or families.is_mixture(family)
     if len(row) > 1 or (not single and one_number) or (single and family in _VECTORS):
         expected = "one vector per row" if family in _VECTORS else "one observation per row, shape (N,)"
         got = f"{family} with an observed site of shape {targets}"

@@ -36,7 +36,6 @@ from ppl_bnn.posterior.convergence import (
     probe_indices,
     quantities,
 )
-from ppl_bnn.posterior.export import original_inputs
 from ppl_bnn.posterior.posterior import MEMORY
 
 # The limit does not grow with the number of components. Chains that exceed it have too few effective draws, rather than
@@ -249,7 +248,7 @@ def convergence(
 
 def _judged(posterior: Any, probe: Any) -> dict[str, np.ndarray]:
     """The `quantities` of chains as components (chain, draw, C), without random variables that do not vary."""
-    kind, inputs = posterior._drawn_kind(None), posterior._inputs(probe)
+    kind, inputs = posterior.drawn_kind(None), posterior.fit_inputs(probe)
     flat = [
         {name: value.reshape(-1, *value.shape[2:]) for name, value in drawn.items()}
         for drawn in (posterior.unconstrained_draws, posterior.draws)
@@ -263,7 +262,7 @@ def _judged(posterior: Any, probe: Any) -> dict[str, np.ndarray]:
 
     found = {
         name: value.reshape(*posterior.shape, *value.shape[1:])
-        for name, value in posterior._with(evaluated).items()
+        for name, value in posterior.with_problem(evaluated).items()
     }
     return {
         name: value
@@ -399,7 +398,7 @@ def _layers(posterior: Any, superchains: int | None) -> tuple[dict[str, Mixing],
 def probe_rows(posterior: Any, max_rows: int = PROBES) -> Any:
     """Training rows in original units, chosen evenly without replacement; the same at every call."""
     chosen = _chosen_rows(posterior, max_rows)
-    return map_data(lambda array: np.asarray(array)[chosen], original_inputs(posterior))
+    return map_data(lambda array: np.asarray(array)[chosen], posterior.original_inputs)
 
 
 def _chosen_rows(posterior: Any, max_rows: int) -> np.ndarray:
@@ -467,7 +466,7 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
     chosen = _chosen_rows(posterior, max_rows)
     x = map_data(lambda array: np.asarray(array)[chosen], posterior.inputs)
     y = np.asarray(posterior.targets)[chosen]
-    kind = posterior._drawn_kind(None)
+    kind = posterior.drawn_kind(None)
 
     def evaluated(problem: Problem) -> dict[str, np.ndarray]:
         parts: dict[str, list[np.ndarray]] = {}
@@ -483,7 +482,7 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
                 parts.setdefault(name, []).append(value)
         return {name: np.stack(values) for name, values in parts.items()}
 
-    found = {name: mixing(value) for name, value in components(posterior._with(evaluated)).items()}
+    found = {name: mixing(value) for name, value in components(posterior.with_problem(evaluated)).items()}
     elbo = posterior.info.history.get("restart_elbo")
     return Agreement(
         count=len(members),

@@ -363,7 +363,7 @@ def _leave_out(log_likelihood: np.ndarray, log_ratios: np.ndarray) -> tuple[np.n
 def held_coordinates(posterior: Any) -> int:
     """Number of coordinates of latent sites that are the same in every draw, although they have a prior."""
     draws = posterior.approximation.draw(3, np.random.default_rng(0))
-    sites = posterior._with(lambda problem: problem.program.sites)
+    sites = posterior.with_problem(lambda problem: problem.program.sites)
     return sum(
         int(np.count_nonzero(np.ptp(value, axis=0) == 0.0))
         for name, value in draws.items()
@@ -380,6 +380,6 @@ def _linear(posterior: Any, u: dict[str, np.ndarray]) -> bool:
         drawn = (q.predictor_draws(problem, few, x, kind, 0, MEMORY) for kind in ("linearised", "sampled"))
         return [np.asarray(each).astype(np.float64) for each in drawn]
 
-    linearised, sampled = posterior._with(both)
+    linearised, sampled = posterior.with_problem(both)
     rounding = float(np.sqrt(np.finfo(np.dtype(posterior.info.dtype)).eps))
     return bool(np.abs(linearised - sampled).max() <= rounding * max(1.0, np.abs(sampled).max()))

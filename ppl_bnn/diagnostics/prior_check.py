@@ -8,7 +8,6 @@ nothing is compiled.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,8 @@ import numpy as np
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import map_data, row_count
-from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.core.settings import whole
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.diagnostics.prior_draws import (
     PriorDraw,
@@ -30,9 +30,10 @@ from ppl_bnn.diagnostics.prior_draws import (
     prior_predictive,
     root_mean_square,
 )
-from ppl_bnn.inference.optimisation.loops import check_whole
 from ppl_bnn.language.distributions import Distribution
+from ppl_bnn.language.primitives import Handler
 from ppl_bnn.posterior.convergence import probe_indices
+from ppl_bnn.prediction.families import entropy_of
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.standardisation import Standardisation
 
@@ -58,6 +59,10 @@ SATURATED = 0.05
 OVERFLOW = 0.05
 # Root mean square of inputs above which the inputs have to be scaled, not a layer.
 INPUTS_ABOVE = 10.0
+# Site -> the distribution that it was drawn from, and its value.
+Sites = Mapping[str, tuple[Distribution, np.ndarray]]
+# A size of eta.
+Size = Callable[[np.ndarray], float]
 
 
 # --- findings ---------------------------------------------------------------------------------------------
@@ -129,42 +134,6 @@ class PriorCheck:
         return self.summary
 
 
-@dataclass(frozen=True, eq=False)
-class _Subject:
-    """What a finding is about: the names of its sites, and the layer that causes a size.
-
-    layer: (size of eta, the size wanted) -> the sites of the layer that accounts for the difference, or None. last,
-    noise: the sites of the last layer and of the noise. inputs: root mean square of x. standardised: the data are in
-    the units of a fit that standardises, so standardising is not advised.
-    """
-
-    layer: Callable[[Callable[[np.ndarray], float], float], str | None]
-    last: str
-    noise: str
-    inputs: float
-    standardised: bool = False
-
-    def units(self, otherwise: str) -> str:
-        """Advice if the units of the data may be the cause."""
-        return otherwise if self.standardised else f"standardise=True, or {otherwise}"
-
-    def blamed(
-        self, size: Callable[[np.ndarray], float], now: float, wanted: float, otherwise: str
-    ) -> tuple[str, str]:
-        """(what accounts for a size that is off, what to try)."""
-        factor = now / wanted if now > wanted else wanted / max(now, 1e-300)
-        which = "smaller" if now > wanted else "larger"
-        layer = self.layer(size, wanted)
-        if layer is not None:
-            return f"it comes from {layer}", f"scales about {factor:.2g} times {which} there"
-        if now > wanted and self.inputs > INPUTS_ABOVE and not self.standardised:
-            return (
-                f"it comes from inputs of size {self.inputs:.3g} (root mean square), before {self.last}",
-                "standardise=True",
-            )
-        return f"the last layer has {self.last}", otherwise
-
-
 def check_prior(
     model: Model,
     x: Any,
@@ -229,12 +198,13 @@ def check_prior(
     takes less than half a second up to some hundred thousand weights; nothing is compiled. A plain model of a system is
     drawn from by `prior_predictive`, which takes longer.
     """
-    check_whole("check_prior", "draws", draws, 2, "100")
+    if wanted := whole(2)(draws):
+        raise InputError.of("check_prior draws", wanted, repr(draws), "draws=100")
     x = checks.check_inputs(x)
     y = checks.check_targets(y, row_count(x))
     tried = _tried(model, x, seed)
     if tried is None:
-        return _in_its_system(model, x, y, draws, seed, standardise, ppl, observed)
+        return _in_its_system(model, x, y, draws, standardise, seed=seed, ppl=ppl, observed=observed)
     run, maps, index = tried
     regression = run.likelihood.task == "regression"
     run.likelihood.check_values(y)
@@ -251,20 +221,17 @@ def check_prior(
         index = index[np.linspace(0, len(index) - 1, rows).round().astype(int)]
         count = int(np.clip(WORK / (per_row * rows + per_draw), min(FEWEST_DRAWS, draws), draws))
     some = map_data(lambda a: a[index], x)
-    drawn = draws_at(model, some, count, seed)
-
-    def layer(size: Callable[[np.ndarray], float], wanted: float) -> str | None:
-        return _accountable(model, some, seed, maps.names, size, wanted, run.drawn)
-
-    inputs = max(
-        (root_mean_square(part) for part in (some.values() if isinstance(some, Mapping) else [some])),
-        default=0.0,
-    )
     last = _sites_of(maps.names[-1], run.drawn) if maps.names else _listed(run.drawn, run.drawn)
-    subject = _Subject(layer, last, _noise_of(run), inputs, standardise)
+    layers = _Layers(model, some, seed, maps.names, run.drawn)
     outputs = int(np.shape(run.f)[-1])
-    findings, figures = _judged(drawn, y, np.asarray(y)[index], outputs, subject)
-    return PriorCheck(findings, figures, count, rows)
+    rules = _Rules(layers, last, _noise_of(run), _largest(some), outputs, y, y[index], standardise)
+    return rules.checked(draws_at(model, some, count, seed), count)
+
+
+def _largest(x: Any) -> float:
+    """The largest root mean square of the arrays of inputs."""
+    parts = x.values() if isinstance(x, Mapping) else [x]
+    return max(map(root_mean_square, parts), default=0.0)
 
 
 def _tried(model: Model, x: Any, seed: int) -> tuple[PriorDraw, RecordedMaps, np.ndarray] | None:
@@ -293,66 +260,192 @@ def _tried(model: Model, x: Any, seed: int) -> tuple[PriorDraw, RecordedMaps, np
 
 
 def _in_its_system(
-    model: Model,
-    x: Any,
-    y: np.ndarray,
-    draws: int,
-    seed: int,
-    standardise: bool,
-    ppl: str,
-    observed: str | None,
+    model: Model, x: Any, y: np.ndarray, draws: int, standardise: bool, **options: Any
 ) -> PriorCheck:
     """The same for a model that only a system can draw from; nothing is known about its layers."""
-    prior = prior_predictive(
-        model, x, y, draws=draws, seed=seed, ppl=ppl, observed=observed, standardise=standardise
-    )
+    prior = prior_predictive(model, x, y, draws=draws, standardise=standardise, **options)
     eta = prior.predictor(x)
     eta = eta.reshape(-1, *eta.shape[2:])
     sites = f"the sites {', '.join(prior.draws)}"
-    inputs = max(
-        (root_mean_square(part) for part in (x.values() if isinstance(x, Mapping) else [x])), default=0.0
-    )
-    subject = _Subject(lambda size, wanted: None, sites, sites, inputs, standardise)
-    drawn = PriorDraws(eta, prior.predict(x), 0.0)
-    findings, figures = _judged(drawn, y, y, eta.shape[-1], subject)
-    return PriorCheck(findings, figures, draws, row_count(x))
+    rules = _Rules(None, sites, sites, _largest(x), eta.shape[-1], y, y, standardise)
+    return rules.checked(PriorDraws(eta, prior.predict(x), 0.0), draws)
 
 
 # --- the rules --------------------------------------------------------------------------------------------
 
 
-# Overflow is what is tested for here, so NumPy's warnings are silenced.
-@np.errstate(all="ignore")
-def _judged(
-    drawn: PriorDraws, every_y: np.ndarray, y: np.ndarray, outputs: int, subject: _Subject
-) -> tuple[tuple[PriorFinding, ...], dict[str, float]]:
-    """Findings and figures. every_y: all targets, for the spread; y: those of the rows drawn at."""
-    findings: list[PriorFinding] = []
-    figures = {"overflow": drawn.overflowed}
-    if drawn.overflowed > OVERFLOW:
-        findings.append(
-            PriorFinding(
-                "overflow",
-                f"{drawn.overflowed:.0%} of the draws from the prior are not finite; the last layer has {subject.last}",
-                "priors with lighter tails, or scales by fan-in",
-            )
+@dataclass(eq=False)
+class _Rules:
+    """The rules of `check_prior`, and what they need of the model and of the data.
+
+    layers: None where nothing is known about them. last, noise: the sites of the last layer and of the noise. inputs:
+    root mean square of x. outputs: of the network. every_y: all targets, for their spread; y: those of the rows drawn
+    at. standardised: the data are in the units of a fit that standardises, so standardising is not advised.
+    """
+
+    layers: _Layers | None
+    last: str
+    noise: str
+    inputs: float
+    outputs: int
+    every_y: np.ndarray
+    y: np.ndarray
+    standardised: bool
+    findings: list[PriorFinding] = field(default_factory=list)
+    figures: dict[str, float] = field(default_factory=dict)
+
+    # Overflow is what is tested for here, so NumPy's warnings are silenced.
+    @np.errstate(all="ignore")
+    def checked(self, drawn: PriorDraws, count: int) -> PriorCheck:
+        """Apply the rules to `count` draws, of which those in `drawn` are finite."""
+        self.figures["overflow"] = drawn.overflowed
+        if drawn.overflowed > OVERFLOW:
+            text = f"{drawn.overflowed:.0%} of the draws from the prior are not finite; the last layer has {self.last}"
+            self.report("overflow", text, "priors with lighter tails, or scales by fan-in")
+        prediction = drawn.prediction
+        if prediction is not None and prediction.is_classes:
+            self.check_classes(prediction)
+        # Targets of several numbers, such as a time and an event indicator, are not on the scale of a prediction.
+        elif prediction is not None and prediction.shape == np.shape(self.y):
+            if prediction.is_counts:
+                self.check_rates(prediction)
+                self.check_range(prediction)
+            else:
+                sd = np.atleast_1d(np.asarray(self.every_y, dtype=float).std(axis=0))
+                off = self.check_functions(prediction, sd)
+                if off == "":
+                    self.check_range(prediction)
+                self.check_noise(prediction, sd, off)
+        return PriorCheck(tuple(self.findings), self.figures, count, len(self.y))
+
+    def report(self, rule: str, found: str, advice: str) -> None:
+        """Add a finding."""
+        self.findings.append(PriorFinding(rule, found, advice))
+
+    def units(self, otherwise: str) -> str:
+        """Advice if the units of the data may be the cause."""
+        return otherwise if self.standardised else f"standardise=True, or {otherwise}"
+
+    def cause(self, size: Size, now: float, wanted: float, otherwise: str) -> tuple[str, str]:
+        """(what accounts for a size that is off, what to try)."""
+        factor = now / wanted if now > wanted else wanted / max(now, 1e-300)
+        which = "smaller" if now > wanted else "larger"
+        layer = self.layers and self.layers.accountable(size, wanted)
+        if layer is not None:
+            return f"it comes from {layer}", f"scales about {factor:.2g} times {which} there"
+        if now > wanted and self.inputs > INPUTS_ABOVE and not self.standardised:
+            inputs = f"inputs of size {self.inputs:.3g} (root mean square)"
+            return f"it comes from {inputs}, before {self.last}", "standardise=True"
+        return f"the last layer has {self.last}", otherwise
+
+    def check_functions(self, prediction: Prediction, sd: np.ndarray) -> str:
+        """The direction in which f varies by the wrong amount, "wide" or "narrow"; empty if it does not."""
+        loc = _locations(prediction)
+        varying = np.flatnonzero(sd > 0.0)
+        if loc is None or not len(varying):
+            return ""
+        spreads = np.array([_spread(loc[..., column]) for column in varying])
+        off = np.abs(np.log(np.maximum(spreads, 1e-300) / sd[varying]))
+        at = int(np.argmax(off))
+        column, spread, scale = int(varying[at]), float(spreads[at]), float(sd[varying[at]])
+        ratio = spread / scale
+        self.figures |= {"f_spread": spread, "y_sd": scale, "f_ratio": ratio}
+        if 1.0 / FACTOR <= ratio <= FACTOR:
+            return ""
+
+        def size(eta: np.ndarray) -> float:
+            # The locations are the first columns of eta; only the weights of a mixture come before them.
+            return _spread(eta if prediction.family == "NormalMixture" else eta[..., column])
+
+        why, advice = self.cause(size, spread, scale, self.units("a prior in the units of the targets"))
+        which = f" of output {column}" if loc.shape[-1] > 1 else ""
+        text = f"functions{which} drawn from the prior vary by {spread:.3g}, the targets by {scale:.3g}"
+        self.report("functions", f"{text}, so that it is {_times(ratio)}; {why}", advice)
+        return "wide" if ratio > 1.0 else "narrow"
+
+    def check_range(self, prediction: Prediction) -> None:
+        """Targets where the prior predictive expects none."""
+        y = self.y
+        try:
+            upto = prediction.cdf(y)
+            # For counts, the probability of the observed count itself is part of both tails.
+            below = prediction.cdf(y - 1.0) if prediction.is_counts else upto
+        except UnsupportedError:
+            return
+        outside = float(np.mean((upto < TAIL) | (below > 1.0 - TAIL)))
+        self.figures["outside"] = outside
+        if outside <= OUTSIDE:
+            return
+        lower, upper = prediction.interval(1.0 - 2.0 * TAIL)
+        advice = "a bias in the last layer that reaches log(mean of y)"
+        if not prediction.is_counts:
+            advice = self.units("a prior that is centred where the targets are")
+        self.report(
+            "range",
+            f"{outside:.0%} of the targets are where the prior predictive expects {2 * TAIL:.1%} of them: they are "
+            f"between {np.min(y):.3g} and {np.max(y):.3g}, and between {np.mean(lower):.3g} and {np.mean(upper):.3g} "
+            f"was expected; the last layer has {self.last}",
+            advice,
         )
-    prediction = drawn.prediction
-    # Targets of several numbers, such as a time and an event indicator, are not on the scale of a prediction.
-    if prediction is None or (not prediction.is_classes and prediction.shape != np.shape(y)):
-        return tuple(findings), figures
-    if prediction.is_classes:
-        _classes(prediction, outputs, subject, findings, figures)
-    elif prediction.is_counts:
-        _rates(subject, prediction, findings, figures)
-        _range(prediction, y, subject, findings, figures)
-    else:
-        sd = np.atleast_1d(np.asarray(every_y, dtype=float).std(axis=0))
-        off = _functions(prediction, sd, subject, findings, figures)
-        if off == "":
-            _range(prediction, y, subject, findings, figures)
-        _noise(prediction, sd, off, subject, findings, figures)
-    return tuple(findings), figures
+
+    def check_noise(self, prediction: Prediction, sd: np.ndarray, off: str) -> None:
+        """Noise that is larger than the targets allow, or almost zero."""
+        if prediction.family == "MultivariateNormal":
+            scale = np.sqrt(prediction.law().variance())
+        elif prediction.family == "NormalMixture" or "scale" not in prediction.parameters:
+            return
+        else:
+            scale = prediction.parameters["scale"]
+        scale = scale.reshape(*scale.shape[:2], -1)
+        varying = np.flatnonzero(sd > 0.0)
+        if scale.shape[-1] != len(sd) or not len(varying):
+            return
+        # One number for each draw and output: if the noise differs between rows, the median row.
+        of_draws = np.median(scale[..., varying], axis=1) / sd[varying]
+        ratios = np.median(of_draws, axis=0)
+        at = int(np.argmax(np.abs(np.log(ratios))))
+        ratio, unit = float(ratios[at]), float(sd[varying[at]])
+        self.figures |= {"noise": ratio * unit, "noise_ratio": ratio}
+        text = (
+            f"the noise is {ratio * unit:.3g} (median over the prior, {self.noise}), and all that the targets vary by "
+            f"is {unit:.3g}"
+        )
+        # If f is off in the same direction, the cause is the units of y, which are reported already.
+        if np.mean(of_draws[:, at] > NOISE_ABOVE) >= NEARLY_ALL and off != "wide":
+            why = "nothing would be left for the function to explain"
+            self.report("noise", f"{text}: {why}", self.units(f"noise of at most {unit:.2g}"))
+        elif np.mean(of_draws[:, at] < NOISE_BELOW) >= NEARLY_ALL and off != "narrow":
+            why = "the function would have to explain all but a millionth of their variance"
+            advice = self.units(f"a prior of the noise that reaches {0.1 * unit:.2g}")
+            self.report("noise", f"{text}: {why}", advice)
+
+    def check_rates(self, prediction: Prediction) -> None:
+        """Log rates that vary too much."""
+        spread = _spread(np.log(prediction.parameters["rate"]))
+        self.figures["log_rate_spread"] = spread
+        if spread > math.log(FACTOR):
+            why, advice = self.cause(lambda eta: _spread(eta[..., 0]), spread, 1.0, "narrower priors")
+            factor = math.exp(min(spread, 700.0))
+            text = f"rates drawn from the prior vary by a factor of {factor:.3g} up or down"
+            self.report("rates", f"{text}; {why}", advice)
+
+    def check_classes(self, prediction: Prediction) -> None:
+        """Draws that are certain of every label."""
+        probabilities = prediction.law().probabilities()
+        classes = probabilities.shape[-1]
+        entropy = float(np.median(entropy_of(probabilities).mean(axis=-1))) / math.log(classes)
+        self.figures["entropy"] = entropy
+        if entropy >= SATURATED:
+            return
+        # With logits of size one every class has a non-negligible probability.
+        size, now = (lambda eta: _spread(eta[..., : self.outputs])), 1.0 / max(entropy, 1e-12)
+        why, advice = self.cause(size, now, 1.0, "narrower priors")
+        self.report(
+            "classes",
+            f"half of the draws from the prior are sure of every label before they have seen one: their entropy is "
+            f"{entropy:.2g} of log {classes}; {why}",
+            advice,
+        )
 
 
 def _spread(values: np.ndarray) -> float:
@@ -369,215 +462,55 @@ def _locations(prediction: Prediction) -> np.ndarray | None:
     return None if loc is None else loc.reshape(*loc.shape[:2], -1)
 
 
-def _functions(
-    prediction: Prediction,
-    sd: np.ndarray,
-    subject: _Subject,
-    findings: list[PriorFinding],
-    figures: dict[str, float],
-) -> str:
-    """The direction in which f varies by the wrong amount, "wide" or "narrow"; empty if it does not."""
-    loc = _locations(prediction)
-    varying = np.flatnonzero(sd > 0.0)
-    if loc is None or not len(varying):
-        return ""
-    spreads = np.array([_spread(loc[..., column]) for column in varying])
-    off = np.abs(np.log(np.maximum(spreads, 1e-300) / sd[varying]))
-    at = int(np.argmax(off))
-    column, spread, scale = int(varying[at]), float(spreads[at]), float(sd[varying[at]])
-    ratio = spread / scale
-    figures |= {"f_spread": spread, "y_sd": scale, "f_ratio": ratio}
-    if 1.0 / FACTOR <= ratio <= FACTOR:
-        return ""
-
-    def size(eta: np.ndarray) -> float:
-        # The locations are the first columns of eta; only the weights of a mixture come before them.
-        return _spread(eta[..., column]) if prediction.family != "NormalMixture" else _spread(eta)
-
-    otherwise = subject.units("a prior in the units of the targets")
-    why, advice = subject.blamed(size, spread, scale, otherwise)
-    which = f" of output {column}" if loc.shape[-1] > 1 else ""
-    findings.append(
-        PriorFinding(
-            "functions",
-            f"functions{which} drawn from the prior vary by {spread:.3g}, the targets by {scale:.3g}, so that it "
-            f"is {_times(ratio)}; {why}",
-            advice,
-        )
-    )
-    return "wide" if ratio > 1.0 else "narrow"
-
-
 def _times(ratio: float) -> str:
     if ratio >= 1.0:
         return f"{ratio:.3g} times too wide"
     return f"{1.0 / ratio:.3g} times too narrow" if ratio > 0.0 else "without any width"
 
 
-def _range(
-    prediction: Prediction,
-    y: np.ndarray,
-    subject: _Subject,
-    findings: list[PriorFinding],
-    figures: dict[str, float],
-) -> None:
-    """Targets where the prior predictive expects none."""
-    try:
-        upto = prediction.cdf(y)
-        # For counts, the probability of the observed count itself is part of both tails.
-        below = prediction.cdf(y - 1.0) if prediction.is_counts else upto
-    except UnsupportedError:
-        return
-    outside = float(np.mean((upto < TAIL) | (below > 1.0 - TAIL)))
-    figures["outside"] = outside
-    if outside <= OUTSIDE:
-        return
-    lower, upper = prediction.interval(1.0 - 2.0 * TAIL)
-    findings.append(
-        PriorFinding(
-            "range",
-            f"{outside:.0%} of the targets lie where the prior predictive expects {2 * TAIL:.1%} of them: they are "
-            f"between {np.min(y):.3g} and {np.max(y):.3g}, and between {np.mean(lower):.3g} and {np.mean(upper):.3g} "
-            f"was expected; the last layer has {subject.last}",
-            "a bias in the last layer that reaches log(mean of y)"
-            if prediction.is_counts
-            else subject.units("a prior that is centred where the targets are"),
-        )
-    )
-
-
-def _noise(
-    prediction: Prediction,
-    sd: np.ndarray,
-    off: str,
-    subject: _Subject,
-    findings: list[PriorFinding],
-    figures: dict[str, float],
-) -> None:
-    """Noise that is larger than the targets allow, or almost zero."""
-    if prediction.family == "MultivariateNormal":
-        factor = prediction.parameters["scale_tril"]
-        scale = np.sqrt(np.sum(factor**2, axis=-1))
-    elif prediction.family == "NormalMixture" or "scale" not in prediction.parameters:
-        return
-    else:
-        scale = prediction.parameters["scale"]
-    scale = scale.reshape(*scale.shape[:2], -1)
-    varying = np.flatnonzero(sd > 0.0)
-    if scale.shape[-1] != len(sd) or not len(varying):
-        return
-    # One number for each draw and output: if the noise differs between rows, the median row.
-    of_draws = np.median(scale[..., varying], axis=1) / sd[varying]
-    ratios = np.median(of_draws, axis=0)
-    at = int(np.argmax(np.abs(np.log(ratios))))
-    ratio, unit = float(ratios[at]), float(sd[varying[at]])
-    figures |= {"noise": ratio * unit, "noise_ratio": ratio}
-    large, small = (
-        float(np.mean(shares)) for shares in (of_draws[:, at] > NOISE_ABOVE, of_draws[:, at] < NOISE_BELOW)
-    )
-    found = (
-        f"the noise is {ratio * unit:.3g} (median over the prior, {subject.noise}), and all that the targets vary by "
-        f"is {unit:.3g}"
-    )
-    # If f is off in the same direction, the cause is the units of y, which are reported already.
-    if large >= NEARLY_ALL and off != "wide":
-        why = "nothing would be left for the function to explain"
-        advice = subject.units(f"noise of at most {unit:.2g}")
-        findings.append(PriorFinding("noise", f"{found}: {why}", advice))
-    elif small >= NEARLY_ALL and off != "narrow":
-        why = "the function would have to explain all but a millionth of their variance"
-        advice = subject.units(f"a prior of the noise that reaches {0.1 * unit:.2g}")
-        findings.append(PriorFinding("noise", f"{found}: {why}", advice))
-
-
-def _rates(
-    subject: _Subject, prediction: Prediction, findings: list[PriorFinding], figures: dict[str, float]
-) -> None:
-    """Log rates that vary too much."""
-    spread = _spread(np.log(prediction.parameters["rate"]))
-    figures["log_rate_spread"] = spread
-    if spread <= math.log(FACTOR):
-        return
-    why, advice = subject.blamed(lambda eta: _spread(eta[..., 0]), spread, 1.0, "narrower priors")
-    findings.append(
-        PriorFinding(
-            "rates",
-            f"rates drawn from the prior vary by a factor of {math.exp(min(spread, 700.0)):.3g} up or down; {why}",
-            advice,
-        )
-    )
-
-
-def _classes(
-    prediction: Prediction,
-    outputs: int,
-    subject: _Subject,
-    findings: list[PriorFinding],
-    figures: dict[str, float],
-) -> None:
-    """Draws that are certain of every label."""
-    probs = prediction.parameters["probs"]
-    if prediction.family == "Bernoulli":
-        probs = np.stack([1.0 - probs, probs], axis=-1)
-    terms = np.where(probs > 0.0, probs * np.log(np.where(probs > 0.0, probs, 1.0)), 0.0)
-    entropy = float(np.median(-terms.sum(axis=-1).mean(axis=-1))) / math.log(probs.shape[-1])
-    figures["entropy"] = entropy
-    if entropy >= SATURATED:
-        return
-
-    def size(eta: np.ndarray) -> float:
-        return _spread(eta[..., :outputs])
-
-    # With logits of size one every class has a non-negligible probability.
-    why, advice = subject.blamed(size, 1.0 / max(entropy, 1e-12), 1.0, "narrower priors")
-    findings.append(
-        PriorFinding(
-            "classes",
-            f"half of the draws from the prior are sure of every label before they have seen one: their entropy is "
-            f"{entropy:.2g} of log {probs.shape[-1]}; {why}",
-            advice,
-        )
-    )
-
-
 # --- names ------------------------------------------------------------------------------------------------
 
 
-def _accountable(
-    model: Model,
-    x: Any,
-    seed: int,
-    maps: Sequence[str],
-    size: Callable[[np.ndarray], float],
-    wanted: float,
-    drawn: Mapping[str, tuple[Distribution, np.ndarray]],
-) -> str | None:
-    """The sites of the map that accounts for more than half of log(size / wanted), or None.
+@dataclass(frozen=True)
+class _Layers:
+    """The linear maps of a model, in their order, and its sites with the distributions that they were drawn from."""
 
-    Each map in turn is rescaled to keep the size of its input, under the same draws of all weights.
-    """
-    before = draws_at(model, x, DRAWS_PER_MAP, seed).eta
-    now = size(before) if len(before) else 0.0
-    if not 0.0 < now < math.inf or now == wanted:
-        return None
-    best, share = None, 0.5
-    for name in maps[-MOST_MAPS:]:
-        after = draws_at(model, x, DRAWS_PER_MAP, seed, UnitGain(name)).eta
-        changed = size(after) if len(after) else 0.0
-        if 0.0 < changed < math.inf:
-            part = math.log(now / changed) / math.log(now / wanted)
-            if part > share:
-                best, share = name, part
-    return None if best is None else f"layer {best!r}, {_sites_of(best, drawn)}"
+    model: Model
+    x: Any
+    seed: int
+    maps: Sequence[str]
+    drawn: Sites
+
+    def accountable(self, size: Size, wanted: float) -> str | None:
+        """The sites of the map that accounts for more than half of log(size of eta / wanted), or None.
+
+        Each map in turn is rescaled to keep the size of its input, under the same draws of all weights.
+        """
+
+        def size_of(*handlers: Handler) -> float:
+            eta = draws_at(self.model, self.x, DRAWS_PER_MAP, self.seed, *handlers).eta
+            return size(eta) if len(eta) else 0.0
+
+        now = size_of()
+        if not 0.0 < now < math.inf or now == wanted:
+            return None
+        best, share = None, 0.5
+        for name in self.maps[-MOST_MAPS:]:
+            changed = size_of(UnitGain(name))
+            if 0.0 < changed < math.inf:
+                part = math.log(now / changed) / math.log(now / wanted)
+                if part > share:
+                    best, share = name, part
+        return None if best is None else f"layer {best!r}, {_sites_of(best, self.drawn)}"
 
 
-def _sites_of(layer: str, drawn: Mapping[str, tuple[Distribution, np.ndarray]]) -> str:
+def _sites_of(layer: str, drawn: Sites) -> str:
     """The sites of a layer with their priors; sites belong to a layer by their names."""
     own = [name for name in drawn if name == layer or name.startswith(f"{layer}.")]
     return _listed(own, drawn) if own else f"{layer!r}, whose weights are computed elsewhere"
 
 
-def _listed(names: Any, drawn: Mapping[str, tuple[Distribution, np.ndarray]]) -> str:
+def _listed(names: Any, drawn: Sites) -> str:
     shown = [f"{name} ~ {_words(drawn[name][0])}" for name in names]
     return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
 
@@ -592,13 +525,11 @@ def _words(specification: Distribution) -> str:
 def _noise_of(run: PriorDraw) -> str:
     """The site that the likelihood was given as its noise, or its value if it is known."""
     likelihood = run.likelihood
-    for each in dataclasses.fields(likelihood) if dataclasses.is_dataclass(likelihood) else ():
-        value = getattr(likelihood, each.name)
-        if each.name not in ("noise", "scale", "scale_tril"):
-            continue
+    for field_name in ("noise", "scale", "scale_tril"):
+        value = getattr(likelihood, field_name, None)
         for name, (specification, drawn) in run.drawn.items():
             if value is drawn:
                 return f"{name} ~ {_words(specification)}"
         if type(value) in (int, float):
-            return f"{each.name} = {value:.4g}, which is given"
+            return f"{field_name} = {value:.4g}, which is given"
     return f"as {type(likelihood).__name__} has it"

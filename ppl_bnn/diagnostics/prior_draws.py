@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.arrays import row_count
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.settings import setting, whole
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.loops import check_whole
 from ppl_bnn.language.distributions import EVENTS, Distribution, check_no_nested, draw_shape
 from ppl_bnn.language.primitives import Handler, Interpretation, Message
-from ppl_bnn.posterior.fixed_draws import Drawn
+from ppl_bnn.posterior.approximation import Drawn, Draws
 from ppl_bnn.posterior.posterior import Posterior
+from ppl_bnn.prediction import families
 from ppl_bnn.prediction.prediction import Prediction
+
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -37,10 +42,7 @@ class Prior(Method):
         Number of draws.
     """
 
-    draws: int = 500
-
-    def check(self) -> None:
-        check_whole(self.name, "draws", self.draws, 2, "500")
+    draws: int = setting(500, whole(2))
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
@@ -115,23 +117,35 @@ def prior_predictive(
     )
 
 
-_SAMPLERS: dict[str, Callable[[np.random.Generator, Mapping[str, Any], tuple[int, ...]], Any]] = {
-    "Normal": lambda rng, a, shape: a["loc"] + a["scale"] * rng.standard_normal(shape),
-    "HalfNormal": lambda rng, a, shape: a["scale"] * np.abs(rng.standard_normal(shape)),
-    "LogNormal": lambda rng, a, shape: np.exp(a["loc"] + a["scale"] * rng.standard_normal(shape)),
-    "StudentT": lambda rng, a, shape: a["loc"] + a["scale"] * rng.standard_t(a["df"], shape),
-    "Laplace": lambda rng, a, shape: a["loc"] + a["scale"] * rng.laplace(size=shape),
-    "Cauchy": lambda rng, a, shape: a["loc"] + a["scale"] * rng.standard_cauchy(shape),
-    "Logistic": lambda rng, a, shape: a["loc"] + a["scale"] * rng.logistic(size=shape),
-    "HalfCauchy": lambda rng, a, shape: a["scale"] * np.abs(rng.standard_cauchy(shape)),
-    "Gamma": lambda rng, a, shape: rng.gamma(a["concentration"], size=shape) / a["rate"],
-    "InverseGamma": lambda rng, a, shape: a["rate"] / rng.gamma(a["concentration"], size=shape),
-    "Exponential": lambda rng, a, shape: rng.exponential(size=shape) / a["rate"],
-    "Beta": lambda rng, a, shape: rng.beta(a["concentration1"], a["concentration0"], size=shape),
-    "Uniform": lambda rng, a, shape: a["low"] + (a["high"] - a["low"]) * rng.random(shape),
+def _normal(rng: np.random.Generator, a: Draws, shape: Shape) -> np.ndarray:
+    return a.get("loc", 0.0) + a["scale"] * rng.standard_normal(shape)
+
+
+class _Draws:
+    """Takes the place of `scipy.stats` in the table of families: draws, since freezing distributions is slow."""
+
+    def __init__(self, rng: np.random.Generator, shape: tuple[int, ...]):
+        self._options = {"size": shape, "random_state": rng}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return functools.partial(getattr(scipy.stats, name).rvs, **self._options)
+
+
+def _of_scipy(frozen: Callable[..., Any], rng: np.random.Generator, a: Draws, shape: Shape) -> Any:
+    return frozen(_Draws(rng, shape), **a)
+
+
+_SAMPLERS: dict[str, Callable[[np.random.Generator, Draws, Shape], Any]] = {
+    **{
+        name: functools.partial(_of_scipy, row.frozen)
+        for name, row in families.FAMILIES.items()
+        if row.frozen is not None and row.kind == "number"
+    },
+    # The most frequent one, without the checks of SciPy.
+    "Normal": _normal,
     # Two families are not distributions by themselves; they are drawn from the distribution of starting values.
-    "EmpiricalBayes": lambda rng, a, shape: a["scale"] * rng.standard_normal(shape),
-    "ImproperLogUniform": lambda rng, a, shape: a["scale"] * rng.standard_normal(shape),
+    "EmpiricalBayes": _normal,
+    "ImproperLogUniform": _normal,
     "NormalMixture": lambda rng, a, shape: (
         rng.choice(a["scales"], size=shape, p=a["weights"]) * rng.standard_normal(shape)
     ),
@@ -143,48 +157,22 @@ _SAMPLERS: dict[str, Callable[[np.random.Generator, Mapping[str, Any], tuple[int
 }
 
 
-def drawn_in_numpy(
-    specification: Distribution, rng: np.random.Generator, rows: int | None = None
-) -> np.ndarray:
-    """One draw of a distribution in NumPy.
-
-    Parameters
-    ----------
-    specification : Distribution
-        The distribution.
-    rng : np.random.Generator
-        The random number generator.
-    rows : int, optional
-        Number of rows of the plate that the site is in, if it is in one.
-
-    Returns
-    -------
-    np.ndarray
-        A value of the distribution's own shape; with `rows`, one for each row.
-
-    Raises
-    ------
-    UnsupportedError
-        A family that cannot be drawn here, such as one of a likelihood.
-    """
-    family = specification.family
+def drawn_in_numpy(spec: Distribution, rng: np.random.Generator, rows: int | None = None) -> np.ndarray:
+    """One draw of a distribution in NumPy, of its own shape; with `rows`, the size of its plate, one for each row."""
+    family = spec.family
     if family not in _SAMPLERS:
-        raise UnsupportedError.of(
-            "a draw in NumPy", f"a family among {', '.join(_SAMPLERS)}", family, "bnn.prior_predictive"
-        )
-    check_no_nested(specification)
+        expected = f"a family among {', '.join(_SAMPLERS)}"
+        raise UnsupportedError.of("a draw in NumPy", expected, family, "bnn.prior_predictive")
+    check_no_nested(spec)
     given: dict[str, Any] = {
         name: value if isinstance(value, str) else np.asarray(value, dtype=float)
-        for name, value in specification.arguments.items()
+        for name, value in spec.arguments.items()
     }
-    shape = draw_shape(specification)
+    shape = draw_shape(spec)
     if rows is not None:
-        own = {"LKJCholesky": 2}.get(family, 0)
-        if family in EVENTS:
-            own = given[EVENTS[family]].ndim
-        events = own + specification.event_dims
-        batch, event = shape[: len(shape) - events], shape[len(shape) - events :]
-        shape = np.broadcast_shapes(batch, (rows,)) + event
+        own = given[EVENTS[family]].ndim if family in EVENTS else {"LKJCholesky": 2}.get(family, 0)
+        batch = shape[: len(shape) - own - spec.event_dims]
+        shape = np.broadcast_shapes(batch, (rows,)) + shape[len(batch) :]
     return np.asarray(_SAMPLERS[family](rng, given, shape), dtype=float)
 
 
@@ -193,17 +181,13 @@ def _dirichlet(rng: np.random.Generator, concentration: np.ndarray, shape: tuple
     return parts / parts.sum(axis=-1, keepdims=True)
 
 
-def _multivariate(
-    rng: np.random.Generator, given: Mapping[str, np.ndarray], shape: tuple[int, ...]
-) -> np.ndarray:
+def _multivariate(rng: np.random.Generator, given: Draws, shape: Shape) -> np.ndarray:
     loc, factor = given["loc"], given["scale_tril"]
     batch = shape[: len(shape) - loc.ndim]
     return loc + (rng.standard_normal((*batch, len(factor))) @ factor.T).reshape(shape)
 
 
-def _kronecker(
-    rng: np.random.Generator, given: Mapping[str, np.ndarray], shape: tuple[int, ...]
-) -> np.ndarray:
+def _kronecker(rng: np.random.Generator, given: Draws, shape: Shape) -> np.ndarray:
     loc, precisions = given["loc"], given["precisions"]
     batch = shape[: len(shape) - loc.ndim]
     z = rng.standard_normal((*batch, *precisions.shape)) / np.sqrt(precisions)
@@ -326,17 +310,7 @@ def root_mean_square(values: Any) -> float:
 
 @dataclass(frozen=True, eq=False)
 class PriorDraws:
-    """Draws that stayed finite, and their predictions.
-
-    Parameters
-    ----------
-    eta : np.ndarray
-        The predictor, (S, N, D).
-    prediction : Prediction, optional
-        The predictive distribution of y.
-    overflowed : float
-        Share of the draws that did not stay finite.
-    """
+    """Draws that are finite: eta (S, N, D), the prediction of y, and the share of draws that are not."""
 
     eta: np.ndarray
     prediction: Prediction | None
@@ -344,26 +318,9 @@ class PriorDraws:
 
 
 def draws_at(model: Model, x: Any, count: int, seed: int, *handlers: Handler) -> PriorDraws:
-    """Draws from the prior of a model, and their predictions at the inputs x.
+    """Draws from the prior of a model, run under `handlers`, and their predictions at the inputs x.
 
     Draws that are not finite are left out and counted.
-
-    Parameters
-    ----------
-    model : Model
-        The model.
-    x
-        Inputs, N rows.
-    count : int
-        Number of draws.
-    seed : int
-        Seed of the draws.
-    *handlers : Handler
-        Further handlers that the model runs under.
-
-    Returns
-    -------
-    PriorDraws
     """
     etas, form = [], None
     for rng in np.random.default_rng(seed).spawn(count):
@@ -392,7 +349,6 @@ def draws_at(model: Model, x: Any, count: int, seed: int, *handlers: Handler) ->
         if name in ("scale", "rate", "concentration", "df"):
             usable &= value > 0.0
         good &= usable.reshape(len(value), -1).all(axis=1)
-    prediction = None
-    if good.any():
-        prediction = Prediction(family, {name: value[good] for name, value in parameters.items()})
+    kept = {name: value[good] for name, value in parameters.items()}
+    prediction = Prediction(family, kept) if good.any() else None
     return PriorDraws(stacked[good], prediction, 1.0 - int(good.sum()) / count)

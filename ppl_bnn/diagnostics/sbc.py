@@ -9,6 +9,7 @@ shows the kind of error (for variational inference: Yao, Vehtari, Simpson and Ge
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
@@ -30,9 +31,9 @@ from ppl_bnn.core.errors import (
     ModelError,
     UnknownNameError,
     UnsupportedError,
-    message,
 )
 from ppl_bnn.core.progress import Progress, Silent, resolve
+from ppl_bnn.core.settings import whole
 from ppl_bnn.diagnostics.calibration import Calibration, CalibrationInterrupted, listed
 from ppl_bnn.inference.checkpoint import Checkpoint
 from ppl_bnn.inference.fingerprint import identity
@@ -41,12 +42,18 @@ from ppl_bnn.posterior.convergence import LOG_LIKELIHOOD, PREDICTOR, quantities
 from ppl_bnn.posterior.posterior import MEMORY, Posterior
 
 PROBES = 3
+_NAME = "simulation_based_calibration"
+Arrays = dict[str, np.ndarray]
 # (w, eta, y) -> (S,) or (S, K)
-Function = Callable[[dict[str, np.ndarray], np.ndarray, np.ndarray], Any]
+Function = Callable[[Arrays, np.ndarray, np.ndarray], Any]
 # Figures kept of each fit, besides its ranks.
 Figures = Callable[[Posterior], Mapping[str, float]]
 # These errors mean that the method cannot fit this model at all: every other data set would raise the same.
 _HOPELESS = (UnsupportedError, ModelError, UnknownNameError, MissingFrameworkError, DeviceError)
+
+# Figures of a fit that its record takes from the outcome of the method.
+_TIMES = ("compile_seconds", "run_seconds", "gradient_evaluations")
+_OUTCOME = (*_TIMES, "history", "warnings", "figures", "target")
 
 
 # --- the simulations --------------------------------------------------------------------------------------
@@ -143,35 +150,27 @@ def simulation_based_calibration(
     simulation-based calibration.
     Yao, Vehtari, Simpson and Gelman (2018), ICML.
     """
-    for name, value, least in (("simulations", simulations, 1), ("draws", draws, 1), ("jobs", jobs, 1)):
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-            raise InputError.of(name, f"a whole number of at least {least}", repr(value), f"{name}=100")
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
-        raise InputError.of("seed", "a whole number from 0 to 2**31 - 1", repr(seed), "seed=0")
-    if not isinstance(method, Method):
-        raise InputError.of("method", "a method", repr(method), "bnn.SVI() or bnn.Laplace()")
-    if getattr(method, "checkpoint", None) is not None:
-        raise InputError(
-            "method: "
-            + message(
-                "a method without a checkpoint of its own, since each simulation is another fit",
-                f"checkpoint={method.checkpoint!r}",  # pyright: ignore[reportAttributeAccessIssue]
-                "simulation_based_calibration(..., checkpoint=folder)",
-            )
-        )
-    if not callable(model):
-        raise InputError.of("model", "a function (x, y=None)", type(model).__name__, "the model itself")
-    if functions is not None and (not functions or not all(callable(each) for each in functions.values())):
-        raise InputError.of(
-            "functions",
-            "a dict of name -> function(w, eta, y)",
-            repr(functions),
-            "functions=None for the usual ones",
-        )
-    if figures is not None and not callable(figures):
-        raise InputError.of(
-            "figures", "a function posterior -> name -> number", repr(figures), "figures=None"
-        )
+    for name, value, check, advice in (
+        ("simulations", simulations, whole(), "simulations=100"),
+        ("draws", draws, whole(), "draws=99"),
+        ("jobs", jobs, whole(), "jobs=1"),
+        ("seed", seed, whole(0, 2**31 - 1), "seed=0"),
+    ):
+        if wanted := check(value):
+            raise InputError.of(name, wanted, repr(value), advice)
+    named = functions is None or (functions and all(map(callable, functions.values())))
+    for name, good, wanted, got, advice in (
+        ("method", isinstance(method, Method), "a method", repr(method), "bnn.SVI() or bnn.Laplace()"),
+        ("model", callable(model), "a function (x, y=None)", type(model).__name__, "the model itself"),
+        ("functions", named, "a dict of name -> function(w, eta, y)", repr(functions), "functions=None"),
+        ("figures", figures is None or callable(figures), "a function of a posterior", repr(figures), "None"),
+    ):
+        if not good:
+            raise InputError.of(name, wanted, got, advice)
+    own = getattr(method, "checkpoint", None)
+    if own is not None:
+        wanted, advice = "a method without a checkpoint of its own", f"{_NAME}(..., checkpoint=folder)"
+        raise InputError.of("method", wanted, f"checkpoint={own!r}", advice)
     x = checks.check_inputs(x)
     if probe is not None:
         try:
@@ -200,9 +199,8 @@ def simulation_based_calibration(
         # With a folder this includes simulations that processes had finished but not yet returned.
         records |= simulator.finished(int(simulations))
         partial = _gathered(simulator, records, int(simulations))
-        raise CalibrationInterrupted(
-            f"interrupted after {len(records)} of {simulations} simulations; `partial` has them", partial
-        ) from error
+        text = f"interrupted after {len(records)} of {simulations} simulations; `partial` has them"
+        raise CalibrationInterrupted(text, partial) from error
     finally:
         task.close()
     return _gathered(simulator, records, int(simulations))
@@ -220,35 +218,19 @@ class _Record:
     failure: str = ""
     figures: dict[str, float] = field(default_factory=dict)
 
-    def arrays(self) -> dict[str, np.ndarray]:
+    def arrays(self) -> Arrays:
         """The record as arrays; text is stored as the bytes of JSON."""
-        words = {
-            "names": self.names,
-            "converged": self.converged,
-            "failure": self.failure,
-            "figures": self.figures,
-        }
-        return {
-            "truths": self.truths,
-            "ranks": self.ranks,
-            "varied": self.varied,
-            "words": np.frombuffer(json.dumps(words).encode(), dtype=np.uint8),
-        }
+        words = {name: getattr(self, name) for name in ("names", "converged", "failure", "figures")}
+        text = np.frombuffer(json.dumps(words).encode(), dtype=np.uint8)
+        return {"truths": self.truths, "ranks": self.ranks, "varied": self.varied, "words": text}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> _Record:
         """The inverse of `arrays`."""
         words = json.loads(arrays["words"].tobytes())
-        return cls(
-            tuple(words["names"]),
-            arrays["truths"],
-            arrays["ranks"],
-            arrays["varied"],
-            words["converged"],
-            words["failure"],
-            # Folders of older versions have no figures.
-            words.get("figures", {}),
-        )
+        # Folders of older versions have no figures.
+        numbers = {name: arrays[name] for name in ("truths", "ranks", "varied")}
+        return cls(**{"figures": {}} | numbers | words | {"names": tuple(words["names"])})
 
 
 def _records(
@@ -270,8 +252,7 @@ def _records(
 
 
 def _several(written: bytes, indices: Iterable[int]) -> list[tuple[int, _Record]]:
-    simulator = _at_work(written)
-    return [(index, simulator(index)) for index in indices]
+    return [(index, _at_work(written)(index)) for index in indices]
 
 
 @functools.lru_cache(maxsize=1)
@@ -295,7 +276,6 @@ class _Simulator:
     device: str
     observed: str | None
     folder: str | Path | None = None
-    _spoken: str = ""
     _belongs: dict[str, Any] | None = None
     _program: Program | None = None
     _first: Posterior | None = None
@@ -304,11 +284,9 @@ class _Simulator:
     def ppl(self) -> str:
         return self.method.ppl if self._language else self._written
 
-    @property
+    @functools.cached_property
     def _written(self) -> str:
-        if not self._spoken:
-            self._spoken = written_in(self.model, self.x, None, self.method.ppl)
-        return self._spoken
+        return written_in(self.model, self.x, None, self.method.ppl)
 
     @property
     def _language(self) -> bool:
@@ -359,59 +337,42 @@ class _Simulator:
         except Exception as error:
             return _Record(failure=f"{type(error).__name__}: {error}")
         if posterior.kind == "point":
-            raise UnsupportedError.of(
-                "simulation_based_calibration",
-                "a method with draws that differ",
-                f"{self.method.name}, a point",
-                "bnn.Laplace()",
-            )
+            got = f"{self.method.name}, a point"
+            raise UnsupportedError.of(_NAME, "a method with draws that differ", got, "bnn.Laplace()")
         record = self._ranked(*self._evaluated(posterior, truth, index), index)
-        asked = {} if self.figures is None else self.figures(posterior)
-        figures = {name: float(value) for name, value in asked.items()}
+        found = {} if self.figures is None else self.figures(posterior)
+        figures = {name: float(value) for name, value in found.items()}
         converged = figures.get("converged", posterior.info.figures.get("converged", 1.0))
         return replace(record, converged=bool(converged), figures=figures)
 
     def _fitted(self, y: np.ndarray, seed: int) -> Posterior:
         """Fit the method to (x, y); later fits reuse the program of the first and its compiled functions."""
         first = self._first
-        if first is None or not first._programs:
-            posterior = self.method.fit(
-                self.model,
-                self.x,
-                y,
-                seed=seed,
-                device=self.device,
-                observed=None if self._language else self.observed,
-            )
+        if first is None or not first.programs:
+            observed = None if self._language else self.observed
+            options: Any = {"seed": seed, "device": self.device, "observed": observed}
+            posterior = self.method.fit(self.model, self.x, y, **options)
             # Torch compiles nothing. JAX's functions are compiled for one shape and type, which the next y has too.
             if posterior.info.ppl == "numpyro":
                 self._first = posterior
             return posterior
         method = self.method if self.method.ppl == self.ppl else replace(self.method, ppl=self.ppl)
-        program = next(iter(first._programs.values()))
+        program = next(iter(first.programs.values()))
         y = labels(program, y) if first.task == "classification" else y.astype(np.float64)
         data_hash = checks.data_hash(first.inputs, y)
         again = replace(first, targets=y, info=replace(first.info, seed=seed, data_hash=data_hash))
-        outcome = again._with(lambda problem: method.run(problem, Silent()))
+        outcome = again.with_problem(lambda problem: method.run(problem, Silent()))
         untuned = outcome.approximation.program(self.model) is self.model
+        kept = {name: getattr(outcome, name) for name in _OUTCOME}
         return replace(
             again,
             approximation=outcome.approximation,
             statistics=outcome.statistics,
-            info=replace(
-                again.info,
-                compile_seconds=outcome.compile_seconds,
-                run_seconds=outcome.run_seconds,
-                gradient_evaluations=outcome.gradient_evaluations,
-                history=outcome.history,
-                warnings=outcome.warnings,
-                figures=outcome.figures,
-                target=outcome.target,
-            ),
-            _programs=first._programs if untuned else {},
+            info=replace(again.info, **kept),
+            programs=first.programs if untuned else {},
         )
 
-    def _drawn(self, index: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def _drawn(self, index: int) -> tuple[Arrays, np.ndarray]:
         """One draw of all unknowns (constrained) and of y."""
         chosen = system(self.ppl)
         with chosen.session("float64", "cpu", threads=1):
@@ -426,14 +387,11 @@ class _Simulator:
                 observed = self.observed
             key = chosen.seeds(site_seed(f"calibration prior {index}", self.seed) % 2**31, 1)[0]
             sites = chosen.run(native, x, None, seed=key)
-            self._refuse([site for site in sites if site.name != observed])
+            check_drawn([site for site in sites if site.name != observed])
             y = next((site.value for site in sites if site.name == observed), None)
             if y is None:
                 raise ModelError.of(
-                    "simulation_based_calibration",
-                    "a model that draws y where it is None",
-                    "one that does not",
-                    "bnn.observe(y, f, ...)",
+                    _NAME, "a model that draws y where it is None", "none", "bnn.observe(y, ...)"
                 )
             truth = {
                 site.name: np.array(chosen.to_numpy(site.value))
@@ -442,34 +400,18 @@ class _Simulator:
             }
             return truth, np.array(chosen.to_numpy(y))
 
-    def _refuse(self, sites: list[Any]) -> None:
-        for kind, got in (
-            ("param", "a parameter without a prior"),
-            ("observed", "a factor, or other observations"),
-        ):
-            names = [site.name for site in sites if site.kind == kind]
-            if names:
-                raise UnsupportedError.of(
-                    "simulation_based_calibration",
-                    "a model that draws all its unknowns from a prior, and y given them",
-                    f"{got}: {', '.join(names[:3])}",
-                    "a model with a proper prior over each",
-                )
-
-    def _evaluated(
-        self, posterior: Posterior, truth: dict[str, np.ndarray], index: int
-    ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    def _evaluated(self, posterior: Posterior, truth: Arrays, index: int) -> tuple[Arrays, Arrays]:
         """Each function at the draws, (draws,), and at the truth, (1,)."""
-        approximation, kind = posterior.approximation, posterior._drawn_kind(None)
-        u = posterior._chosen_draws(self.draws)
+        approximation, kind = posterior.approximation, posterior.drawn_kind(None)
+        u = posterior.chosen_draws(self.draws)
 
-        def of_draws(problem: Problem) -> dict[str, np.ndarray]:
+        def of_draws(problem: Problem) -> Arrays:
             def at(x: Any) -> np.ndarray:
                 return approximation.predictor_draws(problem, u, x, kind, 0, MEMORY)
 
             return self._functions(problem, problem.program.constrain_draws(u, problem.x, problem.y), at)
 
-        def of_truth(problem: Problem) -> dict[str, np.ndarray]:
+        def of_truth(problem: Problem) -> Arrays:
             one = {name: truth[name][None] for name in problem.program.sites}
 
             def at(x: Any) -> np.ndarray:
@@ -479,49 +421,38 @@ class _Simulator:
             return self._functions(problem, {name: value[None] for name, value in truth.items()}, at)
 
         def compiled_once(action: Callable[[Problem], Any]) -> Any:
-            """Like `Posterior._with`, but over one program for all simulations, whose functions are compiled once."""
+            """Like `Posterior.with_problem`, but over one program for all simulations, compiled once."""
             chosen, info = system(posterior.info.ppl), posterior.info
             with chosen.session("float64", "cpu", threads=1):
                 x, y = map_data(chosen.asarray, posterior.inputs), chosen.asarray(posterior.targets)
                 if self._program is None:
-                    self._program = Program.of(
-                        chosen, self.model, x, y, language=self._language, observed=posterior.observed
-                    )
-                problem = Problem(
-                    self._program, x, y, posterior.inputs, posterior.targets, info.seed, "cpu", "float64"
-                )
-                return action(problem)
+                    options: Any = {"language": self._language, "observed": posterior.observed}
+                    self._program = Program.of(chosen, self.model, x, y, **options)
+                data = (x, y, posterior.inputs, posterior.targets, info.seed, "cpu", "float64")
+                return action(Problem(self._program, *data))
 
         on_cpu, tuned = posterior.info.device == "cpu", approximation.program(self.model) is not self.model
-        drawn = (compiled_once if on_cpu and not tuned else posterior._with)(of_draws)
+        drawn = (compiled_once if on_cpu and not tuned else posterior.with_problem)(of_draws)
         return drawn, compiled_once(of_truth)
 
-    def _functions(
-        self, problem: Problem, w: dict[str, np.ndarray], predictor: Callable[[Any], np.ndarray]
-    ) -> dict[str, np.ndarray]:
+    def _functions(self, problem: Problem, w: Arrays, predictor: Callable[[Any], np.ndarray]) -> Arrays:
         """Name -> (S,); each component of a function gets its own name."""
         probe = problem.inputs if self.probe is None else self.probe
         if self.functions is None:
-            return self._usual(
-                problem.program, quantities(problem, w, predictor, probe, problem.inputs, problem.targets)
-            )
+            judged = quantities(problem, w, predictor, probe, problem.inputs, problem.targets)
+            return self._usual(problem.program, judged)
         eta, found = predictor(probe), {}
         for name, function in self.functions.items():
             value = np.asarray(function(w, eta, problem.targets))
             if value.ndim not in (1, 2) or len(value) != len(eta):
+                wanted = f"a function that gives ({len(eta)},) or ({len(eta)}, K) for {len(eta)} draws"
                 raise InputError.of(
-                    f"functions[{name!r}]",
-                    f"a function that gives ({len(eta)},) or ({len(eta)}, K) for {len(eta)} draws",
-                    f"shape {value.shape}",
-                    "working over the leading axis",
+                    f"functions[{name!r}]", wanted, f"shape {value.shape}", "one value per draw"
                 )
-            if value.ndim == 1:
-                found[name] = value
-            else:
-                found |= {f"{name}[{column}]": value[:, column] for column in range(value.shape[1])}
+            found |= {name: value} if value.ndim == 1 else {f"{name}[{k}]": v for k, v in enumerate(value.T)}
         return found
 
-    def _usual(self, program: Program, judged: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _usual(self, program: Program, judged: Arrays) -> Arrays:
         """The quantities of `convergence.quantities`, with f as the network's outputs at single rows."""
         f = judged.pop(PREDICTOR)
         columns = f.shape[-1] if program.outputs is None else min(program.outputs, f.shape[-1])
@@ -529,52 +460,59 @@ class _Simulator:
         rows = np.unique(np.linspace(0, every - 1, PROBES if self.probe is None else every).round())
         where = "row" if self.probe is None else "probe"
         found = {}
-        for row in rows.astype(int):
-            for column in range(columns):
-                name = f"f of {where} {row}" if columns == 1 else f"f[{column}] of {where} {row}"
-                found[name] = f[:, row, column]
+        for row, column in itertools.product(rows.astype(int), range(columns)):
+            name = "f" if columns == 1 else f"f[{column}]"
+            found[f"{name} of {where} {row}"] = f[:, row, column]
         found["log likelihood"] = judged.pop(LOG_LIKELIHOOD)
         return found | judged
 
-    def _ranked(self, drawn: dict[str, np.ndarray], true: dict[str, np.ndarray], index: int) -> _Record:
+    def _ranked(self, drawn: Arrays, true: Arrays, index: int) -> _Record:
         rng = np.random.default_rng(site_seed(f"calibration ties {index}", self.seed))
         truths = np.array([float(true[name][0]) for name in drawn])
         values = np.stack([np.asarray(value, dtype=np.float64) for value in drawn.values()], axis=1)
-        undefined = [
-            name
-            for name, column, value in zip(drawn, values.T, truths, strict=True)
-            if np.isnan(value) or np.isnan(column).any()
-        ]
+        columns = zip(drawn, values.T, truths, strict=True)
+        undefined = tuple(name for name, column, value in columns if np.isnan([value, *column]).any())
         if undefined:
-            return _Record(failure=f"{listed(tuple(undefined))} is not a number for the truth or for a draw")
+            return _Record(failure=f"{listed(undefined)} is not a number for the truth or for a draw")
         below, ties = (values < truths).sum(axis=0), (values == truths).sum(axis=0)
         ranks = below + rng.integers(0, ties + 1)
         return _Record(tuple(drawn), truths, ranks, ties < len(values))
 
 
-def _gathered(simulator: _Simulator, records: Mapping[int, _Record], asked: int) -> Calibration:
+def check_drawn(sites: list[Any]) -> None:
+    """Check that the sites of a model are all drawn from a prior, but for y."""
+    got = {"param": "a parameter without a prior", "observed": "a factor, or other observations"}
+    for kind, text in got.items():
+        names = ", ".join([site.name for site in sites if site.kind == kind][:3])
+        if names:
+            wanted = "a model that draws all its unknowns from a prior, and y given them"
+            raise UnsupportedError.of(_NAME, wanted, f"{text}: {names}", "a proper prior over each")
+
+
+def _gathered(simulator: _Simulator, records: Mapping[int, _Record], wanted: int) -> Calibration:
     order = sorted(records)
     numbers = [index for index in order if not records[index].failure]
     finished = [records[index] for index in numbers]
     names: tuple[str, ...] = finished[0].names if finished else ()
-    shape = (len(finished), len(names))
-    ranks = np.array([record.ranks for record in finished], dtype=np.int64).reshape(shape)
-    truths = np.array([record.truths for record in finished], dtype=np.float64).reshape(shape)
-    varied = np.array([record.varied for record in finished], dtype=bool).reshape(shape).any(axis=0)
+
+    def stacked(field: str, dtype: type) -> np.ndarray:
+        values = [getattr(record, field) for record in finished]
+        return np.array(values, dtype=dtype).reshape(len(finished), len(names))
+
+    varied = stacked("varied", bool).any(axis=0)
     kept = dict.fromkeys(name for record in finished for name in record.figures)
     return Calibration(
         subject=f"{simulator.method.name} in {simulator.ppl}",
-        names=tuple(name for name, varies in zip(names, varied, strict=True) if varies),
+        names=tuple(itertools.compress(names, varied)),
         numbers=np.array(numbers, dtype=np.int64),
-        ranks=ranks[:, varied],
-        truths=truths[:, varied],
+        ranks=stacked("ranks", np.int64)[:, varied],
+        truths=stacked("truths", np.float64)[:, varied],
         draws=simulator.draws,
-        asked=asked,
+        asked=wanted,
         failures={index: records[index].failure for index in order if records[index].failure},
-        constant=tuple(name for name, varies in zip(names, varied, strict=True) if not varies),
+        constant=tuple(itertools.compress(names, ~varied)),
         not_converged=sum(not record.converged for record in finished),
         figures={
-            name: np.array([record.figures.get(name, np.nan) for record in finished], dtype=np.float64)
-            for name in kept
+            name: np.array([each.figures.get(name, np.nan) for each in finished], float) for name in kept
         },
     )

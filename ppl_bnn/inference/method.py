@@ -295,7 +295,7 @@ class Method(ABC):
             class_names=class_names,
             labels=original,
             # A tuned posterior uses another program than the one that was fitted, and builds it on demand.
-            _programs={problem.device: program} if outcome.approximation.program(model) is model else {},
+            programs={problem.device: program} if outcome.approximation.program(model) is model else {},
         )
 
     @final

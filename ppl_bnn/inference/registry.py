@@ -135,7 +135,7 @@ APPROXIMATIONS.update(
     {
         "Chains": "ppl_bnn.posterior.approximation:Chains",
         "Point": "ppl_bnn.posterior.approximation:Point",
-        "Drawn": "ppl_bnn.posterior.fixed_draws:Drawn",
+        "Drawn": "ppl_bnn.posterior.approximation:Drawn",
         "Restarts": "ppl_bnn.inference.variational.restarts:Restarts",
         "MeanField": "ppl_bnn.inference.variational.mean_field:MeanField",
         "Particles": "ppl_bnn.inference.variational.svgd:Particles",

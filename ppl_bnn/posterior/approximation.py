@@ -17,6 +17,7 @@ from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
+Draws = Mapping[str, np.ndarray]
 # Prefix of the names of a sampler's state among those of the sites.
 STATE = "state:"
 
@@ -65,12 +66,8 @@ class Approximation(ABC):
         UnsupportedError
             For an approximation without components.
         """
-        raise UnsupportedError.of(
-            "weights",
-            "several chains, or an ensemble with members",
-            f"{type(self).__name__}, which has no parts",
-            "NUTS(chains=4) or an ensemble",
-        )
+        got = f"{type(self).__name__}, which has no parts"
+        raise UnsupportedError.of("weights", "several chains or members", got, "NUTS(chains=4)")
 
     @property
     def stored_count(self) -> int | None:
@@ -90,9 +87,7 @@ class Approximation(ABC):
         UnsupportedError
             If draws are made on demand.
         """
-        raise UnsupportedError.of(
-            f"{type(self).__name__}", "draws that are held", "draws on demand", "draw(count, rng)"
-        )
+        raise UnsupportedError.of(type(self).__name__, "stored draws", "draws on demand", "draw(count, rng)")
 
     @abstractmethod
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -112,7 +107,7 @@ class Approximation(ABC):
         """
 
     @abstractmethod
-    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    def log_prob(self, u: Draws) -> np.ndarray | None:
         """log q(u) of draws.
 
         Parameters
@@ -132,7 +127,7 @@ class Approximation(ABC):
 
     @classmethod
     @abstractmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Approximation:
+    def from_arrays(cls, arrays: Draws) -> Approximation:
         """The inverse of `arrays`."""
 
     def centre(self) -> dict[str, np.ndarray]:
@@ -156,7 +151,7 @@ class Approximation(ABC):
         return False
 
     def predictor_draws(
-        self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
+        self, problem: Problem, u: Draws, x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
         """Predictor eta at inputs x for draws u: the output of the network, unless the approximation linearises it.
 
@@ -187,7 +182,7 @@ class Approximation(ABC):
         """Whether weights that the program computes from other sites have their own draws here (`weight_draws`)."""
         return False
 
-    def weight_draws(self, problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def weight_draws(self, problem: Problem, u: Draws) -> dict[str, np.ndarray]:
         """Draws of the weights that the program computes from other sites.
 
         Parameters
@@ -275,12 +270,7 @@ class Approximation(ABC):
         UnsupportedError
             If the approximation is not Gaussian.
         """
-        raise UnsupportedError.of(
-            "with_prior",
-            "a posterior that is Gaussian",
-            type(self).__name__,
-            "Laplace() or SVI(guide='normal')",
-        )
+        raise UnsupportedError.of("with_prior", "a Gaussian posterior", type(self).__name__, "Laplace()")
 
 
 @dataclass
@@ -309,12 +299,8 @@ class Chains(Approximation):
 
     def __post_init__(self) -> None:
         if self.groups is not None and (self.groups < 1 or self.shape[0] % self.groups):
-            raise InputError.of(
-                "groups",
-                f"a divisor of the {self.shape[0]} chains",
-                repr(self.groups),
-                "groups of equal size",
-            )
+            expected = f"a divisor of the {self.shape[0]} chains"
+            raise InputError.of("groups", expected, repr(self.groups), "equal groups")
         if self.weights is not None:
             self.weights = checked_weights(self.weights, self.groups or self.shape[0])
 
@@ -353,7 +339,7 @@ class Chains(Approximation):
             picked = rng.choice(total, size=count, p=per_draw(self.weights, total))
         return {name: value[picked] for name, value in self.stored_draws().items()}
 
-    def log_prob(self, u: Mapping[str, np.ndarray]) -> None:
+    def log_prob(self, u: Draws) -> None:
         return None
 
     def centre(self) -> dict[str, np.ndarray]:
@@ -369,13 +355,9 @@ class Chains(Approximation):
         return self.u | {f"{STATE}{name}": value for name, value in self.state.items()}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Chains:
-        return cls(
-            {name: value for name, value in arrays.items() if not name.startswith(STATE)},
-            state={
-                name.removeprefix(STATE): value for name, value in arrays.items() if name.startswith(STATE)
-            },
-        )
+    def from_arrays(cls, arrays: Draws) -> Chains:
+        state = {name.removeprefix(STATE): a for name, a in arrays.items() if name.startswith(STATE)}
+        return cls({name: a for name, a in arrays.items() if not name.startswith(STATE)}, state=state)
 
 
 @dataclass
@@ -394,7 +376,7 @@ class Point(Approximation):
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {name: np.repeat(value[None], count, axis=0) for name, value in self.u.items()}
 
-    def log_prob(self, u: Mapping[str, np.ndarray]) -> None:
+    def log_prob(self, u: Draws) -> None:
         return None
 
     def centre(self) -> dict[str, np.ndarray]:
@@ -408,73 +390,85 @@ class Point(Approximation):
         return dict(self.u)
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Point:
+    def from_arrays(cls, arrays: Draws) -> Point:
         return cls(dict(arrays))
 
 
-def flat_draws(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Draws with the chain and draw axes merged.
+@dataclass
+class Drawn(Approximation):
+    """Independent draws that were made once. `draw` returns the first of them, always the same; a posterior uses all.
 
     Parameters
     ----------
-    draws : mapping of str to ndarray
-        name -> arrays with leading axes (chain, draw).
-
-    Returns
-    -------
-    dict of str to ndarray
-        name -> arrays with one leading axis, chain after chain.
+    u : dict of str to ndarray
+        name -> ``(S, *unconstrained shape)``.
+    log_q : ndarray, optional
+        Log density of the draws, (S,).
     """
+
+    u: dict[str, np.ndarray]
+    log_q: np.ndarray | None = None
+    kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
+
+    @property
+    def count(self) -> int:
+        """Number of draws, S."""
+        return len(next(iter(self.u.values())))
+
+    @property
+    def stored_count(self) -> int:
+        """Number of draws, S: a posterior uses all of them."""
+        return self.count
+
+    def stored_draws(self) -> dict[str, np.ndarray]:
+        return dict(self.u)
+
+    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        if count > self.count:
+            raise InputError.of("draws", f"at most the {self.count} that were kept", str(count), "fewer")
+        return {name: value[:count] for name, value in self.u.items()}
+
+    def log_prob(self, u: Draws) -> np.ndarray | None:
+        """log q of the first draws, as `draw` returns them; None for any other values, whose density is not known."""
+        if self.log_q is None:
+            return None
+        count = len(next(iter(u.values())))
+        known = count <= self.count and all(
+            np.array_equal(value, self.u[name][:count]) for name, value in u.items()
+        )
+        return self.log_q[:count] if known else None
+
+    def centre(self) -> dict[str, np.ndarray]:
+        """The mean of the draws."""
+        return {name: value.mean(0) for name, value in self.u.items()}
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        kept = {f"u:{name}": value for name, value in self.u.items()}
+        return kept if self.log_q is None else {**kept, "log_q": self.log_q}
+
+    @classmethod
+    def from_arrays(cls, arrays: Draws) -> Drawn:
+        u = {key[2:]: value for key, value in arrays.items() if key.startswith("u:")}
+        return cls(u, arrays.get("log_q"))
+
+
+def flat_draws(draws: Draws) -> dict[str, np.ndarray]:
+    """Draws (chain, draw, ...) with one leading axis, chain after chain."""
     return {name: value.reshape(-1, *value.shape[2:]) for name, value in draws.items()}
 
 
 def checked_weights(weights: Any, count: int) -> np.ndarray:
-    """A copy of the weights (count,) of components: not negative, summing to 1.
-
-    Parameters
-    ----------
-    weights
-        The weights.
-    count : int
-        Number of components.
-
-    Returns
-    -------
-    ndarray
-        Shape (count,).
-
-    Raises
-    ------
-    InputError
-        If the weights are invalid.
-    """
+    """A copy of the weights (count,) of components: at least 0, summing to 1."""
     array = np.array(weights, dtype=np.float64)
     good = array.shape == (count,) and np.isfinite(array).all() and (array >= 0.0).all()
     if not good or abs(float(array.sum()) - 1.0) > 1e-8:
-        raise InputError.of(
-            "weights",
-            f"{count} weights of at least 0 that sum to 1",
-            f"shape {array.shape}, sum {float(array.sum()):.6g}",
-            "one per chain or member, divided by their sum",
-        )
+        got = f"shape {array.shape}, sum {float(array.sum()):.6g}"
+        raise InputError.of("weights", f"{count} weights of at least 0 that sum to 1", got, "one per part")
     return array
 
 
 def per_draw(weights: np.ndarray, draws: int) -> np.ndarray:
-    """Weights per draw: each component shares its weight equally among its draws.
-
-    Parameters
-    ----------
-    weights : ndarray
-        Weights of the components, (K,).
-    draws : int
-        Total number of draws.
-
-    Returns
-    -------
-    ndarray
-        Shape (draws,), one component after the other.
-    """
+    """Weights per draw: each of the K components, one after the other, shares its weight equally among its draws."""
     each = draws // len(weights)
     shared = np.repeat(weights / each, each)
     return shared / shared.sum()

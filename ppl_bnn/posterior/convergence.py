@@ -14,9 +14,11 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.posterior.nested import nested_rhat
+from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.settings import whole
 from ppl_bnn.prediction.prediction import Prediction
 
+# ArviZ returns no value for fewer.
 FEWEST_DRAWS = 4
 PROBES = 50
 # The quantities that are not random variables of the model.
@@ -62,7 +64,7 @@ def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
         Shape (chain, draw, components).
     superchains : int, optional
         Number of points from which chains started, if several started at each. R-hat is then the nested one
-        (`ppl_bnn.posterior.nested`), for chains that are too short for plain R-hat.
+        (`nested_rhat`), for chains that are too short for plain R-hat.
 
     Returns
     -------
@@ -70,8 +72,6 @@ def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
         The figures. A component that is not finite, or on which each chain is constant at its own value, has R-hat
         infinity and ESS 0. With fewer than 4 draws per chain R-hat is infinity and ESS 0 too.
     """
-    from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
-
     finite = np.isfinite(draws).all(axis=(0, 1))
     varies = ~finite | (draws.max(axis=(0, 1)) > draws.min(axis=(0, 1)))
     constant = int(np.count_nonzero(~varies))
@@ -83,6 +83,8 @@ def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
     usable = (finite & ~still)[varies]
     if draws.shape[1] >= FEWEST_DRAWS and usable.any():
         values = draws[..., varies][..., usable].astype(np.float64)
+        from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
+
         axes: dict[str, Any] = {"chain_axis": 0, "draw_axis": 1}
         with np.errstate(all="ignore"):
             if superchains is None:
@@ -96,33 +98,90 @@ def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
         # ArviZ returns NaN for example for a tail that does not vary: R-hat and MCSE are then infinite, ESS 0.
         rhat, mcse = np.where(np.isnan(rhat), np.inf, rhat), np.where(np.isnan(mcse), np.inf, mcse)
         bulk, tail = np.nan_to_num(bulk, nan=0.0), np.nan_to_num(tail, nan=0.0)
-    return Mixing(
-        rhat=float(rhat.max()),
-        rhat_median=float(np.median(rhat)),
-        ess_bulk=float(bulk.min()),
-        ess_bulk_median=float(np.median(bulk)),
-        ess_tail=float(tail.min()),
-        ess_tail_median=float(np.median(tail)),
-        mcse=float(mcse.max()),
-        mcse_median=float(np.median(mcse)),
-        components=count,
-        constant=constant,
-    )
+    figures = {
+        "rhat": (rhat, np.max),
+        "ess_bulk": (bulk, np.min),
+        "ess_tail": (tail, np.min),
+        "mcse": (mcse, np.max),
+    }
+    worst = {name: float(of(values)) for name, (values, of) in figures.items()}
+    medians = {f"{name}_median": float(np.median(values)) for name, (values, _) in figures.items()}
+    return Mixing(**worst, **medians, components=count, constant=constant)
 
 
-def distinct(eta: np.ndarray) -> np.ndarray:
-    """eta (chain, draw, M, D) as components (chain, draw, C). A column that is the same in all rows is taken once.
+def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
+    """Nested R-hat of each component, by ArviZ, with rank-normalised, split chains as for plain R-hat.
+
+    For chains m of superchain k with draws x_nmk, n = 1..N, means x_mk, superchain means x_k, and x their mean,
+
+        B   = 1 / (K - 1) sum_k (x_k - x)^2                           between superchains
+        B_k = 1 / (M - 1) sum_m (x_mk - x_k)^2                        between the chains of one; 0 for M = 1
+        W_k = 1 / M sum_m 1 / (N - 1) sum_n (x_nmk - x_mk)^2          within its chains
+        W   = 1 / K sum_k (B_k + W_k)
+        nested R-hat = sqrt(1 + B / W)  >=  1
+
+    The values x are those of Vehtari et al. (2021): the halves of each chain are two chains of the same superchain (so
+    M doubles), and the ranks of all draws are turned into normal scores. The same is computed for the ranks of
+    ``|x - median|``. The result is the larger of the two values.
 
     Parameters
     ----------
-    eta : ndarray
-        Shape (chain, draw, M, D).
+    draws : ndarray
+        Shape (chain, draw, components).
+    superchains : int
+        K, the number of groups of chains, of M = chains / K consecutive chains each that started at the same point.
 
     Returns
     -------
     ndarray
-        Shape (chain, draw, C).
+        Shape (components,). Infinity for a component that is not finite, or on which every chain is constant at its own
+        value, and for all components with fewer than 4 draws per chain. NaN for a component that is the same in all
+        draws.
+
+    Raises
+    ------
+    InputError
+        For another shape, fewer than 2 superchains, or a number of chains that is not a multiple of them.
+
+    Notes
+    -----
+    At stationarity B / W is about 1 / (M ESS of one chain). If chains have forgotten their starting points, it falls to
+    0 as chains are added to superchains. So it shows whether the end of a chain depends on its start, and no more.
+    Chains may fall by chance into modes that they never leave. If the chains of each superchain fall into the modes in
+    the same proportions, they agree by nested R-hat and disagree by plain R-hat.
+
+    References
+    ----------
+    Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman 2024, Bayesian Analysis, equations 4 to 8. Vehtari,
+    Gelman, Simpson, Carpenter and Buerkner 2021.
     """
+    draws = np.asarray(draws)
+    if draws.ndim != 3:
+        raise InputError.of("draws", "(chain, draw, components)", f"shape {draws.shape}", "draws[..., None]")
+    chains = draws.shape[0]
+    wanted = whole(2)(superchains) or (chains % superchains and f"a divisor of the {chains} chains")
+    if wanted:
+        raise InputError.of("superchains", wanted, repr(superchains), "8 groups of equal size")
+    found = np.full(draws.shape[-1], np.inf)
+    finite = np.isfinite(draws).all(axis=(0, 1))
+    low, high = draws.min(axis=1), draws.max(axis=1)
+    constant = finite & (low.min(axis=0) == high.max(axis=0))
+    found[constant] = np.nan
+    usable = finite & ~constant & (low < high).any(axis=0)
+    if draws.shape[1] >= FEWEST_DRAWS and usable.any():
+        from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
+
+        values: Any = np.moveaxis(draws[..., usable].astype(np.float64), -1, 0)
+        groups = np.repeat(np.arange(superchains), chains // superchains)
+        with np.errstate(all="ignore"):
+            options: Any = {"superchain_ids": groups, "method": "rank", "chain_axis": 1, "draw_axis": 2}
+            answer = np.asarray(array_stats.rhat_nested(values, **options))
+        found[usable] = np.where(np.isnan(answer), np.inf, answer)
+    return found
+
+
+def distinct(eta: np.ndarray) -> np.ndarray:
+    """eta (chain, draw, M, D) as components (chain, draw, C); a column that is the same in all rows is taken once."""
     columns = []
     for column in np.moveaxis(eta, -1, 0):
         same = np.array_equal(column, np.broadcast_to(column[..., :1], column.shape), equal_nan=True)
@@ -131,22 +190,7 @@ def distinct(eta: np.ndarray) -> np.ndarray:
 
 
 def probe_indices(rows: int, seed: int, most: int = PROBES) -> np.ndarray:
-    """Indices of training rows, chosen uniformly without replacement; the same at every call.
-
-    Parameters
-    ----------
-    rows : int
-        Number of training rows.
-    seed : int
-        Seed of the choice.
-    most : int
-        Largest number of indices.
-
-    Returns
-    -------
-    ndarray
-        Up to `most` indices.
-    """
+    """Up to `most` indices of training rows, chosen uniformly without replacement; the same at every call."""
     rng = np.random.default_rng(site_seed("probe", seed))
     return np.sort(rng.choice(rows, size=min(rows, most), replace=False))
 
@@ -199,18 +243,7 @@ def quantities(
 
 
 def components(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """`quantities` arranged as (chain, draw, ...), as components (chain, draw, C) for `mixing`.
-
-    Parameters
-    ----------
-    values : mapping of str to ndarray
-        The quantities, (chain, draw, ...).
-
-    Returns
-    -------
-    dict of str to ndarray
-        The components, (chain, draw, C).
-    """
+    """`quantities` (chain, draw, ...) as components (chain, draw, C) for `mixing`."""
     return {
         name: distinct(value) if name == PREDICTOR else value[..., None] for name, value in values.items()
     }

@@ -16,6 +16,8 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, row_count, site_seed
 from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.settings import whole
+from ppl_bnn.posterior.approximation import Draws, flat_draws
 from ppl_bnn.posterior.pareto import FEWEST_DRAWS
 from ppl_bnn.prediction.prediction import Prediction
 
@@ -24,139 +26,35 @@ MEMORY = 2**28
 # Up to this number of draws ArviZ takes a fifth of them as the tail, above it three times their square root.
 SMALL = 225
 
+# Functions of ArviZ by what they need. Those of leave-one-out and power-scaling reweight draws: they need a tail.
+_SUMMARIES = ("summary", "hdi", "eti", "mode", "std", "var", "mad", "iqr", "kde", "histogram", "thin")
+_AVERAGES = ("mean", "median", "metrics")
+_FITS = ("bayesian_r2", "residual_r2")
+_LOO = ("loo", "loo_i", "compare", "loo_expectations", "loo_metrics", "loo_pit", "loo_r2", "loo_score")
+_SCALING = ("psense", "psense_summary")
+_APPROXIMATE_LOO = ("loo_approximate_posterior",)
+_CHAINS = ("ess", "rhat", "mcse", "diagnose")
+_PLOTS = ("plot_dist", "plot_forest", "plot_pair", "plot_prior_posterior", "plot_ridge")
+_PREDICTIVE_PLOTS = ("plot_ppc_dist", "plot_ppc_interval", "plot_ppc_pit", "plot_ppc_tstat")
+_LOO_PLOTS = ("plot_compare", "plot_khat", "plot_loo_pit", "plot_psense_dist")
+_CHAIN_PLOTS = (
+    *("plot_autocorr", "plot_convergence_dist", "plot_energy", "plot_ess", "plot_ess_evolution", "plot_mcse"),
+    *("plot_parallel", "plot_rank", "plot_rank_dist", "plot_trace", "plot_trace_dist"),
+)
 # Which functions of arviz_stats and arviz_plots are defined for which kind of posterior; tests call every one of them.
 # Draws of an approximation are independent: R-hat and ESS would describe the random number generator.
+_OF_DRAWS = (*_SUMMARIES, *_AVERAGES, *_FITS, *_LOO, *_SCALING)
+_PLOTS_OF_DRAWS = (*_PLOTS, *_PREDICTIVE_PLOTS, *_LOO_PLOTS)
 ARVIZ_STATISTICS: dict[str, tuple[str, ...]] = {
-    "chains": (
-        "summary",
-        "ess",
-        "rhat",
-        "mcse",
-        "bfmi",
-        "diagnose",
-        "hdi",
-        "eti",
-        "mean",
-        "median",
-        "mode",
-        "std",
-        "var",
-        "mad",
-        "iqr",
-        "kde",
-        "histogram",
-        "loo",
-        "loo_i",
-        "compare",
-        "loo_expectations",
-        "loo_metrics",
-        "loo_pit",
-        "loo_r2",
-        "loo_score",
-        "bayesian_r2",
-        "residual_r2",
-        "metrics",
-        "psense",
-        "psense_summary",
-        "thin",
-    ),
-    "iid": (
-        "summary",
-        "hdi",
-        "eti",
-        "mean",
-        "median",
-        "mode",
-        "std",
-        "var",
-        "mad",
-        "iqr",
-        "kde",
-        "histogram",
-        "loo",
-        "loo_approximate_posterior",
-        "loo_i",
-        "compare",
-        "loo_expectations",
-        "loo_metrics",
-        "loo_pit",
-        "loo_r2",
-        "loo_score",
-        "bayesian_r2",
-        "residual_r2",
-        "metrics",
-        "psense",
-        "psense_summary",
-        "thin",
-    ),
-    "point": ("mean", "median", "metrics"),
+    "chains": (*_CHAINS, "bfmi", *_OF_DRAWS),
+    "iid": (*_OF_DRAWS, *_APPROXIMATE_LOO),
+    "point": _AVERAGES,
 }
 ARVIZ_PLOTS: dict[str, tuple[str, ...]] = {
-    "chains": (
-        "plot_autocorr",
-        "plot_compare",
-        "plot_convergence_dist",
-        "plot_dist",
-        "plot_energy",
-        "plot_ess",
-        "plot_ess_evolution",
-        "plot_forest",
-        "plot_khat",
-        "plot_loo_pit",
-        "plot_mcse",
-        "plot_pair",
-        "plot_parallel",
-        "plot_ppc_dist",
-        "plot_ppc_interval",
-        "plot_ppc_pit",
-        "plot_ppc_tstat",
-        "plot_prior_posterior",
-        "plot_psense_dist",
-        "plot_rank",
-        "plot_rank_dist",
-        "plot_ridge",
-        "plot_trace",
-        "plot_trace_dist",
-    ),
-    "iid": (
-        "plot_compare",
-        "plot_dist",
-        "plot_forest",
-        "plot_khat",
-        "plot_loo_pit",
-        "plot_pair",
-        "plot_ppc_dist",
-        "plot_ppc_interval",
-        "plot_ppc_pit",
-        "plot_ppc_tstat",
-        "plot_prior_posterior",
-        "plot_psense_dist",
-        "plot_ridge",
-    ),
+    "chains": (*_CHAIN_PLOTS, *_PLOTS_OF_DRAWS),
+    "iid": _PLOTS_OF_DRAWS,
     "point": (),
 }
-# Functions that leave a row out or reweight draws in another way: they need a tail of draws.
-_BY_WEIGHTS = frozenset(
-    (
-        "loo",
-        "loo_approximate_posterior",
-        "loo_i",
-        "compare",
-        "loo_expectations",
-        "loo_metrics",
-        "loo_pit",
-        "loo_r2",
-        "loo_score",
-        "psense",
-        "psense_summary",
-        "plot_compare",
-        "plot_khat",
-        "plot_loo_pit",
-        "plot_psense_dist",
-    )
-)
-# Fewer than four draws of a chain have no R-hat and no ESS.
-_OF_CHAINS = frozenset(("ess", "rhat", "mcse", "diagnose"))
 
 
 def arviz_defined(tree: Any, of: Mapping[str, tuple[str, ...]] = ARVIZ_STATISTICS) -> tuple[str, ...]:
@@ -177,43 +75,26 @@ def arviz_defined(tree: Any, of: Mapping[str, tuple[str, ...]] = ARVIZ_STATISTIC
     """
     statistics = tree["sample_stats"]
     chains, draws = (tree["posterior"].sizes[name] for name in ("chain", "draw"))
-    missing: set[str] = set()
-    if "log_likelihood" not in tree.children:
-        missing |= _BY_WEIGHTS
-    if "log_q" not in statistics:
-        missing.add("loo_approximate_posterior")
-    if "energy" not in statistics:
-        missing |= {"bfmi", "plot_energy"}
-    if draws < 4:
-        missing |= _OF_CHAINS
-    if chains < 2:
-        missing.add("rhat")
+    lacks = {
+        (*_LOO, *_APPROXIMATE_LOO, *_SCALING, *_LOO_PLOTS): "log_likelihood" not in tree.children,
+        _APPROXIMATE_LOO: "log_q" not in statistics,
+        ("bfmi", "plot_energy"): "energy" not in statistics,
+        _CHAINS: draws < 4,  # too few for R-hat and ESS
+        ("rhat",): chains < 2,
+    }
+    missing = {name for names, lacking in lacks.items() if lacking for name in names}
     return tuple(name for name in of[str(tree.attrs["posterior_kind"])] if name not in missing)
 
 
 def no_leave_one_out(kind: str, log_likelihood: np.ndarray) -> str:
-    """Reason why rows cannot be left out by importance weights.
-
-    Parameters
-    ----------
-    kind : str
-        Kind of the posterior.
-    log_likelihood : ndarray
-        Log likelihoods (chain, draw, N).
-
-    Returns
-    -------
-    str
-        The reason; "" if rows can be left out.
-    """
+    """Why rows cannot be left out by importance weights, from log likelihoods (chain, draw, N); "" if they can."""
     if kind == "point":
         return "a single point has no posterior spread, without which no row can be left out by weights"
     values = log_likelihood.reshape(-1, log_likelihood.shape[-1])
     count = len(values)
     if count < FEWEST_DRAWS:
         return (
-            f"{count} draws have no tail that importance weights could be smoothed by; at least {FEWEST_DRAWS} are "
-            "needed"
+            f"{count} draws have no tail to smooth importance weights by; at least {FEWEST_DRAWS} are needed"
         )
     # The tail that ArviZ fits: the draws that give a row the lowest density.
     tail = int(3.0 * math.sqrt(count)) if count > SMALL else count // 5
@@ -282,42 +163,44 @@ def posterior_datatree(
     index = _draw_index(posterior, draws)
     u = {name: value[:, index] for name, value in posterior.unconstrained_draws.items()}
     shape = (posterior.shape[0], len(index))
-    new = None if x is None else posterior._inputs(x)
-    w, log_prior, fitted, at_new, sites = posterior._with(
-        lambda problem: _evaluated(posterior, problem, u, new)
-    )
-    training = _in_original_units(posterior, fitted)
-    y = original_targets(posterior)
-    # For a censored row y is a bound, and `event` gives its kind.
-    observed = {"y": y[:, 0], "event": y[:, 1]} if training.censored else {"y": y}
+    new = None if x is None else posterior.fit_inputs(x)
+    found = posterior.with_problem(lambda problem: _evaluated(posterior, problem, u, new))
+    w, log_prior, fitted, at_new, sites = found
+    training = posterior.in_original_units(fitted)
+    y = _targets(posterior)
     rng = np.random.default_rng(site_seed("export", posterior.info.seed))
     dims, coords = _names(posterior, {name: value.shape[1:] for name, value in w.items()}, sites)
     rows = ["obs", "output"][: len(training.shape)]
-    constant, constant_dims = _input_group(original_inputs(posterior))
+
+    def of_y(values: np.ndarray, count: tuple[int, int] = shape) -> Any:
+        """A group of y, with values (S, N, ...)."""
+        return _dataset({"y": values.reshape(*count, *values.shape[1:])}, {"y": rows[: values.ndim - 1]})
+
+    def of_inputs(values: Any) -> Any:
+        return _dataset(*_input_group(values), coords, sampled=False)
+
+    # For a censored row y is a bound, and `event` gives its kind.
+    observed = {"y": y[:, 0], "event": y[:, 1]} if training.censored else {"y": y}
     groups: dict[str, Any] = {
         "posterior": _dataset(_chained(w, shape), dims, coords),
         "sample_stats": _dataset(_sample_stats(posterior, u, index, shape)),
         "log_prior": _dataset(_chained(log_prior, shape)),
-        "posterior_predictive": _dataset(
-            {"y": _one_per_draw(training, rng).reshape(*shape, *training.shape)}, {"y": rows}
-        ),
+        "posterior_predictive": of_y(_one_per_draw(training, rng)),
         "observed_data": _dataset(observed, dict.fromkeys(observed, rows), sampled=False),
-        "constant_data": _dataset(constant, constant_dims, coords, sampled=False),
+        "constant_data": of_inputs(posterior.original_inputs),
     }
-    log_likelihood = training.component_log_prob(y).reshape(*shape, -1)
-    undefined = no_leave_one_out(posterior.kind, log_likelihood)
+    log_likelihood = training.component_log_prob(y)
+    undefined = no_leave_one_out(posterior.kind, log_likelihood.reshape(*shape, -1))
     if not undefined:
-        groups["log_likelihood"] = _dataset({"y": log_likelihood}, {"y": ["obs"]})
+        groups["log_likelihood"] = of_y(log_likelihood)
     if at_new is not None:
-        predicted = _one_per_draw(at_new, rng).reshape(*shape, *at_new.shape)
-        constant, constant_dims = _input_group(map_data(np.asarray, x))
-        groups["predictions"] = _dataset({"y": predicted}, {"y": rows})
-        groups["predictions_constant_data"] = _dataset(constant, constant_dims, coords, sampled=False)
+        groups["predictions"] = of_y(_one_per_draw(posterior.in_original_units(at_new), rng))
+        groups["predictions_constant_data"] = of_inputs(map_data(np.asarray, x))
     if prior:
-        prior_w, prior_y = posterior._with(lambda problem: _prior_draws(posterior, problem, rng))
-        count = (1, len(prior_y))
-        groups["prior"] = _dataset(_chained(prior_w, count), dims, coords)
-        groups["prior_predictive"] = _dataset({"y": prior_y.reshape(*count, *training.shape)}, {"y": rows})
+        prior_w, predicted = posterior.with_problem(_prior_draws)
+        y_of_prior = _one_per_draw(posterior.in_original_units(predicted), rng)
+        groups["prior"] = _dataset(_chained(prior_w, (1, len(y_of_prior))), dims, coords)
+        groups["prior_predictive"] = of_y(y_of_prior, (1, len(y_of_prior)))
     history, steps = _history(posterior)
     if history:
         groups["fit_history"] = _dataset(history, steps, sampled=False)
@@ -325,18 +208,7 @@ def posterior_datatree(
 
 
 def log_likelihood_tree(posterior: Any) -> Any:
-    """The groups that PSIS-LOO reads: `posterior`, `sample_stats` and `log_likelihood`, with the tree's attributes.
-
-    Parameters
-    ----------
-    posterior : Posterior
-        The posterior.
-
-    Returns
-    -------
-    xarray.DataTree
-        The tree. Without `log_likelihood` if no row can be left out.
-    """
+    """The groups that PSIS-LOO reads, without `log_likelihood` if no row can be left out."""
     log_likelihood = posterior.log_likelihood()
     undefined = no_leave_one_out(posterior.kind, log_likelihood)
     index = np.arange(posterior.shape[1])
@@ -350,52 +222,13 @@ def log_likelihood_tree(posterior: Any) -> Any:
     return _tree(groups, _attributes(posterior) | {"no_leave_one_out": undefined})
 
 
-def original_inputs(posterior: Any) -> Any:
-    """The training inputs in original units (up to rounding, if the fit standardises).
-
-    Parameters
-    ----------
-    posterior : Posterior
-        The posterior.
-
-    Returns
-    -------
-    ndarray or dict of str to ndarray
-        The inputs.
-    """
-    units, inputs = posterior.standardisation, posterior.inputs
-    if units is None:
-        return inputs
-    if isinstance(inputs, Mapping):
-        return {
-            name: value * units.x_scale[name] + units.x_mean[name] if name in units.x_mean else value
-            for name, value in inputs.items()
-        }
-    return inputs * units.x_scale + units.x_mean
-
-
-def original_targets(posterior: Any) -> np.ndarray:
-    """The training targets in original units.
-
-    Parameters
-    ----------
-    posterior : Posterior
-        The posterior.
-
-    Returns
-    -------
-    ndarray
-        The targets; class labels as integers (N,).
-    """
-    units, targets = posterior.standardisation, np.asarray(posterior.targets)
-    if units is not None:
-        targets = units.original_targets(targets)
+def _targets(posterior: Any) -> np.ndarray:
+    """The training targets in original units; class labels as integers (N,)."""
+    targets = np.asarray(posterior.original_targets)
     return targets.astype(np.int64).reshape(-1) if posterior.task == "classification" else targets
 
 
-def _in_chunks(
-    posterior: Any, function: Callable[[dict[str, np.ndarray]], Any], u: Mapping[str, np.ndarray]
-) -> Any:
+def _in_chunks(posterior: Any, function: Callable[[Draws], Draws], u: Draws) -> dict[str, np.ndarray]:
     """Evaluate a function of draws in chunks of bounded memory.
 
     A density over all training rows for many draws holds draws x rows x units values.
@@ -408,21 +241,11 @@ def _in_chunks(
         # The last chunk is padded, so that all chunks use one compiled function.
         index = np.minimum(np.arange(start, start + size), count - 1)
         part = function({name: value[index] for name, value in u.items()})
-        kept = min(size, count - start)
-        parts.append(
-            {k: v[:kept] for k, v in part.items()} if isinstance(part, Mapping) else np.asarray(part)[:kept]
-        )
-    if isinstance(parts[0], Mapping):
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    return np.concatenate(parts)
+        parts.append({name: value[: count - start] for name, value in part.items()})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def _dataset(
-    variables: Mapping[str, np.ndarray],
-    dims: Mapping[str, list[str]] | None = None,
-    coords: Mapping[str, Any] | None = None,
-    sampled: bool = True,
-) -> Any:
+def _dataset(variables: Draws, dims: Any = None, coords: Any = None, sampled: bool = True) -> Any:
     """A dataset whose arrays start with (chain, draw), unless not `sampled`.
 
     Each group names its own dimensions: the log prior of a site carries the site's name but not its shape.
@@ -462,73 +285,45 @@ def _draw_index(posterior: Any, draws: int | None) -> np.ndarray:
     chains, length = posterior.shape
     if draws is None:
         return np.arange(length)
-    if (
-        isinstance(draws, bool)
-        or not isinstance(draws, int | np.integer)
-        or not chains <= draws <= chains * length
-    ):
-        raise InputError.of(
-            "draws",
-            f"a whole number from {chains} (one per chain) to {chains * length}",
-            repr(draws),
-            "draws=None",
-        )
+    if wanted := whole(chains, chains * length, ", at least one per chain")(draws):
+        raise InputError.of("draws", wanted, repr(draws), "draws=None")
     return np.linspace(0, length - 1, int(draws) // chains).round().astype(int)
-
-
-def _flat(u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    return {name: value.reshape(-1, *value.shape[2:]) for name, value in u.items()}
 
 
 def _safe(name: str) -> str:
     return name.replace("/", ".")
 
 
-def _chained(draws: Mapping[str, np.ndarray], shape: tuple[int, int]) -> dict[str, np.ndarray]:
+def _chained(draws: Draws, shape: tuple[int, int]) -> dict[str, np.ndarray]:
     return {_safe(name): value.reshape(*shape, *value.shape[1:]) for name, value in draws.items()}
 
 
 def _evaluated(
-    posterior: Any, problem: Problem, u: Mapping[str, np.ndarray], new: Any
+    posterior: Any, problem: Problem, u: Draws, new: Any
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], Prediction, Prediction | None, dict[str, Any]]:
     """Constrained draws, log priors, predictions at the training rows and at new ones, and the sites.
 
-    At the training rows in the units of the fit, at new ones in original units.
+    Predictions are the default ones, draw by draw, in the units of the fit.
     """
-    flat, program = _flat(u), problem.program
-    w = program.constrain_draws(flat, problem.x, problem.y)
-    w |= posterior.approximation.weight_draws(problem, flat)
-    w |= program.deterministic_draws(flat, problem.x, problem.y)
-    training = _prediction(posterior, problem, flat, problem.inputs)
-    at_new = (
-        None if new is None else _in_original_units(posterior, _prediction(posterior, problem, flat, new))
-    )
-    return w, _site_log_priors(posterior, problem, flat), training, at_new, program.sites
+    flat, program, approximation = flat_draws(u), problem.program, posterior.approximation
 
+    def prediction(inputs: Any) -> Prediction:
+        eta = approximation.predictor_draws(problem, flat, inputs, approximation.kinds[0], 0, MEMORY)
+        return Prediction(*program.likelihood.mixture_parameters(eta))
 
-def _prediction(posterior: Any, problem: Problem, u: Mapping[str, np.ndarray], inputs: Any) -> Prediction:
-    """The default predictive, draw by draw, in the units of the fit."""
-    kind = posterior.approximation.kinds[0]
-    eta = posterior.approximation.predictor_draws(problem, u, inputs, kind, 0, MEMORY)
-    return Prediction(*problem.program.likelihood.mixture_parameters(eta))
-
-
-def _in_original_units(posterior: Any, prediction: Prediction) -> Prediction:
-    return (
-        prediction if posterior.standardisation is None else posterior.standardisation.prediction(prediction)
-    )
+    w = posterior.constrained_draws(problem, flat)
+    at_new = None if new is None else prediction(new)
+    return w, _site_log_priors(posterior, problem, flat), prediction(problem.inputs), at_new, program.sites
 
 
 def _one_per_draw(prediction: Prediction, rng: np.random.Generator) -> np.ndarray:
     """One y from each component, (S, N) or (S, N, K): each draw and row becomes a row of its own."""
-    parameters = {
-        name: value.reshape(1, -1, *value.shape[2:]) for name, value in prediction.parameters.items()
-    }
-    y = Prediction(prediction.family, parameters).sample(1, rng)[0]
+    parts = {name: a.reshape(1, -1, *a.shape[2:]) for name, a in prediction.parameters.items()}
+    y = Prediction(prediction.family, parts).sample(1, rng)[0]
     return y.reshape(prediction.draws, *prediction.shape)
 
 
-def _site_log_priors(posterior: Any, problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _site_log_priors(posterior: Any, problem: Problem, u: Draws) -> dict[str, np.ndarray]:
     program, system = problem.program, problem.system
 
     def densities(values: Any, x: Any, y: Any) -> dict[str, Any]:
@@ -550,37 +345,33 @@ def _site_log_priors(posterior: Any, problem: Problem, u: Mapping[str, np.ndarra
 
 
 def _sample_stats(
-    posterior: Any, u: Mapping[str, np.ndarray], index: np.ndarray, shape: tuple[int, int]
+    posterior: Any, u: Draws, index: np.ndarray, shape: tuple[int, int]
 ) -> dict[str, np.ndarray]:
     statistics = {_safe(name): np.asarray(value)[:, index] for name, value in posterior.statistics.items()}
     if "lp" not in statistics:
-        statistics["lp"] = posterior.log_joint(_flat(u)).reshape(shape)
-    log_q = posterior.approximation.log_prob(_flat(u))
+        statistics["lp"] = posterior.log_joint(flat_draws(u)).reshape(shape)
+    log_q = posterior.approximation.log_prob(flat_draws(u))
     if log_q is not None:
         statistics["log_q"] = np.asarray(log_q).reshape(shape)
     weights = posterior.draw_weights
     if weights is not None:
         kept = weights.reshape(posterior.shape)[:, index]
         if not kept.sum() > 0.0:
-            raise InputError.of(
-                "draws", "draws with some weight among those kept", f"{kept.size} without", "draws=None"
-            )
+            got = f"{kept.size} without"
+            raise InputError.of("draws", "draws with some weight among those kept", got, "draws=None")
         with np.errstate(divide="ignore"):  # a part without weight has none
             statistics["log_weight"] = np.log(kept / kept.sum())
     return statistics
 
 
-def _prior_draws(
-    posterior: Any, problem: Problem, rng: np.random.Generator
-) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Draws from the prior, and one y at the training rows for each."""
+def _prior_draws(problem: Problem) -> tuple[dict[str, np.ndarray], Prediction]:
+    """Draws from the prior, and their prediction at the training rows, in the units of the fit."""
     program = problem.program
     u = program.prior_draws(problem.x, problem.y, site_seed("prior", problem.seed), PRIOR_DRAWS)
     w = program.constrain_draws(u, problem.x, problem.y)
     eta = program.predictor_draws(w, problem.inputs, memory=MEMORY)
-    prediction = Prediction(*program.likelihood.mixture_parameters(eta))
     w |= program.deterministic_draws(u, problem.x, problem.y)
-    return w, _one_per_draw(_in_original_units(posterior, prediction), rng)
+    return w, Prediction(*program.likelihood.mixture_parameters(eta))
 
 
 def _input_group(x: Any) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
@@ -603,15 +394,14 @@ def _names(
     coords: dict[str, Any] = {}
     matrices = [name for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2]
     for name in matrices:
-        layer = _safe(name.removesuffix(".weight"))
-        dims[_safe(name)] = [f"{layer}_in", f"{layer}_out"]
-        bias = name.removesuffix(".weight") + ".bias"
-        if shapes.get(bias) == shapes[name][:1] != shapes[name][1:]:
+        layer, bias = name.removesuffix(".weight"), name.removesuffix(".weight") + ".bias"
+        dims[_safe(name)] = [f"{_safe(layer)}_in", f"{_safe(layer)}_out"]
+        inputs, outputs = ((size,) for size in shapes[name])
+        if shapes.get(bias) in (inputs, outputs):
+            dims[_safe(bias)] = [f"{_safe(layer)}_out"]
+        if shapes.get(bias) == inputs != outputs:
             # In modules of torch and Equinox the axis of the outputs comes first.
             dims[_safe(name)].reverse()
-            dims[_safe(bias)] = [f"{layer}_out"]
-        elif shapes.get(bias) == shapes[name][1:]:
-            dims[_safe(bias)] = [f"{layer}_out"]
     for name, shape in shapes.items():
         if name in sites and sites[name].local and shape and shape[0] == len(posterior.targets):
             dims[_safe(name)] = ["obs", *(f"{_safe(name)}_dim_{axis}" for axis in range(1, len(shape)))]
@@ -631,27 +421,22 @@ def _attributes(posterior: Any) -> dict[str, Any]:
     """Record of the fit, in types that netCDF supports."""
     info = posterior.info
     model = getattr(posterior.model, "func", posterior.model)
+    library = {"pyro": "pyro-ppl"}.get(info.ppl, info.ppl)
+    evaluations = info.gradient_evaluations
     attributes: dict[str, Any] = {
         "model": getattr(model, "__name__", type(model).__name__),
         "method": info.method,
         "system": info.ppl,
         "inference_library": info.ppl,
-        "inference_library_version": info.versions.get(
-            {"pyro": "pyro-ppl"}.get(info.ppl, info.ppl), "unknown"
-        ),
+        "inference_library_version": info.versions.get(library, "unknown"),
         "seed": int(info.seed),
         "dtype": info.dtype,
         "device": info.device,
         "compile_seconds": float(info.compile_seconds),
         "run_seconds": float(info.run_seconds),
         "wall_seconds": float(info.compile_seconds + info.run_seconds),
-        "gradient_evaluations": math.nan
-        if info.gradient_evaluations is None
-        else float(info.gradient_evaluations),
-        "versions": _json(info.versions),
-        "settings": _json(info.settings),
-        "warnings": _json(list(info.warnings)),
-        "figures": _json(info.figures),
+        "gradient_evaluations": math.nan if evaluations is None else float(evaluations),
+        **{name: _json(getattr(info, name)) for name in ("versions", "settings", "warnings", "figures")},
         "data_hash": info.data_hash,
         "posterior_kind": posterior.kind,
         "draws_are_iid": int(posterior.kind == "iid"),

@@ -79,10 +79,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     manifest = READER.manifest(path / MANIFEST, KIND, FORMAT, SCHEMA, sealed_since=3)
     if manifest is None:
         raise InputError.of(
-            "path",
-            "the folder of a saved posterior",
-            f"{path}, without {MANIFEST}",
-            "the folder given to save",
+            "path", "the folder of a saved posterior", f"{path}, without {MANIFEST}", "another"
         )
     return manifest
 
@@ -122,12 +119,13 @@ def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any
     inputs = _part(arrays, "inputs")
     info = dict(manifest["info"])
     info["warnings"] = tuple(info["warnings"])
-    features, classes = manifest["feature_names"], manifest["class_names"]
     approximation = approximation_class(manifest["approximation"]).from_arrays(_part(arrays, "approximation"))
     if isinstance(approximation, Chains):
         approximation = replace(approximation, groups=manifest.get("groups"))
     if "weights/parts" in arrays:
         approximation = approximation.weighted(arrays["weights/parts"])
+    units = _part(arrays, "standardisation")
+    names = {key: manifest.get(key) for key in ("feature_names", "class_names", "labels")}
     return Posterior(
         model=model,
         language=manifest["language"],
@@ -137,12 +135,8 @@ def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any
         approximation=approximation,
         info=FitInfo(history=_part(arrays, "history"), **info),
         statistics=_part(arrays, "statistics"),
-        standardisation=Standardisation.from_arrays(_part(arrays, "standardisation"))
-        if manifest["standardised"]
-        else None,
-        feature_names=None if features is None else tuple(features),
-        class_names=None if classes is None else tuple(classes),
-        labels=None if manifest.get("labels") is None else tuple(manifest["labels"]),
+        standardisation=Standardisation.from_arrays(units) if units else None,
+        **{key: None if value is None else tuple(value) for key, value in names.items()},
     )
 
 
@@ -155,9 +149,8 @@ def _on_device(posterior: Posterior, device: str) -> Posterior:
     except DeviceError:
         if device != "auto":
             raise
-        warnings.warn(
-            f"fitted on {wanted}, which is not here; it will predict on the CPU", UserWarning, stacklevel=3
-        )
+        text = f"fitted on {wanted}, which is not available; it will predict on the CPU"
+        warnings.warn(text, UserWarning, stacklevel=3)
         actual = "cpu"
     if actual != posterior.info.device:
         posterior.info = replace(posterior.info, device=actual)
@@ -167,15 +160,14 @@ def _on_device(posterior: Posterior, device: str) -> Posterior:
 def _check_model(posterior: Posterior, signature: dict[str, Any], probe: dict[str, np.ndarray]) -> None:
     if not callable(posterior.model):
         raise InputError.of(
-            "model", "the function that was fitted", type(posterior.model).__name__, "load(path, model)"
+            "model", "the function that was fitted", repr(posterior.model), "load(path, model)"
         )
     name = signature["name"]
     try:
-        sites, likelihood = posterior._with(signature_of)
+        sites, likelihood = posterior.with_problem(signature_of)
     except Exception as error:
-        raise ModelError(
-            f"model: {name} was saved, and the given one does not run on its data: {type(error).__name__}: {error}"
-        ) from error
+        text = f"model: {name} was saved, and the given one does not run on its data"
+        raise ModelError(f"{text}: {type(error).__name__}: {error}") from error
     was = {site["name"]: site for site in signature["sites"]}
     now = {site["name"]: site for site in sites}
     differences = [f"site {site!r} is missing" for site in was if site not in now]
@@ -192,16 +184,10 @@ def _check_model(posterior: Posterior, signature: dict[str, Any], probe: dict[st
         before = signature["log_joint"]
         after = float(posterior.log_joint({name: value[None] for name, value in probe.items()})[0])
         tolerance = LOG_JOINT_TOLERANCE[posterior.info.dtype] * (1.0 + abs(before))
-        if not (
-            abs(after - before) <= tolerance or (not math.isfinite(before) and str(before) == str(after))
-        ):
-            differences.append(
-                f"the log joint of a stored draw was {before:.6g}, is {after:.6g} (another prior, activation or noise)"
-            )
+        same = abs(after - before) <= tolerance or (not math.isfinite(before) and str(before) == str(after))
+        if not same:
+            cause = "(another prior, activation or noise)"
+            differences.append(f"the log joint of a stored draw was {before:.6g}, is {after:.6g} {cause}")
     if differences:
-        raise ModelError.of(
-            "model",
-            f"the model that was saved, {name}",
-            f"another one: {'; '.join(differences)}",
-            "the function as it was when it was fitted",
-        )
+        got = f"another one: {'; '.join(differences)}"
+        raise ModelError.of("model", f"the model that was saved, {name}", got, "the function that was fitted")

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 
 from ppl_bnn.backends.native import named_inputs
 from ppl_bnn.backends.program import Problem, Program
@@ -27,7 +28,7 @@ from ppl_bnn.backends.systems import system
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import map_data, row_count, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
-from ppl_bnn.posterior.approximation import Approximation, Chains, flat_draws, per_draw
+from ppl_bnn.posterior.approximation import Approximation, Chains, Draws, flat_draws, per_draw
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 from ppl_bnn.prediction.standardisation import Standardisation
 
@@ -137,7 +138,7 @@ class Posterior:
     feature_names: tuple[str, ...] | None = None
     class_names: tuple[str, ...] | None = None
     labels: tuple[Any, ...] | None = None
-    _programs: dict[str, Program] = field(default_factory=dict, repr=False)
+    programs: dict[str, Program] = field(default_factory=dict, repr=False)
 
     # -- properties
 
@@ -149,7 +150,7 @@ class Posterior:
     @property
     def task(self) -> str:
         """Task of the model: "regression" or "classification"."""
-        return self._with(lambda problem: problem.program.likelihood.task)
+        return self.with_problem(lambda problem: problem.program.likelihood.task)
 
     @property
     def log_evidence(self) -> float:
@@ -161,9 +162,7 @@ class Posterior:
             If the method does not estimate it.
         """
         if "log_evidence" not in self.info.figures:
-            raise UnsupportedError.of(
-                "log_evidence", "a method with an evidence", self.info.method, "Laplace()"
-            )
+            raise UnsupportedError.of("log_evidence", "an evidence", self.info.method, "Laplace()")
         return self.info.figures["log_evidence"]
 
     @property
@@ -199,18 +198,16 @@ class Posterior:
 
     def __repr__(self) -> str:
         chains, draws = self.shape
-        name = getattr(self.model, "__name__", None) or getattr(
-            getattr(self.model, "func", None), "__name__", "model"
-        )
+        name = getattr(getattr(self.model, "func", self.model), "__name__", "model")
         stacked = "" if self.weights is None else f" of {len(self.weights)} stacked parts"
-        return (
-            f"Posterior({name} by {self.info.method} in {self.info.ppl}: {self.kind}, {chains} x {draws} draws"
-            f"{stacked}, {self.info.run_seconds:.1f} s)"
+        what = (
+            f"{name} by {self.info.method} in {self.info.ppl}: {self.kind}, {chains} x {draws} draws{stacked}"
         )
+        return f"Posterior({what}, {self.info.run_seconds:.1f} s)"
 
     def __getstate__(self) -> dict[str, Any]:
         check_importable(self.model)
-        return {**self.__dict__, "_programs": {}}
+        return {**self.__dict__, "programs": {}}
 
     @cached_property
     def unconstrained_draws(self) -> dict[str, np.ndarray]:
@@ -239,14 +236,14 @@ class Posterior:
         """
         chains, draws = self.shape
         u = flat_draws(self.unconstrained_draws)
-        w = self._with(
-            lambda problem: {
-                **problem.program.constrain_draws(u, problem.x, problem.y),
-                **self.approximation.weight_draws(problem, u),
-                **problem.program.deterministic_draws(u, problem.x, problem.y),
-            }
-        )
+        w = self.with_problem(lambda problem: self.constrained_draws(problem, u))
         return {name: value.reshape(chains, draws, *value.shape[1:]) for name, value in w.items()}
+
+    def constrained_draws(self, problem: Problem, u: Draws) -> dict[str, np.ndarray]:
+        """The values in `draws` for draws of u with one leading axis."""
+        w = problem.program.constrain_draws(u, problem.x, problem.y)
+        w |= self.approximation.weight_draws(problem, u)
+        return w | problem.program.deterministic_draws(u, problem.x, problem.y)
 
     # -- prediction
 
@@ -294,27 +291,28 @@ class Posterior:
         """
         kind = self._kind(kind)
         if draws is not None and kind not in DRAWN:
-            raise InputError.of(
-                "draws", f"no number of draws for kind={kind!r}, which has none", repr(draws), "draws=None"
-            )
-        x = self._inputs(x)
+            raise InputError.of("draws", f"None for kind={kind!r}, which has none", repr(draws), "draws=None")
+        x = self.fit_inputs(x)
 
         def predict(problem: Problem) -> Prediction:
+            names: dict[str, Any] = {"class_names": self.class_names, "labels": self.labels}
             closed = None
             if draws is None or kind not in DRAWN:
                 closed = self.approximation.closed_form(problem, x, kind, memory)
             if closed is not None:
-                named = self.class_names is not None or self.labels is not None
-                return replace(closed, class_names=self.class_names, labels=self.labels) if named else closed
-            u = self._chosen_draws(draws)
+                return (
+                    replace(closed, **names) if any(each is not None for each in names.values()) else closed
+                )
+            u = self.chosen_draws(draws)
             eta = self.approximation.predictor_draws(problem, u, x, kind, seed, memory)
             family, parameters = problem.program.likelihood.mixture_parameters(eta)
             log_weights = None if draws is not None else self._log_draw_weights()
-            return Prediction(
-                family, parameters, log_weights, class_names=self.class_names, labels=self.labels
-            )
+            return Prediction(family, parameters, log_weights, **names)
 
-        prediction = self._with(predict, device)
+        return self.in_original_units(self.with_problem(predict, device))
+
+    def in_original_units(self, prediction: Prediction) -> Prediction:
+        """A prediction in the units of the fit, in those of the data."""
         return prediction if self.standardisation is None else self.standardisation.prediction(prediction)
 
     def predictor(
@@ -345,10 +343,12 @@ class Posterior:
         UnsupportedError
             For a kind without draws.
         """
-        kind, x = self._drawn_kind(kind), self._inputs(x)
-        u = self._chosen_draws(draws)
-        eta = self._with(lambda problem: self.approximation.predictor_draws(problem, u, x, kind, 0, memory))
+        eta = self._predictor(self.chosen_draws(draws), self.fit_inputs(x), kind, memory)
         return eta.reshape(*(self.shape if draws is None else (1, len(eta))), *eta.shape[1:])
+
+    def _predictor(self, u: Draws, x: Any, kind: str | None, memory: int) -> np.ndarray:
+        chosen, draws_of = self.drawn_kind(kind), self.approximation.predictor_draws
+        return self.with_problem(lambda problem: draws_of(problem, u, x, chosen, 0, memory))
 
     def joint(self, x: Any, *, draws: int | None = None, memory: int = MEMORY) -> JointPrediction:
         """Means and covariances over all rows of x together, in the units of the data.
@@ -376,14 +376,12 @@ class Posterior:
             For a point, which has no spread.
         """
         if draws is None:
-            inputs = self._inputs(x)
-            found = self._with(lambda problem: self.approximation.joint(problem, inputs, memory))
+            inputs = self.fit_inputs(x)
+            found = self.with_problem(lambda problem: self.approximation.joint(problem, inputs, memory))
             if found is not None:
                 return self._joint_in_original_units(found)
         if self.kind == "point":
-            raise UnsupportedError.of(
-                "joint", "a posterior with a spread", f"{self.info.method}, a point", "Laplace()"
-            )
+            raise UnsupportedError.of("joint", "a posterior with a spread", self.info.method, "Laplace()")
         weights = self.draw_weights if draws is None else None
         if self.task == "classification":
             eta = self.predictor(x, draws=draws, memory=memory)
@@ -391,7 +389,7 @@ class Posterior:
         else:
             if draws is None and self.approximation.stored_count is None:
                 draws = self.shape[0] * self.shape[1]
-            prediction = self.predict(x, kind=self._drawn_kind(None), draws=draws)
+            prediction = self.predict(x, kind=self.drawn_kind(None), draws=draws)
             functions = prediction.component_mean().reshape(prediction.draws, -1)
             noise = _noise_over_rows(prediction)
         # With weights these are the moments of the mixture itself, without a correction for the number of draws.
@@ -401,12 +399,7 @@ class Posterior:
         return JointPrediction(mean, covariance, None if noise is None else covariance + noise)
 
     def log_likelihood(
-        self,
-        x: Any = None,
-        y: Any = None,
-        *,
-        kind: str | None = None,
-        u: Mapping[str, np.ndarray] | None = None,
+        self, x: Any = None, y: Any = None, *, kind: str | None = None, u: Draws | None = None
     ) -> np.ndarray:
         """log p(y_i | x_i, draw) in original units, at the training rows by default.
 
@@ -435,29 +428,35 @@ class Posterior:
         """
         if (x is None) != (y is None):
             raise InputError.of("", "both x and y, or neither", "one of them", "log_likelihood(x, y)")
-        units = self.standardisation
         if x is None:
-            inputs = self.inputs
-            targets = self.targets if units is None else units.original_targets(self.targets)
+            inputs, targets = self.inputs, self.original_targets
         else:
-            inputs = self._inputs(x)
+            inputs = self.fit_inputs(x)
             if self.labels is not None:
                 y = checks.label_codes(np.asarray(y), self.labels)
             targets = checks.check_targets(y, row_count(inputs), column=self.targets.ndim == 2)
-        flat = flat_draws(self.unconstrained_draws) if u is None else u
-        kind = self._drawn_kind(kind)
-        eta = self._with(
-            lambda problem: self.approximation.predictor_draws(problem, flat, inputs, kind, 0, MEMORY)
-        )
-        family, parameters = self._with(lambda problem: problem.program.likelihood.mixture_parameters(eta))
-        prediction = Prediction(family, parameters)
+        eta = self._predictor(flat_draws(self.unconstrained_draws) if u is None else u, inputs, kind, MEMORY)
+        found = self.with_problem(lambda problem: problem.program.likelihood.mixture_parameters(eta))
+        prediction = Prediction(*found)
         if targets.ndim == 2 and targets.shape[1] == 1:
             # Targets in a single column are flattened.
             targets = targets.reshape(prediction.shape)
-        values = (prediction if units is None else units.prediction(prediction)).component_log_prob(targets)
+        values = self.in_original_units(prediction).component_log_prob(targets)
         return values.reshape(*self.shape, -1) if u is None else values
 
-    def log_joint(self, u: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
+    @property
+    def original_inputs(self) -> Any:
+        """The training inputs in the units of the data (up to rounding, if the fit standardises)."""
+        units = self.standardisation
+        return self.inputs if units is None else units.original_inputs(self.inputs)
+
+    @property
+    def original_targets(self) -> np.ndarray:
+        """The training targets in the units of the data."""
+        units = self.standardisation
+        return self.targets if units is None else units.original_targets(self.targets)
+
+    def log_joint(self, u: Draws | None = None) -> np.ndarray:
         """``log p(w, D) + log |dw/du|`` of draws u.
 
         Parameters
@@ -471,9 +470,9 @@ class Posterior:
             Shape (S,).
         """
         values = flat_draws(self.unconstrained_draws) if u is None else u
-        return self._with(lambda problem: problem.log_joint_draws(values))
+        return self.with_problem(lambda problem: problem.log_joint_draws(values))
 
-    def log_prior(self, u: Mapping[str, np.ndarray] | None = None) -> np.ndarray:
+    def log_prior(self, u: Draws | None = None) -> np.ndarray:
         """``log p(w) + log |dw/du|`` of draws u.
 
         Parameters
@@ -487,7 +486,7 @@ class Posterior:
             Shape (S,).
         """
         values = flat_draws(self.unconstrained_draws) if u is None else u
-        return self._with(lambda problem: problem.log_prior_draws(values))
+        return self.with_problem(lambda problem: problem.log_prior_draws(values))
 
     def log_q(self) -> np.ndarray | None:
         """log q(u) of `unconstrained_draws`, (chain, draw). None for an approximation without a density."""
@@ -543,20 +542,20 @@ class Posterior:
             raise unknown_name("kind of prediction", kind, self.approximation.kinds)
         return kind
 
-    def _drawn_kind(self, kind: str | None) -> str:
+    def drawn_kind(self, kind: str | None) -> str:
         kind = self._kind(kind)
         if kind not in DRAWN:
             raise UnsupportedError.of(
-                "", f"a kind with draws, {' or '.join(DRAWN)}", kind, "predict(x, kind=...)"
+                "kind", " or ".join(DRAWN) + ", with draws", kind, "predict(x, kind=...)"
             )
         return kind
 
-    def _inputs(self, x: Any) -> Any:
+    def fit_inputs(self, x: Any) -> Any:
         flat = isinstance(self.inputs, np.ndarray) and self.inputs.ndim == 1
         x = checks.check_inputs(named_inputs(self.model, x), checks.describe_inputs(self.inputs), flat=flat)
         return x if self.standardisation is None else self.standardisation.inputs(x)
 
-    def _chosen_draws(self, count: int | None) -> dict[str, np.ndarray]:
+    def chosen_draws(self, count: int | None) -> dict[str, np.ndarray]:
         if count is None:
             return flat_draws(self.unconstrained_draws)
         if count < 1:
@@ -569,9 +568,7 @@ class Posterior:
             upto = np.cumsum(weights)
             index = np.searchsorted(upto, upto[-1] * (np.arange(count) + 0.5) / count, side="right")
         elif count > total:
-            raise InputError.of(
-                "draws", f"at most the {total} there are", repr(count), "fewer, or a longer fit"
-            )
+            raise InputError.of("draws", f"at most the {total} there are", repr(count), "a longer fit")
         else:
             index = np.linspace(0, total - 1, count).round().astype(int)
         return {name: value[index] for name, value in flat_draws(self.unconstrained_draws).items()}
@@ -580,7 +577,7 @@ class Posterior:
         units = self.standardisation
         if units is None:
             return joint
-        columns = self._with(lambda problem: problem.program.likelihood.columns_with_units)
+        columns = self.with_problem(lambda problem: problem.program.likelihood.columns_with_units)
         if columns is None or units.y_mean is None or units.y_scale is None:
             return units.prediction(joint)
         return joint.rescale(units.y_mean[:columns], units.y_scale[:columns])
@@ -592,53 +589,38 @@ class Posterior:
         with np.errstate(divide="ignore"):  # a part without weight has none
             return np.log(weights)
 
-    def _with(self, action: Any, device: str | None = None) -> Any:
-        """Run `action(problem)` in a session of the system that fitted this posterior."""
-        chosen = system(self.info.ppl)
-        where = device or self.info.device
-        if where == "auto":
-            where = self.info.device
-        with chosen.session(self.info.dtype, where) as actual:
+    def with_problem[Result](self, action: Callable[[Problem], Result], device: str | None = None) -> Result:
+        """Run `action(problem)` in a session of the system that fitted this posterior.
+
+        Parameters
+        ----------
+        action : callable
+            Function of the `Problem`: the program and its training data.
+        device : str, optional
+            Device of the session. That of the fit by default.
+
+        Returns
+        -------
+        object
+            The result of `action`.
+        """
+        chosen, info = system(self.info.ppl), self.info
+        with chosen.session(info.dtype, info.device if device in (None, "auto") else device) as actual:
             inputs, targets = self.inputs, self.targets
-            streamed = bool(self.info.settings.get("stream"))
+            streamed = bool(info.settings.get("stream"))
             if streamed:
                 inputs, targets = map_data(lambda a: np.asarray(a[:1]), inputs), np.asarray(targets[:1])
             x, y = map_data(chosen.asarray, inputs), chosen.asarray(targets)
-            if actual not in self._programs:
+            if actual not in self.programs:
                 model = self.approximation.program(self.model)
-                self._programs[actual] = Program.of(
-                    chosen, model, x, y, language=self.language, observed=self.observed
-                )
-            program = self._programs[actual]
-            return action(
-                Problem(
-                    program,
-                    x,
-                    y,
-                    self.inputs,
-                    self.targets,
-                    self.info.seed,
-                    actual,
-                    self.info.dtype,
-                    self.info.data_hash,
-                    streamed,
-                )
-            )
+                options: Any = {"language": self.language, "observed": self.observed}
+                self.programs[actual] = Program.of(chosen, model, x, y, **options)
+            data = (x, y, self.inputs, self.targets, info.seed, actual, info.dtype, info.data_hash)
+            return action(Problem(self.programs[actual], *data, streamed))
 
 
 def check_importable(model: Model) -> None:
-    """Refuse to pickle a function that another process could not import. cloudpickle sends such functions by value.
-
-    Parameters
-    ----------
-    model : Model
-        The model of a posterior.
-
-    Raises
-    ------
-    UnsupportedError
-        For a lambda, a function inside a function, or a function that was loaded by its location.
-    """
+    """Refuse to pickle a function that another process could not import. cloudpickle sends such functions by value."""
     function = getattr(model, "func", model)
     name, home = getattr(function, "__qualname__", None), getattr(function, "__module__", None)
     if name is None or not inspect.isfunction(function):
@@ -648,22 +630,16 @@ def check_importable(model: Model) -> None:
         found = getattr(found, part, None)
     if found is function or _in_cloudpickle():
         return
-    raise UnsupportedError.of(
-        "pickle",
-        "a posterior whose model can be imported, a function at the top of a module",
-        f"{home}.{name}",
-        "moving the model to a module, or posterior.save(folder) and bnn.load(folder, model)",
-    )
+    expected = "a posterior whose model can be imported, a function at the top of a module"
+    raise UnsupportedError.of("pickle", expected, f"{home}.{name}", "posterior.save(folder) and bnn.load")
 
 
 def _in_cloudpickle() -> bool:
     """Whether cloudpickle is among the callers."""
     frame = sys._getframe(1)
-    while frame is not None:
-        if str(frame.f_globals.get("__name__", "")).startswith("cloudpickle"):
-            return True
+    while frame is not None and not str(frame.f_globals.get("__name__", "")).startswith("cloudpickle"):
         frame = frame.f_back
-    return False
+    return frame is not None
 
 
 def _noise_over_rows(prediction: Prediction) -> np.ndarray:
@@ -673,6 +649,4 @@ def _noise_over_rows(prediction: Prediction) -> np.ndarray:
     factor = prediction.parameters["scale_tril"]
     weights = prediction.weights.reshape(len(factor), -1, 1, 1)
     blocks = np.sum(weights * (factor @ np.swapaxes(factor, -1, -2)), axis=0)
-    from scipy.linalg import block_diag
-
-    return np.asarray(block_diag(*blocks))
+    return np.asarray(scipy.linalg.block_diag(*blocks))

@@ -16,23 +16,7 @@ APPROXIMATIONS: dict[str, str] = {}
 
 
 def approximation_class(name: str) -> Any:
-    """The class of an approximation by its name in a file.
-
-    Parameters
-    ----------
-    name : str
-        The name.
-
-    Returns
-    -------
-    type
-        The class.
-
-    Raises
-    ------
-    UnknownNameError
-        If the name is not in the table.
-    """
+    """The class of an approximation by its name in a file."""
     if name not in APPROXIMATIONS:
         raise unknown_name("approximation", name, APPROXIMATIONS)
     module, _, attribute = APPROXIMATIONS[name].partition(":")

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import scipy
 
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import row_count
@@ -28,9 +29,9 @@ from ppl_bnn.posterior.posterior import Posterior
 
 # Largest gain of mean log score, in nats, that may remain when the weights are returned.
 TOLERANCE = 1e-9
-STEPS = 500
-# Fraction of the largest step that keeps weights and multipliers positive; centring parameter of a step.
-TO_BOUNDARY, CENTRING = 0.99, 0.1
+STEPS = 20_000
+# What is added to the weights of L-BFGS-B, some of which are 0, so that EM can still change them.
+INSIDE = 1e-9
 
 
 def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
@@ -74,12 +75,8 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
         raise InputError.of("stack", "both x and y, or neither", "one of them", "stack(posterior)")
     parts = posterior.approximation.components
     if len(parts) < 2:
-        raise UnsupportedError.of(
-            "stack",
-            "several chains, or an ensemble with members",
-            f"{posterior.info.method} with {len(parts) or 1} of them",
-            "NUTS(chains=4), or an ensemble of several members",
-        )
+        expected = "several chains, or an ensemble with members"
+        raise UnsupportedError.of("stack", expected, f"{posterior.info.method} with 1", "NUTS(chains=4)")
     figures: dict[str, float] = {}
     warnings: tuple[str, ...] = ()
     if x is None:
@@ -89,38 +86,26 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
         figures["stacking_pareto_k"] = float(k.max())
         if not figures["stacking_pareto_k"] <= K_LIMIT:
             share = float(np.mean(~(k.max(axis=1) <= K_LIMIT)))
-            warnings = (
-                f"stacking: Pareto k is above {K_LIMIT} for some part in {share:.1%} of the rows, so that weights by "
-                "leaving rows out are not to be relied on; stack on rows that were held out, stack(posterior, x, y)",
-            )
+            text = f"stacking: Pareto k is above {K_LIMIT} for some part in {share:.1%} of the rows, so that weights"
+            advice = "by leaving rows out are not reliable; stack on rows that were held out, stack(posterior, x, y)"
+            warnings = (f"{text} {advice}",)
     else:
         x = checks.check_inputs(x)
         y = checks.check_targets(y, row_count(x))
         if checks.data_hash(x, y) == posterior.info.data_hash:
-            raise InputError.of(
-                "stack",
-                "rows that the fit has not seen",
-                "the rows that it was fitted to",
-                "stack(posterior), which leaves each row out, or a validation part",
-            )
+            raise InputError.of("stack", "rows that the fit has not seen", "those of the fit", "other rows")
         log_densities = np.stack([_alone(posterior, part).predict(x).log_prob(y) for part in parts], axis=1)
     weights = stacking_weights(log_densities)
+    gain = np.mean(mixture_log_density(log_densities, weights) - mixture_log_density(log_densities))
     figures |= {
-        "stacking_gain": float(
-            np.mean(mixture_log_density(log_densities, weights) - mixture_log_density(log_densities))
-        ),
+        "stacking_gain": float(gain),
         "stacking_rows": float(len(log_densities)),
         "stacking_effective_parts": float(1.0 / np.sum(weights**2)),
     }
-    kept = tuple(warning for warning in posterior.info.warnings if not warning.startswith("stacking: "))
-    info = replace(
-        posterior.info,
-        figures={
-            name: value for name, value in posterior.info.figures.items() if not name.startswith("stacking_")
-        }
-        | figures,
-        warnings=(*kept, *warnings),
-    )
+    info = posterior.info
+    others = {name: value for name, value in info.figures.items() if not name.startswith("stacking_")}
+    kept = tuple(warning for warning in info.warnings if not warning.startswith("stacking: "))
+    info = replace(info, figures=others | figures, warnings=(*kept, *warnings))
     return replace(posterior, approximation=posterior.approximation.weighted(weights), info=info)
 
 
@@ -131,9 +116,8 @@ def stacking_weights(log_densities: np.ndarray) -> np.ndarray:
 
         mean_i log sum_k v_k p_ik - mean_i log sum_k w_k p_ik <= max_k D_k(w) - 1.
 
-    Newton's method on the optimality conditions, w_k (1 - D_k(w)) = 0 and D_k(w) <= 1 (a primal-dual interior point
-    method), runs until the right-hand side is below 1e-9. Where several solutions are equally good the weight is
-    shared: parts with equal predictions get equal weights.
+    SciPy's L-BFGS-B comes near, and steps of EM, w_k <- w_k D_k(w), follow until the right-hand side is below 1e-9.
+    Where several solutions are equally good the weight is shared: parts with equal predictions get equal weights.
 
     Parameters
     ----------
@@ -151,97 +135,65 @@ def stacking_weights(log_densities: np.ndarray) -> np.ndarray:
         For another shape, values that are NaN or +inf, or a row to which no part gives any density.
     DivergenceError
         If the bound was not reached.
-
-    References
-    ----------
-    Boyd and Vandenberghe 2004, section 11.7.
     """
     values = np.asarray(log_densities, dtype=np.float64)
     if values.ndim != 2 or 0 in values.shape:
-        raise InputError.of(
-            "log_densities", "an array (rows, parts)", f"shape {values.shape}", "one column per part"
-        )
+        raise InputError.of("log_densities", "an array (rows, parts)", f"shape {values.shape}", "(N, K)")
     if np.isnan(values).any() or (values == np.inf).any():
-        raise InputError.of(
-            "log_densities", "numbers below infinity", "NaN or +inf", "parts whose predictions are finite"
-        )
+        raise InputError.of("log_densities", "numbers below infinity", "NaN or +inf", "finite predictions")
     top = values.max(axis=1)
     if not np.isfinite(top).all():
-        raise InputError.of(
-            "log_densities",
-            "some part that gives each row a density",
-            f"row {int(np.argmin(top))}, which has none under any",
-            "leaving it out, or parts that are not so sure",
-        )
+        got = f"none for row {int(np.argmin(top))}"
+        raise InputError.of("log_densities", "a part that gives each row a density", got, "leaving it out")
     densities = np.exp(values - top[:, None])
-    rows, parts = densities.shape
-    weights, multipliers = np.full(parts, 1.0 / parts), np.ones(parts)
+    weights = _near_optimum(densities)
     for _ in range(STEPS):
-        ratios = densities / (densities @ weights)[:, None]
-        slopes = ratios.mean(axis=0)
-        # Bound for the weights divided by their sum, whose D_k are larger by the factor of that sum.
-        if slopes.max() * weights.sum() - 1.0 <= TOLERANCE:
+        slopes = (densities / (densities @ weights)[:, None]).mean(axis=0)
+        if slopes.max() - 1.0 <= TOLERANCE:
             return weights / weights.sum()
-        centre = CENTRING * float(weights @ multipliers) / parts
-        curvature = ratios.T @ ratios / rows
-        step = np.linalg.solve(curvature + np.diag(multipliers / weights), slopes - 1.0 + centre / weights)
-        turn = centre / weights - multipliers - multipliers / weights * step
-        size = min(1.0, _to_boundary(weights, step), _to_boundary(multipliers, turn))
-        now = _residual(densities, weights, multipliers, centre)
-        while (
-            size > 1e-12
-            and _residual(densities, weights + size * step, multipliers + size * turn, centre)
-            > (1.0 - 0.01 * size) * now
-        ):
-            size *= 0.5
-        weights, multipliers = weights + size * step, multipliers + size * turn
-    raise DivergenceError.of(
-        "stacking",
-        f"weights within {TOLERANCE} nats of the best",
-        f"a bound of {float(slopes.max() * weights.sum() - 1.0):.2g} after {STEPS} steps",
-        "fewer parts",
+        weights = weights * slopes
+    expected, got = f"weights within {TOLERANCE} nats of the best", f"a bound of {slopes.max() - 1.0:.2g}"
+    raise DivergenceError.of("stacking", expected, f"{got} after {STEPS} steps of EM", "fewer parts")
+
+
+def _near_optimum(densities: np.ndarray) -> np.ndarray:
+    """Positive weights (K,) near the maximum of mean log(densities @ weights), by L-BFGS-B.
+
+    Subtracting the sum of the weights makes the constraint on it redundant: its multiplier is 1.
+    """
+
+    def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
+        mixture = np.maximum(densities @ weights, np.finfo(np.float64).tiny)
+        gradient = 1.0 - (densities / mixture[:, None]).mean(axis=0)
+        return float(weights.sum() - np.log(mixture).mean()), gradient
+
+    parts = densities.shape[1]
+    options = {"ftol": 0.0, "gtol": 1e-10, "maxiter": 1000}
+    found: Any = scipy.optimize.minimize(
+        loss,
+        np.full(parts, 1.0 / parts),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0.0, 1.0)] * parts,
+        options=options,
     )
+    weights = found.x + INSIDE
+    return weights / weights.sum()
 
 
 def mixture_log_density(log_densities: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
-    """Log density of a mixture, log sum_k w_k p_ik.
-
-    Parameters
-    ----------
-    log_densities : ndarray
-        Shape (N, K).
-    weights : ndarray, optional
-        Shape (K,). Equal by default.
-
-    Returns
-    -------
-    ndarray
-        Shape (N,).
-    """
+    """log sum_k w_k p_ik, (N,), from log_densities (N, K); weights (K,) are equal by default."""
     parts = log_densities.shape[1]
     with np.errstate(divide="ignore"):  # a part without weight
         logarithms = np.full(parts, -math.log(parts)) if weights is None else np.log(weights)
     return np.logaddexp.reduce(log_densities + logarithms, axis=1)
 
 
-def _to_boundary(values: np.ndarray, step: np.ndarray) -> float:
-    """A step size slightly below the one at which a value becomes zero."""
-    falling = step < 0.0
-    return TO_BOUNDARY * float(np.min(-values[falling] / step[falling])) if falling.any() else math.inf
-
-
-def _residual(densities: np.ndarray, weights: np.ndarray, multipliers: np.ndarray, centre: float) -> float:
-    slopes = (densities / (densities @ weights)[:, None]).mean(axis=0)
-    return float(np.hypot.reduce([*(1.0 - slopes - multipliers), *(weights * multipliers - centre)]))
-
-
 def _alone(posterior: Posterior, part: Approximation) -> Posterior:
     """One part as a posterior by itself."""
     model = posterior.model
     same = posterior.approximation.program(model) is model and part.program(model) is model
-    return replace(
-        posterior, approximation=part, statistics={}, _programs=posterior._programs if same else {}
-    )
+    return replace(posterior, approximation=part, statistics={}, programs=posterior.programs if same else {})
 
 
 def _left_out(part: Posterior, index: int) -> tuple[np.ndarray, np.ndarray]:
@@ -249,41 +201,40 @@ def _left_out(part: Posterior, index: int) -> tuple[np.ndarray, np.ndarray]:
     from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
 
     if part.kind == "point":
-        raise _refused(index, "a point, which has no spread to leave a row out of")
+        raise _no_leave_one_out(index, "a point, which has no spread to leave a row out of")
     values = part.log_likelihood()
     if not np.isfinite(values).all():
-        raise _refused(index, "a log likelihood that is not finite for some draw")
+        raise _no_leave_one_out(index, "a log likelihood that is not finite for some draw")
     low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
     varies = low < high
     if not varies.any():
-        raise _refused(index, "draws that are all the same, which have no spread to leave a row out of")
+        raise _no_leave_one_out(index, "draws that are all the same, which have no spread")
     count = values.shape[0] * values.shape[1]
     if count < FEWEST_DRAWS:
-        raise _refused(index, f"{count} draws")
+        raise _no_leave_one_out(index, f"{count} draws")
     # If every draw gives a row the same density, so does the posterior without the row.
     density, k = low.copy(), np.full(len(low), -math.inf)
     moving: Any = np.moveaxis(values[..., varies], -1, 0)
     efficiency = 1.0
     if part.kind == "chains":
         likelihoods = np.exp(moving - moving.max(axis=(1, 2), keepdims=True))
+        axes: Any = {"method": "mean", "relative": True, "chain_axis": 1, "draw_axis": 2}
         with np.errstate(all="ignore"):
-            relative: Any = array_stats.ess(
-                likelihoods, method="mean", relative=True, chain_axis=1, draw_axis=2
-            )
+            relative: Any = array_stats.ess(likelihoods, **axes)
         relative = np.asarray(relative)[np.isfinite(relative)]
         efficiency = float(relative.mean()) if len(relative) else 1.0
     try:
         found = array_stats.loo(moving, r_eff=efficiency, chain_axis=1, draw_axis=2)
     except ValueError as error:
-        raise _refused(index, f"importance weights that cannot be smoothed ({error})") from error
+        raise _no_leave_one_out(index, f"importance weights that cannot be smoothed ({error})") from error
     density[varies], k[varies] = found[0], found[1]
     return density, np.where(np.isnan(k), math.inf, k)
 
 
-def _refused(index: int, got: str) -> UnsupportedError:
+def _no_leave_one_out(index: int, got: str) -> UnsupportedError:
     return UnsupportedError.of(
         "stack by leave-one-out",
         f"parts of at least {FEWEST_DRAWS} draws that differ",
-        f"part {index} with {got}" if got[0].isdigit() else f"part {index}: {got}",
-        "rows that were held out, stack(posterior, x, y) or Stacked(member, by='validation')",
+        f"part {index}{' with' if got[0].isdigit() else ':'} {got}",
+        "held-out rows, stack(posterior, x, y) or Stacked(member, by='validation')",
     )

@@ -51,6 +51,8 @@ INFO = {
     "figures": {str: (float, bool)},
     "target?": str,
 }
+# Attributes of a posterior that the manifest holds as they are.
+_AS_IT_IS = ("language", "observed", "feature_names", "class_names", "labels")
 _SITE = {"name": str, "shape": [int], "unconstrained_shape": [int], "kind": str}
 SCHEMA = {
     "approximation": str,
@@ -97,22 +99,16 @@ def save(posterior: Posterior, path: str | Path) -> Path:
     path = Path(path)
     name = type(posterior.approximation).__name__
     if name not in APPROXIMATIONS or approximation_class(name) is not type(posterior.approximation):
-        raise UnsupportedError.of(
-            "save",
-            f"an approximation among {', '.join(sorted(APPROXIMATIONS))}",
-            name,
-            "a row for it in ppl_bnn.inference.registry",
-        )
-    _refuse_occupied(path)
+        expected = f"an approximation among {', '.join(sorted(APPROXIMATIONS))}"
+        raise UnsupportedError.of("save", expected, name, "a row for it in ppl_bnn.inference.registry")
+    _check_free(path)
     arrays, manifest = _arrays(posterior), _manifest(posterior, name)
     tree = posterior_datatree(posterior)
     try:
         with staged(path) as folder:
             _write(folder, arrays, manifest, tree)
     except OSError as error:
-        raise InputError.of(
-            "path", "a folder that can be written", f"{path}: {error}", "another folder"
-        ) from error
+        raise InputError.of("path", "a folder that can be written", f"{path}: {error}", "another") from error
     return path
 
 
@@ -144,62 +140,27 @@ def _arrays(posterior: Posterior) -> dict[str, np.ndarray]:
 def _manifest(posterior: Posterior, approximation: str) -> dict[str, Any]:
     info = posterior.info
     function = getattr(posterior.model, "func", posterior.model)
-    sites, likelihood = posterior._with(signature_of)
+    sites, likelihood = posterior.with_problem(signature_of)
+    first = {name: value[0, :1] for name, value in posterior.unconstrained_draws.items()}
     return {
         "kind": KIND,
         "format": FORMAT,
         "approximation": approximation,
         "groups": getattr(posterior.approximation, "groups", None),
-        "language": posterior.language,
-        "observed": posterior.observed,
         "standardised": posterior.standardisation is not None,
-        "feature_names": posterior.feature_names,
-        "class_names": posterior.class_names,
-        "labels": posterior.labels,
-        "info": {
-            "method": info.method,
-            "ppl": info.ppl,
-            "seed": info.seed,
-            "dtype": info.dtype,
-            "device": info.device,
-            "compile_seconds": info.compile_seconds,
-            "run_seconds": info.run_seconds,
-            "gradient_evaluations": info.gradient_evaluations,
-            "settings": info.settings,
-            "versions": info.versions,
-            "data_hash": info.data_hash,
-            "warnings": info.warnings,
-            "figures": info.figures,
-            "target": info.target,
-        },
+        **{name: getattr(posterior, name) for name in _AS_IT_IS},
+        "info": {name.rstrip("?"): getattr(info, name.rstrip("?")) for name in INFO},
         "model": {
             "name": f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}",
             "likelihood": likelihood,
             "sites": sites,
-            "log_joint": float(
-                posterior.log_joint(
-                    {name: value[0, :1] for name, value in posterior.unconstrained_draws.items()}
-                )[0]
-            ),
+            "log_joint": float(posterior.log_joint(first)[0]),
         },
     }
 
 
 def signature_of(problem: Any) -> tuple[list[dict[str, Any]], str]:
-    """The signature of a model: its sites and its likelihood.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-
-    Returns
-    -------
-    sites : list of dict
-        The sites in the order of the program, which is that of the flat vector.
-    likelihood : str
-        The likelihood.
-    """
+    """Signature of a model: the sites in the order of the program, which is that of the flat vector; the likelihood."""
     program: Program = problem.program
     sites = [
         {
@@ -213,7 +174,7 @@ def signature_of(problem: Any) -> tuple[list[dict[str, Any]], str]:
     return sites, program.likelihood.family
 
 
-def _refuse_occupied(path: Path) -> None:
+def _check_free(path: Path) -> None:
     if not os.path.lexists(path):
         return
     if path.is_dir() and not path.is_symlink():
@@ -223,10 +184,8 @@ def _refuse_occupied(path: Path) -> None:
             raise InputError.of("path", "a folder that can be read", str(error), "another") from error
         if free:
             return
-    what = "a folder with other things in it" if path.is_dir() else "a file or a link"
-    raise InputError.of(
-        "path", "a new folder, or a saved posterior to replace", f"{path}: {what}", "another name"
-    )
+    got = f"{path}: {'a folder with other things in it' if path.is_dir() else 'a file or a link'}"
+    raise InputError.of("path", "a new folder, or a saved posterior to replace", got, "another name")
 
 
 def _is_saved(path: Path) -> bool:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
-from ppl_bnn.prediction.arguments import checked_y
+from ppl_bnn.prediction.arguments import check_numbers, checked_labels, checked_levels
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.recalibration import held_out_prediction, predicted
 
@@ -91,7 +91,7 @@ class Conformal:
         if self.score in CLASSES:
             raise UnsupportedError.of("interval", "numbers", f"classes ({self.score})", "sets(x)")
         prediction = predicted(self.source, x, self.keywords)
-        prediction._need_numbers("an interval")
+        check_numbers(prediction, "an interval")
         lower, upper, unit = _ends(prediction, self.score, self.level)
         lower, upper = lower - self.threshold * unit, upper + self.threshold * unit
         crossed = lower > upper
@@ -122,10 +122,8 @@ class Conformal:
         if self.score not in CLASSES:
             raise UnsupportedError.of("sets", "classes", f"numbers ({self.score})", "interval(x)")
         prediction = predicted(self.source, x, self.keywords)
-        return (
-            _strangeness(prediction, self.score, _uniform(self.randomise, 1, prediction.rows))
-            <= self.threshold
-        )
+        uniform = _uniform(self.randomise, 1, prediction.rows)
+        return _scores_of_classes(prediction, self.score, uniform) <= self.threshold
 
 
 def conformal(
@@ -192,8 +190,7 @@ def conformal(
     Lei et al. 2018, JASA 113, 1094-1111. Romano, Patterson and Candes 2019, NeurIPS. Sadinle, Lei and Wasserman 2019,
     JASA 114. Romano, Sesia and Candes 2020, NeurIPS.
     """
-    if not 0.0 < float(level) < 1.0:
-        raise InputError.of("level", "a number strictly between 0 and 1", repr(level), "level=0.9")
+    level = float(checked_levels("level", level, "level=0.9"))
     prediction = held_out_prediction("conformal", source, x, y, keywords)
     known = CLASSES if prediction.is_classes else NUMBERS
     score = score or ("lac" if prediction.is_classes else "normalised")
@@ -202,35 +199,30 @@ def conformal(
     if randomise is not None and score != "aps":
         raise InputError.of("randomise", "score='aps' to randomise", repr(score), "randomise=None")
     if prediction.is_classes:
-        labels = checked_y(prediction, y)
-        each = _strangeness(prediction, score, _uniform(randomise, 0, prediction.rows))
+        labels = checked_labels(prediction, y)
+        each = _scores_of_classes(prediction, score, _uniform(randomise, 0, prediction.rows))
         values = each[np.arange(prediction.rows), labels]
     else:
         lower, upper, unit = _ends(prediction, score, level)
         y = prediction.observed_values(y)
         values = np.maximum(lower - y, y - upper) / unit
     # The decimal as written: 0.07 is not exactly 7 / 100 in binary, and 100 * 0.07 rounds to more than 7.
-    k = math.ceil(Fraction(str(float(level))) * (prediction.rows + 1))
+    exact = Fraction(str(level))
+    k = math.ceil(exact * (prediction.rows + 1))
     if k > prediction.rows:
-        enough = math.ceil(Fraction(str(float(level))) / (1 - Fraction(str(float(level)))))
+        what = "every class is in each set" if prediction.is_classes else "all intervals are infinite"
         warnings.warn(
-            f"conformal: a level of {level:g} needs {enough} held-out rows, and there are {prediction.rows}: "
-            f"{'every class is in each set' if prediction.is_classes else 'all intervals are infinite'}",
+            f"conformal: a level of {level:g} needs {math.ceil(exact / (1 - exact))} held-out rows, and there are "
+            f"{prediction.rows}: {what}",
             UserWarning,
             stacklevel=2,
         )
         threshold = np.full(values.shape[1:], np.inf)
     else:
         threshold = np.sort(values, axis=0)[k - 1]
-    return Conformal(
-        None if isinstance(source, Prediction) else source,
-        float(level),
-        score,
-        threshold if np.ndim(threshold) else float(threshold),
-        prediction.rows,
-        randomise,
-        keywords,
-    )
+    kept = None if isinstance(source, Prediction) else source
+    threshold = threshold if np.ndim(threshold) else float(threshold)
+    return Conformal(kept, level, score, threshold, prediction.rows, randomise, keywords)
 
 
 def _ends(prediction: Prediction, score: str, level: float) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -241,12 +233,8 @@ def _ends(prediction: Prediction, score: str, level: float) -> tuple[np.ndarray,
     if score == "absolute":
         return mean, mean, 1.0
     if not np.isfinite(prediction.std).all():
-        raise UnsupportedError.of(
-            "",
-            "a finite standard deviation for score='normalised'",
-            f"{np.count_nonzero(~np.isfinite(prediction.std))} values without",
-            "score='quantile'",
-        )
+        expected = "a finite standard deviation for score='normalised'"
+        raise UnsupportedError.of("", expected, "infinite ones", "score='quantile'")
     return mean, mean, prediction.std
 
 
@@ -255,7 +243,7 @@ def _uniform(seed: int | None, part: int, rows: int) -> np.ndarray | None:
     return None if seed is None else np.random.default_rng([seed, part]).random(rows)
 
 
-def _strangeness(prediction: Prediction, score: str, uniform: np.ndarray | None) -> np.ndarray:
+def _scores_of_classes(prediction: Prediction, score: str, uniform: np.ndarray | None) -> np.ndarray:
     """The score of each class of each row, (N, C)."""
     probabilities = prediction.probabilities
     if score == "lac":

@@ -6,10 +6,11 @@ import math
 from typing import Any
 
 import numpy as np
+import scipy
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
-from ppl_bnn.prediction.components import component_quantile_range
-from ppl_bnn.prediction.families import _normal_absolute_deviation
+from ppl_bnn.prediction.arguments import checked_numbers
+from ppl_bnn.prediction.families import LOG_2PI
 from ppl_bnn.prediction.isotonic import MappedPrediction
 from ppl_bnn.prediction.prediction import BLOCK, Prediction
 
@@ -79,12 +80,8 @@ def mean_difference(prediction: Prediction) -> np.ndarray:
     """
     if isinstance(prediction, MappedPrediction):
         return prediction.mean_difference
-    marginal = prediction._marginals()
-    if prediction.is_counts:
-        result = _count_mean_difference(marginal)
-    else:
-        result = _continuous_mean_difference(marginal)
-    return result.reshape(prediction.shape)
+    integral = _count_mean_difference if prediction.is_counts else _continuous_mean_difference
+    return integral(prediction.marginals()).reshape(prediction.shape)
 
 
 def energy_score(
@@ -130,12 +127,8 @@ def energy_score(
     Gneiting and Raftery 2007, JASA 102, 359-378, section 4.3.
     """
     if prediction.is_classes or len(prediction.shape) != 2:
-        raise UnsupportedError.of(
-            "",
-            "a prediction of several outputs for energy_score",
-            repr(prediction),
-            "brier" if prediction.is_classes else "crps, which is the energy score of one output",
-        )
+        advice = "brier" if prediction.is_classes else "crps, which is the energy score of one output"
+        raise UnsupportedError.of("energy_score", "several outputs", repr(prediction), advice)
     if draws < 2:
         raise InputError.of("draws", "at least 2, to have a pair", repr(draws), "draws=2000")
     y = checked_numbers(prediction, y)
@@ -149,12 +142,6 @@ def energy_score(
         sample = np.swapaxes(prediction.take(rows).sample(draws, rng), 0, 1)
         values[rows] = scoringrules.es_ensemble(y[rows], sample, estimator="akr", backend="numpy")
     return values if pointwise else float(values.mean())
-
-
-def checked_numbers(prediction: Prediction, y: Any) -> np.ndarray:
-    """Checked y, for scores of numbers only."""
-    prediction._need_numbers("this score")
-    return prediction.observed_values(y)
 
 
 def row_cdf(prediction: Prediction, row: int, nodes: np.ndarray) -> np.ndarray:
@@ -171,6 +158,12 @@ def _count_mean_difference(prediction: Prediction) -> np.ndarray:
     return result
 
 
+def _support(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
+    """Ends, per row, that leave at most a billionth of any component's probability outside."""
+    law = prediction.law()
+    return law.quantile_range(_TAIL)[0], law.quantile_range(1.0 - _TAIL)[1]
+
+
 def _continuous_mean_difference(prediction: Prediction) -> np.ndarray:
     low, high = _support(prediction)
     panels = np.ceil((high - low) / (_STEP * np.median(prediction.parameters["scale"], axis=0)))
@@ -183,68 +176,52 @@ def _continuous_mean_difference(prediction: Prediction) -> np.ndarray:
     return result
 
 
-def _support(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
-    """Ends, per row, that leave at most a billionth of any component's probability outside."""
-    every = slice(None)
-    low, _ = component_quantile_range(prediction, _TAIL, every)
-    _, high = component_quantile_range(prediction, 1.0 - _TAIL, every)
-    return low, high
-
-
 def _integrated_mean_difference(prediction: Prediction, panels: int) -> np.ndarray:
     """2 integral F (1 - F) dt; the panels are doubled until the trapezium rule has converged in every row."""
-    normal = prediction.family == "Normal"
     low, high = _support(prediction)
-    centre, unit = prediction.mean, np.median(prediction.parameters["scale"], axis=0)
-    algebraic_tails, positive = prediction.family == "StudentT", prediction.family == "Weibull"
-    if algebraic_tails:  # steps that grow with the distance from the centre
+    scale, centre = prediction.parameters["scale"], prediction.mean
+    unit, normal = np.median(scale, axis=0), prediction.family == "Normal"
+    # A change of variable: the node at which F is evaluated, and its derivative.
+    node, slope, start, end = (lambda t: t), np.ones_like, low, high
+    if prediction.family == "StudentT":  # steps that grow with the distance from the centre
         start, end = np.arcsinh((low - centre) / unit), np.arcsinh((high - centre) / unit)
+        node, slope = (lambda t: centre + unit * np.sinh(t)), (lambda t: unit * np.cosh(t))
         panels = int(np.ceil((end - start).max() / 0.25))
-    elif positive:  # steps of the logarithm, on which all Weibull distributions are of one form, 1 / k wide
+    elif prediction.family == "Weibull":
+        # Steps of the logarithm, on which all Weibull distributions are of one form, 1 / k wide.
         start, end = np.log(np.maximum(low, np.finfo(np.float64).tiny)), np.log(high)
+        node, slope = np.exp, np.exp
         concentration = np.median(prediction.parameters["concentration"], axis=0)
         panels = int(np.ceil(((end - start) * concentration).max() / 0.25))
-    else:
-        start, end = low, high
     # At this step the error for the narrowest component of a normal mixture is known to be small.
-    enough = (
-        ((high - low) / (_STEP * prediction.parameters["scale"].min(axis=0))).max() if normal else math.inf
-    )
+    enough = ((high - low) / (_STEP * scale.min(axis=0))).max() if normal else math.inf
     limit = 2 * prediction.draws if normal else 1 << 17
 
-    def integrand(at: np.ndarray) -> np.ndarray:
-        nodes = start + (end - start) * at[:, None]
-        if algebraic_tails:
-            distribution = prediction.cdf(centre + unit * np.sinh(nodes))
-            return distribution * (1.0 - distribution) * unit * np.cosh(nodes)
-        if positive:
-            distribution = prediction.cdf(np.exp(nodes))
-            return distribution * (1.0 - distribution) * np.exp(nodes)
-        distribution = prediction.cdf(nodes)
-        return distribution * (1.0 - distribution)
+    def total(at: np.ndarray) -> np.ndarray:
+        t = start + (end - start) * at[:, None]
+        distribution = prediction.cdf(node(t))
+        return (distribution * (1.0 - distribution) * slope(t)).sum(axis=0)
 
     if normal and panels >= prediction.draws:
         return _normal_mean_difference(prediction)
-    ends = integrand(np.array([0.0, 1.0])).sum(axis=0)
-    area = (0.5 * ends + integrand(np.arange(1, panels) / panels).sum(axis=0)) / panels
+    area = (0.5 * total(np.array([0.0, 1.0])) + total(np.arange(1, panels) / panels)) / panels
     converged = np.full(prediction.rows, panels >= enough)
     while not converged.all():
-        refined = 0.5 * (area + integrand((np.arange(panels) + 0.5) / panels).sum(axis=0) / panels)
+        refined = 0.5 * (area + total((np.arange(panels) + 0.5) / panels) / panels)
         panels *= 2
         converged = (np.abs(refined - area) <= _ACCURACY * refined) | (panels >= enough)
         area = refined
         if panels >= limit and not converged.all():
             if normal:
                 break
-            raise UnsupportedError.of(
-                "",
-                f"a {prediction.family} mixture whose distribution function can be integrated",
-                f"no convergence with {panels} nodes",
-                "log_score, or fewer components of very different scales",
+            expected, got = (
+                "components of similar scales to integrate F (1 - F)",
+                f"no convergence at {panels} nodes",
             )
+            raise UnsupportedError.of("", expected, got, "log_score")
     # The parts beyond the ends are E(low - Y)+ and E(Y - high)+, in closed form.
-    below = 0.5 * (prediction.absolute_deviation(low) + low - prediction.mean)
-    above = 0.5 * (prediction.absolute_deviation(high) - high + prediction.mean)
+    below = 0.5 * (prediction.absolute_deviation(low) + low - centre)
+    above = 0.5 * (prediction.absolute_deviation(high) - high + centre)
     result = 2.0 * (area * (end - start) + below + above)
     if not converged.all():
         result[~converged] = _normal_mean_difference(prediction.take(~converged))
@@ -261,7 +238,10 @@ def _normal_mean_difference(prediction: Prediction) -> np.ndarray:
         for begin in range(0, prediction.draws, step):
             block, rest = slice(begin, begin + step), slice(begin, None)
             deviation = np.hypot(scale[block, None], scale[rest])
-            values = deviation * _normal_absolute_deviation((loc[block, None] - loc[rest]) / deviation)
+            z = (loc[block, None] - loc[rest]) / deviation
+            values = deviation * (
+                z * (2.0 * scipy.special.ndtr(z) - 1.0) + 2.0 * np.exp(-0.5 * (z * z + LOG_2PI))
+            )
             values[:, step:] *= 2.0
             result[row] += weights[block] @ values @ weights[rest]
     return result

@@ -1,412 +1,566 @@
-"""Families of predictive distributions in closed form: densities, distribution functions, quantiles, moments."""
+"""Families of predictive distributions, by SciPy: one table, and the distribution of each component.
+
+A parameter has the shape (S, N) or (S, N, K), S draws, N rows, K independent outputs. Parameters of the parts of a
+mixture have one more axis, (S, N, M). The families of `VECTORS` have one vector per row, (S, N, K). A family name may
+have a prefix: "Mixture of Gamma" is a finite mixture, "Zero-inflated Poisson" has extra zeros. "NormalMixture" is the
+mixture of "Normal".
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
+import scipy
 
-from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.language.distributions import CENSORED
-from ppl_bnn.prediction import scipy_families as families
 
+MIXTURE, ZEROS = "Mixture of ", "Zero-inflated "
 LOG_2PI = math.log(2.0 * math.pi)
+Parameters = Mapping[str, np.ndarray]
+# (y, numbers of the rows) -> F(y).
+Distribution = Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
+# --- distributions ------------------------------------------------------------------------------------------
+
+
+class Law:
+    """A distribution for each set of parameters (S, N, ...), by SciPy. Values broadcast against the parameters."""
+
+    def __init__(self, family: Family, parameters: Parameters):
+        self.family, self.parameters = family, parameters
+
+    @cached_property
+    def frozen(self) -> Any:
+        """The distribution of `scipy.stats`."""
+        assert self.family.frozen is not None
+        return self.family.frozen(scipy.stats, **self.parameters)
+
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        """log p(y), -inf outside the support. Outputs that are independent have one value each."""
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            return self.frozen.logpmf(y) if self.family.kind == "count" else self.frozen.logpdf(y)
+
+    def distribution(self, y: np.ndarray) -> np.ndarray:
+        """P(Y <= y)."""
+        return self.frozen.cdf(y)
+
+    def quantile_range(self, level: float) -> tuple[np.ndarray, np.ndarray]:
+        """The least and the greatest quantile of the components of each row, which enclose that of their mixture."""
+        values = self.inverse(level)
+        if values.ndim == 3:
+            values = np.moveaxis(values, -1, 0).reshape(-1, values.shape[1])
+        return values.min(axis=0), values.max(axis=0)
+
+    def inverse(self, level: float) -> np.ndarray:
+        """The quantile. For a mixture, the quantile of each part along the last axis."""
+        return self.frozen.ppf(level)
+
+    def mean(self) -> np.ndarray:
+        """Mean for each set of parameters."""
+        return self.frozen.mean()
+
+    def variance(self) -> np.ndarray:
+        """Variance for each set of parameters."""
+        return self.frozen.var()
+
+    def absolute_deviation(self, y: np.ndarray) -> np.ndarray:
+        """E|Y - y| = (y - m) (2 F(y) - 1) + 2 (m F(y) - E[Y; Y <= y])."""
+        shortfall = self.shortfall(y)
+        return (y - self.mean()) * (2.0 * self.distribution(y) - 1.0) + 2.0 * shortfall
+
+    def shortfall(self, y: np.ndarray) -> np.ndarray:
+        """m F(y) - E[Y; Y <= y] in closed form."""
+        with_form = (name for name, family in FAMILIES.items() if family.law.shortfall is not Law.shortfall)
+        expected = f"a family with a closed form of E|Y - y|: {', '.join(with_form)}"
+        raise UnsupportedError.of(
+            "", expected, type(self).__name__.strip("_"), "log_prob, or sample(n, seed)"
+        )
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        """One draw for each set of parameters."""
+        shape = np.broadcast_shapes(*(value.shape for value in self.parameters.values()))
+        return self.frozen.rvs(size=shape, random_state=rng)
+
+    def z(self, y: np.ndarray) -> np.ndarray:
+        """(y - loc) / scale."""
+        return (y - self.parameters.get("loc", 0.0)) / self.parameters["scale"]
+
+
+class _Normal(Law):
+    """Written out, since most predictions are normal and SciPy checks its arguments in every call."""
+
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        z = self.z(y)
+        return -0.5 * (z * z + LOG_2PI) - np.log(self.parameters["scale"])
+
+    def distribution(self, y: np.ndarray) -> np.ndarray:
+        return scipy.special.ndtr(self.z(y))
+
+    def mean(self) -> np.ndarray:
+        return self.parameters["loc"]
+
+    def variance(self) -> np.ndarray:
+        return self.parameters["scale"] ** 2
+
+    def shortfall(self, y: np.ndarray) -> np.ndarray:
+        return self.parameters["scale"] * np.exp(-0.5 * (self.z(y) ** 2 + LOG_2PI))
+
+
+class _StudentT(Law):
+    def shortfall(self, y: np.ndarray) -> np.ndarray:
+        df = self.parameters["df"]
+        return self.frozen.pdf(y) * self.parameters["scale"] ** 2 * (df + self.z(y) ** 2) / (df - 1.0)
+
+
+class _Laplace(Law):
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        # SciPy takes the logarithm of the density, which is 0 far from the centre.
+        return -np.abs(self.z(y)) - np.log(2.0 * self.parameters["scale"])
+
+    def shortfall(self, y: np.ndarray) -> np.ndarray:
+        distance = np.abs(self.z(y))
+        return 0.5 * self.parameters["scale"] * (1.0 + distance) * np.exp(-distance)
+
+
+class _Weibull(Law):
+    def shortfall(self, y: np.ndarray) -> np.ndarray:
+        k = self.parameters["concentration"]
+        with np.errstate(over="ignore", under="ignore"):
+            exponent = np.maximum(self.z(y), 0.0) ** k
+        # E[Y; Y <= y] = E[Y] times an incomplete gamma function.
+        return self.mean() * (self.distribution(y) - scipy.special.gammainc(1.0 + 1.0 / k, exponent))
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        return self.parameters["scale"] * rng.weibull(self.parameters["concentration"])
+
+
+class _Poisson(Law):
+    def shortfall(self, y: np.ndarray) -> np.ndarray:
+        return self.parameters["rate"] * self.frozen.pmf(np.floor(y))
+
+
+class _NegativeBinomial(Law):
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        rate, r = self.parameters["rate"], self.parameters["concentration"]
+        # Gamma(y + r) / (Gamma(r) y!) = 1 / (y B(y, r)) keeps its digits where r is large.
+        some = np.where(y > 0.0, y, 1.0)
+        ways = np.where(y > 0.0, -np.log(some) - scipy.special.betaln(some, r), 0.0)
+        return ways + scipy.special.xlogy(y, rate / (rate + r)) - scipy.special.xlog1py(r, rate / r)
+
+    def mean(self) -> np.ndarray:
+        return self.parameters["rate"]
+
+    def variance(self) -> np.ndarray:
+        return self.parameters["rate"] * (1.0 + self.parameters["rate"] / self.parameters["concentration"])
+
+    def shortfall(self, y: np.ndarray) -> np.ndarray:
+        count, rate = np.floor(y), self.parameters["rate"]
+        return rate * self.frozen.pmf(count) * (1.0 + count / self.parameters["concentration"])
+
+
+class _Bernoulli(Law):
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        probs = self.parameters["probs"]
+        with np.errstate(divide="ignore"):  # a component may give a label probability zero
+            return np.log(np.where(y == 1, probs, 1.0 - probs))
+
+    def mean(self) -> np.ndarray:
+        return self.parameters["probs"]
+
+    def probabilities(self) -> np.ndarray:
+        """Probabilities of the classes, (S, N, C)."""
+        return np.stack([1.0 - self.parameters["probs"], self.parameters["probs"]], axis=-1)
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        probs = self.parameters["probs"]
+        return (rng.random(probs.shape) < probs).astype(np.int64)
+
+
+class _Categorical(_Bernoulli):
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            return np.log(self.parameters["probs"][:, np.arange(len(y)), y])
+
+    def probabilities(self) -> np.ndarray:
+        return self.parameters["probs"]
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        return _drawn_index(self.parameters["probs"], rng)
+
+
+class _Vector(Law):
+    """One vector of dependent outputs per row."""
+
+    def covariance(self) -> np.ndarray:
+        """Covariance between the outputs of each row, (S, N, K, K)."""
+        raise NotImplementedError
+
+    def variance(self) -> np.ndarray:
+        return np.diagonal(self.covariance(), axis1=-2, axis2=-1)
+
+    def marginal(self) -> tuple[str, Parameters]:
+        """Family and parameters of the single outputs."""
+        raise NotImplementedError
+
+
+class _MultivariateNormal(_Vector):
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        factor = self.parameters["scale_tril"]
+        z = np.linalg.solve(factor, (y - self.parameters["loc"])[..., None])[..., 0]
+        log_diagonal = np.log(np.diagonal(factor, axis1=-2, axis2=-1))
+        return -0.5 * np.sum(z * z + LOG_2PI, axis=-1) - log_diagonal.sum(axis=-1)
+
+    def mean(self) -> np.ndarray:
+        return self.parameters["loc"]
+
+    def variance(self) -> np.ndarray:
+        return np.sum(self.parameters["scale_tril"] ** 2, axis=-1)
+
+    def covariance(self) -> np.ndarray:
+        factor = self.parameters["scale_tril"]
+        return factor @ np.swapaxes(factor, -1, -2)
+
+    def marginal(self) -> tuple[str, Parameters]:
+        return "Normal", {"loc": self.parameters["loc"], "scale": np.sqrt(self.variance())}
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        z = rng.standard_normal(self.parameters["loc"].shape)
+        return self.parameters["loc"] + np.einsum("...ij,...j->...i", self.parameters["scale_tril"], z)
+
+
+class _Dirichlet(_Vector):
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        a = self.parameters["concentration"]
+        inside = np.all(y >= 0.0, axis=-1) & (np.abs(np.sum(y, axis=-1) - 1.0) < 1e-6)
+        kernel = scipy.special.xlogy(a - 1.0, np.maximum(y, 0.0)).sum(-1)
+        return np.where(
+            inside, kernel + scipy.special.gammaln(a.sum(-1)) - scipy.special.gammaln(a).sum(-1), -np.inf
+        )
+
+    def mean(self) -> np.ndarray:
+        shares = self.parameters["concentration"]
+        return shares / shares.sum(-1, keepdims=True)
+
+    def covariance(self) -> np.ndarray:
+        total = self.parameters["concentration"].sum(-1)[..., None, None]
+        return _covariance_of_shares(self.mean()) / (total + 1.0)
+
+    def marginal(self) -> tuple[str, Parameters]:
+        shares = self.parameters["concentration"]
+        return "Beta", {"concentration1": shares, "concentration0": shares.sum(-1, keepdims=True) - shares}
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        # Gamma(a) is Gamma(a + 1) U^(1/a): its logarithm is finite even if a is so small that all draws are 0.
+        a = self.parameters["concentration"]
+        each = np.log(rng.standard_gamma(a + 1.0)) - rng.standard_exponential(a.shape) / a
+        each = np.exp(each - each.max(-1, keepdims=True))
+        return each / each.sum(-1, keepdims=True)
+
+
+class _Multinomial(_Vector):
+    # SciPy's own gives NaN where the shares sum to 1 in single precision only.
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        total = self.parameters["total_count"][..., 0]
+        each = scipy.special.xlogy(y, self.parameters["probs"]) - scipy.special.gammaln(y + 1.0)
+        return np.where(y.sum(-1) == total, scipy.special.gammaln(total + 1.0) + each.sum(-1), -np.inf)
+
+    def mean(self) -> np.ndarray:
+        return self.parameters["total_count"] * self.parameters["probs"]
+
+    def covariance(self) -> np.ndarray:
+        return self.parameters["total_count"][..., None] * _covariance_of_shares(self.parameters["probs"])
+
+    def marginal(self) -> tuple[str, Parameters]:
+        return "Binomial", self.parameters
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        # NumPy refuses a sum above 1, which rounding in single precision can produce.
+        shares = self.parameters["probs"] / self.parameters["probs"].sum(-1, keepdims=True)
+        return rng.multinomial(self.parameters["total_count"][..., 0].astype(np.int64), shares)
+
+
+class _Mixed(Law):
+    """sum_m w_m p_m, over the last axis."""
+
+    def __init__(self, family: Family, parameters: Parameters):
+        super().__init__(family, {name: value for name, value in parameters.items() if name != "weights"})
+        self.weights, self.parts = parameters["weights"], family.law(family, self.parameters)
+
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore"):  # a part may have no weight
+            each = self.parts.log_density(y[..., None]) + np.log(self.weights)
+        return log_sum_exp(np.moveaxis(each, -1, 0))
+
+    def distribution(self, y: np.ndarray) -> np.ndarray:
+        return np.sum(self.weights * self.parts.distribution(y[..., None]), axis=-1)
+
+    def mean(self) -> np.ndarray:
+        return np.sum(self.weights * self.parts.mean(), axis=-1)
+
+    def variance(self) -> np.ndarray:
+        deviation = self.parts.mean() - self.mean()[..., None]
+        return np.sum(self.weights * (self.parts.variance() + deviation**2), axis=-1)
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        part = _drawn_index(self.weights, rng)[..., None]
+        chosen = {
+            name: np.take_along_axis(value, part, axis=-1)[..., 0] for name, value in self.parameters.items()
+        }
+        return self.family.law(self.family, chosen).draw(rng)
+
+
+class _ZeroInflated(Law):
+    """gate 1(y = 0) + (1 - gate) p(y)."""
+
+    def __init__(self, family: Family, parameters: Parameters):
+        super().__init__(family, {name: value for name, value in parameters.items() if name != "gate"})
+        self.gate, self.rest = parameters["gate"], family.law(family, self.parameters)
+
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore"):
+            rest = np.log1p(-self.gate) + self.rest.log_density(y)
+            return np.where(y == 0.0, np.logaddexp(np.log(self.gate), rest), rest)
+
+    def distribution(self, y: np.ndarray) -> np.ndarray:
+        return self.gate * (y >= 0.0) + (1.0 - self.gate) * self.rest.distribution(y)
+
+    def inverse(self, level: float) -> np.ndarray:
+        # With a gate of 1 all values are zero, and the results of the division by 0 are not used.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            below, above = (
+                np.clip((level - zeros) / (1.0 - self.gate), 0.0, 1.0) for zeros in (0.0, self.gate)
+            )
+            least = self.distribution(np.full(self.gate.shape, -1.0))
+            beyond = np.where(level <= least, self.frozen.ppf(below), self.frozen.ppf(above))
+        zero = (level > least) & (level <= self.distribution(np.zeros(self.gate.shape)))
+        return np.where(zero, 0.0, beyond)
+
+    def mean(self) -> np.ndarray:
+        return (1.0 - self.gate) * self.rest.mean()
+
+    def variance(self) -> np.ndarray:
+        second = self.rest.variance() + self.rest.mean() ** 2
+        return (1.0 - self.gate) * second - self.mean() ** 2
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        return np.where(rng.random(self.gate.shape) < self.gate, 0, self.rest.draw(rng))
+
+
+def _covariance_of_shares(shares: np.ndarray) -> np.ndarray:
+    """diag(p) - p p' over the last axis."""
+    return shares[..., None] * (np.eye(shares.shape[-1]) - shares[..., None, :])
+
+
+def _drawn_index(shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """A random index of the last axis, int64, with these probabilities."""
+    upto = np.cumsum(shares, axis=-1)
+    position = rng.random((*upto.shape[:-1], 1)) * upto[..., -1:]
+    return np.sum(position >= upto, axis=-1).astype(np.int64)
+
+
+# --- the table ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class LocationScale:
-    """A family y = loc + scale * z, defined by functions of z (and of its shape parameters).
+class Family:
+    """A family of distributions.
 
     Parameters
     ----------
-    shapes : tuple of str
-        Names of the shape parameters.
-    log_density : callable
-        Log density of z.
-    distribution : callable
-        Distribution function of z.
-    inverse : callable
-        Quantile function of z.
-    absolute_deviation : callable
-        E|Z - z|.
-    variance : callable
-        Variance of z.
-    mean : callable, optional
-        E z, for families of positive z without a loc. None where it is 0.
+    frozen : callable, optional
+        Function of `scipy.stats` and the parameters by name that returns SciPy's frozen distribution.
+    law : type
+        The class of its distributions.
+    kind : {"number", "count", "class"}
+        What y is.
+    least : float
+        The smallest count, whatever the parameters are.
+    own_names : tuple of str
+        Names of the parameters without `frozen`. The last parameter has the shape of the prediction.
+    axes : tuple of str
+        The axes that may follow (draws, rows) in the shape of a parameter, separated by "or".
     """
 
-    shapes: tuple[str, ...]
-    log_density: Callable[..., np.ndarray]
-    distribution: Callable[..., np.ndarray]
-    inverse: Callable[..., np.ndarray]
-    # E|Z - z|
-    absolute_deviation: Callable[..., np.ndarray]
-    variance: Callable[..., Any]
-    mean: Callable[..., Any] | None = None
+    frozen: Callable[..., Any] | None = None
+    law: type[Law] = Law
+    kind: Literal["number", "count", "class"] = "number"
+    least: float = 0.0
+    own_names: tuple[str, ...] = ()
+    axes: tuple[str, ...] = ("", "outputs")
 
-    @property
+    @cached_property
     def names(self) -> tuple[str, ...]:
-        """Names of all parameters, shape parameters first."""
-        return (*self.shapes, "loc", "scale") if self.mean is None else (*self.shapes, "scale")
+        """Names of the parameters."""
+        return tuple(inspect.signature(self.frozen).parameters)[1:] if self.frozen else self.own_names
 
 
-def _normal_distribution(z):
-    from scipy.special import ndtr
-
-    return ndtr(z)
-
-
-def normal_inverse(q):
-    """Quantile function of the standard normal distribution."""
-    from scipy.special import ndtri
-
-    return ndtri(q)
-
-
-def _normal_absolute_deviation(z):
-    return z * (2.0 * _normal_distribution(z) - 1.0) + 2.0 * np.exp(-0.5 * (z * z + LOG_2PI))
-
-
-def _student_log_density(z, df):
-    from scipy.special import gammaln
-
-    constant = gammaln(0.5 * (df + 1.0)) - gammaln(0.5 * df) - 0.5 * np.log(df * np.pi)
-    return constant - 0.5 * (df + 1.0) * np.log1p(z * z / df)
-
-
-def _student_distribution(z, df):
-    from scipy.special import stdtr
-
-    return stdtr(df, z)
-
-
-def _student_inverse(q, df):
-    from scipy.special import stdtrit
-
-    return stdtrit(df, q)
-
-
-def _student_absolute_deviation(z, df):
-    density = np.exp(_student_log_density(z, df))
-    return z * (2.0 * _student_distribution(z, df) - 1.0) + 2.0 * density * (df + z * z) / (df - 1.0)
-
-
-def _student_variance(df):
-    finite = df > 2.0
-    return np.where(finite, df / np.where(finite, df - 2.0, 1.0), np.inf)
-
-
-def _laplace_distribution(z):
-    half = 0.5 * np.exp(-np.abs(z))
-    return np.where(z < 0.0, half, 1.0 - half)
-
-
-def _laplace_inverse(q):
-    return np.where(q < 0.5, np.log(2.0 * q), -np.log(2.0 * (1.0 - q)))
-
-
-def _weibull_log_density(z, k):
-    positive = z > 0.0
-    log_z = np.log(np.where(positive, z, 1.0))
-    with np.errstate(over="ignore"):
-        return np.where(positive, np.log(k) + (k - 1.0) * log_z - np.exp(k * log_z), -np.inf)
-
-
-def _weibull_exponent(z, k):
-    """z^k, 0 for z below 0."""
-    with np.errstate(over="ignore", under="ignore"):
-        return np.maximum(z, 0.0) ** k
-
-
-def _weibull_mean(k):
-    from scipy.special import gamma
-
-    return gamma(1.0 + 1.0 / k)
-
-
-def _weibull_variance(k):
-    from scipy.special import gammaln
-
-    second = gammaln(1.0 + 2.0 / k)
-    with np.errstate(over="ignore"):
-        return np.exp(second) * -np.expm1(2.0 * gammaln(1.0 + 1.0 / k) - second)
-
-
-def _weibull_absolute_deviation(z, k):
-    from scipy.special import gammainc
-
-    mean, u = _weibull_mean(k), _weibull_exponent(z, k)
-    # E[Z; Z <= z] = E[Z] times an incomplete gamma function.
-    inside = np.maximum(z, 0.0) * (1.0 - 2.0 * np.exp(-u)) + mean * (1.0 - 2.0 * gammainc(1.0 + 1.0 / k, u))
-    return np.where(z < 0.0, mean - z, inside)
-
-
-LOCATION_SCALE = {
-    "Normal": LocationScale(
-        (),
-        lambda z: -0.5 * (z * z + LOG_2PI),
-        _normal_distribution,
-        normal_inverse,
-        _normal_absolute_deviation,
-        lambda: 1.0,
+FAMILIES: dict[str, Family] = {
+    "Normal": Family(lambda s, loc, scale: s.norm(loc, scale), _Normal),
+    "StudentT": Family(lambda s, df, loc, scale: s.t(df, loc, scale), _StudentT),
+    "Laplace": Family(lambda s, loc, scale: s.laplace(loc, scale), _Laplace),
+    "AsymmetricLaplace": Family(lambda s, asymmetry, loc, scale: s.laplace_asymmetric(asymmetry, loc, scale)),
+    "SoftLaplace": Family(lambda s, loc, scale: s.hypsecant(loc, scale)),
+    "Cauchy": Family(lambda s, loc, scale: s.cauchy(loc, scale)),
+    "Logistic": Family(lambda s, loc, scale: s.logistic(loc, scale)),
+    "Gumbel": Family(lambda s, loc, scale: s.gumbel_r(loc, scale)),
+    "TruncatedNormal": Family(
+        lambda s, low, high, loc, scale: s.truncnorm((low - loc) / scale, (high - loc) / scale, loc, scale)
     ),
-    "StudentT": LocationScale(
-        ("df",),
-        _student_log_density,
-        _student_distribution,
-        _student_inverse,
-        _student_absolute_deviation,
-        _student_variance,
+    "Uniform": Family(lambda s, low, high: s.uniform(low, high - low)),
+    "Beta": Family(lambda s, concentration1, concentration0: s.beta(concentration1, concentration0)),
+    "Gamma": Family(lambda s, concentration, rate: s.gamma(concentration, scale=1.0 / rate)),
+    "InverseGamma": Family(lambda s, concentration, rate: s.invgamma(concentration, scale=rate)),
+    "Chi2": Family(lambda s, df: s.chi2(df)),
+    "Exponential": Family(lambda s, rate: s.expon(scale=1.0 / rate)),
+    "LogNormal": Family(lambda s, loc, scale: s.lognorm(scale, scale=np.exp(loc))),
+    "LogUniform": Family(lambda s, low, high: s.loguniform(low, high)),
+    "HalfNormal": Family(lambda s, scale: s.halfnorm(scale=scale)),
+    "HalfCauchy": Family(lambda s, scale: s.halfcauchy(scale=scale)),
+    "Pareto": Family(lambda s, alpha, scale: s.pareto(alpha, scale=scale)),
+    "Weibull": Family(lambda s, concentration, scale: s.weibull_min(concentration, scale=scale), _Weibull),
+    "Poisson": Family(lambda s, rate: s.poisson(rate), _Poisson, "count"),
+    # The rate of a negative binomial distribution is its mean.
+    "NegativeBinomial": Family(
+        lambda s, concentration, rate: s.nbinom(concentration, concentration / (concentration + rate)),
+        _NegativeBinomial,
+        "count",
     ),
-    "Laplace": LocationScale(
-        (),
-        lambda z: -np.abs(z) - math.log(2.0),
-        _laplace_distribution,
-        _laplace_inverse,
-        lambda z: np.abs(z) + np.exp(-np.abs(z)),
-        lambda: 2.0,
+    "Binomial": Family(lambda s, total_count, probs: s.binom(total_count, probs), kind="count"),
+    "BetaBinomial": Family(
+        lambda s, total_count, concentration1, concentration0: s.betabinom(
+            total_count, concentration1, concentration0
+        ),
+        kind="count",
     ),
-    "Weibull": LocationScale(
-        ("concentration",),
-        _weibull_log_density,
-        lambda z, k: -np.expm1(-_weibull_exponent(z, k)),
-        lambda q, k: (-np.log1p(-q)) ** (1.0 / k),
-        _weibull_absolute_deviation,
-        _weibull_variance,
-        _weibull_mean,
+    # The number of failures before the first success, from 0.
+    "Geometric": Family(lambda s, probs: s.geom(probs, loc=-1), kind="count"),
+    "DiscreteUniform": Family(lambda s, low, high: s.randint(low, high + 1.0), kind="count", least=-math.inf),
+    "Bernoulli": Family(law=_Bernoulli, kind="class", own_names=("probs",), axes=("",)),
+    "Categorical": Family(law=_Categorical, kind="class", own_names=("probs",), axes=("classes",)),
+    "MultivariateNormal": Family(law=_MultivariateNormal, own_names=("scale_tril", "loc"), axes=("outputs",)),
+    # Shares that sum to 1, and counts that sum to a total.
+    "Dirichlet": Family(law=_Dirichlet, own_names=("concentration",), axes=("parts",)),
+    "Multinomial": Family(
+        law=_Multinomial, kind="count", own_names=("total_count", "probs"), axes=("parts",)
     ),
 }
-PARAMETERS = {
-    **{name: family.names for name, family in LOCATION_SCALE.items()},
-    "Bernoulli": ("probs",),
-    "Categorical": ("probs",),
-    "Poisson": ("rate",),
-    "NegativeBinomial": ("concentration", "rate"),
-    "NormalMixture": ("weights", "loc", "scale"),
-    "MultivariateNormal": ("scale_tril", "loc"),
-}
-CLASS_FAMILIES = ("Bernoulli", "Categorical")
-COUNT_FAMILIES = ("Poisson", "NegativeBinomial")
+# Families of one vector per row.
+VECTORS = tuple(name for name, family in FAMILIES.items() if issubclass(family.law, _Vector))
+LOCATION_SCALE = ("Normal", "StudentT", "Laplace", "Weibull")
 # Families whose units can be changed; those of positive numbers have a zero.
 FAMILIES_WITH_UNITS = ("Normal", "StudentT", "Laplace", "NormalMixture", "MultivariateNormal")
 # Names of the families in likelihoods of censored rows.
 CENSORED_FAMILIES = {f"Censored{family}": family for family in CENSORED}
 
 
-def frozen_array(name: str, given: Any, finite: bool = True) -> np.ndarray:
-    """A read-only float64 view, so that a prediction does not change after its checks.
-
-    Parameters
-    ----------
-    name : str
-        Name of the array, for error messages.
-    given
-        An array of numbers.
-    finite : bool, default True
-        Whether all values must be finite.
-
-    Returns
-    -------
-    ndarray
-        The view.
-
-    Raises
-    ------
-    InputError
-        If the values are not numbers, or are not finite where they must be.
-    """
-    array = np.asarray(given)
-    if array.dtype.kind not in "biuf":
-        raise InputError.of("", f"{name} as an array of numbers", f"{array.dtype}", "a NumPy array of floats")
-    array = array.astype(np.float64, copy=False).view()
-    if finite and not np.isfinite(array).all():
-        raise InputError.of(
-            "",
-            f"finite {name}",
-            f"{np.count_nonzero(~np.isfinite(array))} values of NaN or infinity",
-            "looking at the draws: a chain or an optimisation has left the finite numbers",
-        )
-    array.flags.writeable = False
-    return array
+def split(family: str) -> tuple[str, str]:
+    """Prefix and name of a family."""
+    if family == "NormalMixture":
+        return MIXTURE, "Normal"
+    prefix = next((each for each in (MIXTURE, ZEROS) if family.startswith(each)), "")
+    return prefix, family.removeprefix(prefix)
 
 
-_LAYOUTS = {
-    "Categorical": ((3,), "(draws, rows, classes)"),
-    "NormalMixture": ((3,), "(draws, rows, parts)"),
-    "MultivariateNormal": ((3,), "(draws, rows, outputs), scale_tril with one more axis of outputs"),
-    **dict.fromkeys((*LOCATION_SCALE, *COUNT_FAMILIES), ((2, 3), "(draws, rows) or (draws, rows, outputs)")),
-}
+def base(family: str) -> str:
+    """The family without its prefix."""
+    return split(family)[1]
 
 
-def parameter_names(family: str) -> tuple[str, ...]:
+def is_mixture(family: str) -> bool:
+    """Whether the parameters have one more axis, of parts."""
+    return split(family)[0] == MIXTURE
+
+
+def known(family: str) -> bool:
+    """Whether the family is in the table. Only families of SciPy have a prefix, zero inflation only those of counts."""
+    prefix, name = split(family)
+    row = FAMILIES.get(name)
+    if row is None or not prefix:
+        return row is not None
+    return row.frozen is not None and (prefix == MIXTURE or row.kind == "count")
+
+
+def names(family: str) -> tuple[str, ...]:
     """Names of the parameters of a family. The last one has the shape of the mean."""
-    return PARAMETERS.get(family) or families.names(family)
+    prefix, name = split(family)
+    return ({MIXTURE: ("weights",), ZEROS: ("gate",)}.get(prefix) or ()) + FAMILIES[name].names
 
 
-def _layout(family: str) -> tuple[tuple[int, ...], str]:
-    if family in families.VECTORS or family.startswith(families.MIXTURE):
-        return (3,), "(draws, rows, parts)"
-    if family not in PARAMETERS:
-        return (2, 3), "(draws, rows) or (draws, rows, outputs)"
-    return _LAYOUTS.get(family, ((2,), "(draws, rows)"))
+def counts(family: str) -> bool:
+    """Whether y is a whole number (or a vector of counts)."""
+    return FAMILIES[base(family)].kind == "count"
 
 
-def check_parameters(family: str, parameters: Mapping[str, np.ndarray]) -> None:
-    """Check shapes and values of the parameters of a family.
+def law(family: str, parameters: Parameters) -> Any:
+    """The distribution of each draw and row, a `Law`."""
+    prefix, name = split(family)
+    return {MIXTURE: _Mixed, ZEROS: _ZeroInflated}.get(prefix, FAMILIES[name].law)(FAMILIES[name], parameters)
 
-    Parameters
-    ----------
-    family : str
-        The family.
-    parameters : mapping of str to ndarray
-        Its parameters by name.
 
-    Raises
-    ------
-    InputError
-        If the shapes do not agree, there is no draw or no row, or a value is outside its range.
-    """
+def check_parameters(family: str, parameters: Parameters) -> None:
+    """Check shapes and values of the parameters of a family."""
     shapes = {name: value.shape for name, value in parameters.items()}
-    dimensions, layout = _layout(family)
-    first = shapes[parameter_names(family)[-1]]
+    first = shapes[names(family)[-1]]
+    axes = ("parts",) if is_mixture(family) else FAMILIES[base(family)].axes
     wanted = {name: first + first[-1:] if name == "scale_tril" else first for name in shapes}
-    if len(first) not in dimensions or shapes != wanted:
-        raise InputError.of(
-            "",
-            f"parameters of {family} that all have one shape {layout}",
-            ", ".join(f"{name} {shape}" for name, shape in shapes.items()),
-            "adding the axis of the draws in front, or np.broadcast_to",
-        )
+    if len(first) not in {2 + bool(axis) for axis in axes} or shapes != wanted:
+        layout = " or ".join(f"(draws, rows{', ' if axis else ''}{axis})" for axis in axes)
+        if "scale_tril" in shapes:
+            layout += ", scale_tril with one more axis of outputs"
+        got = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        expected = f"parameters of {family} that all have one shape {layout}"
+        raise InputError.of("", expected, got, "the axis of the draws in front, or np.broadcast_to")
     if 0 in first:
         raise InputError.of("", "at least one draw and one row", f"shape {first}", "rows to predict")
-    for name in ("df", "scale", "concentration"):
-        if name in parameters and not (parameters[name] > 0.0).all():
-            refuse_values(
-                f"positive {name}", parameters[name], "the standard deviation's exponential or softplus"
-            )
-    if families.known(family) and (fault := families.faulty(family, parameters)) is not None:
-        name, expected = fault
-        refuse_values(expected, parameters[name], "values that the family has")
-    if family == "MultivariateNormal":
-        factor = parameters["scale_tril"]
-        diagonal = np.diagonal(factor, axis1=-2, axis2=-1)
-        if not (diagonal > 0.0).all() or np.triu(factor, 1).any():
-            refuse_values(
-                "scale_tril lower triangular, its diagonal positive", diagonal, "np.linalg.cholesky"
-            )
+    for expected, values, good in _requirements(family, parameters):
+        if not good.all():
+            got = f"values from {values.min():.6g} to {values.max():.6g}"
+            raise InputError.of("", expected, got, "an exponential, a sigmoid or a softmax of the output")
+
+
+def _requirements(family: str, p: Parameters) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """(what is expected, the values, whether each is valid) for each parameter with a range."""
+    whole = counts(family)
+    for name in ("df", "scale", "concentration", "concentration1", "concentration0", "alpha", "asymmetry"):
+        if name in p:
+            yield f"positive {name}", p[name], p[name] > 0.0
+    if "rate" in p:
+        expected = "a rate that is not negative" if whole else "a positive rate"
+        yield expected, p["rate"], p["rate"] >= 0.0 if whole else p["rate"] > 0.0
+    if "total_count" in p:
+        total = p["total_count"]
+        yield "whole numbers from 0 for total_count", total, (total >= 0.0) & (total == np.floor(total))
+    if "low" in p:
+        low, high = p["low"], p["high"]
+        yield "high above low", high, low <= high if whole else low < high
+        if whole:
+            yield "whole numbers for low and high", low, (low == np.floor(low)) & (high == np.floor(high))
+        if base(family) == "LogUniform":
+            yield "positive low", low, low > 0.0
+    if "scale_tril" in p:
+        diagonal = np.diagonal(p["scale_tril"], axis1=-2, axis2=-1)
+        good = (diagonal > 0.0).all() & ~np.triu(p["scale_tril"], 1).any()
+        yield "scale_tril lower triangular, its diagonal positive", diagonal, good
     for name in ("probs", "weights", "gate"):
-        if name not in parameters:
-            continue
-        shares = parameters[name]
-        if (shares < 0.0).any() or (shares > 1.0).any():
-            refuse_values(f"{name} between 0 and 1", shares, "a sigmoid or a softmax of the output")
-        each = family == "Bernoulli" or (families.base(family) in families.FAMILIES and name != "weights")
-        total = shares.sum(axis=-1)
-        if not each and (np.abs(total - 1.0) > 1e-5).any():
-            kinds = "classes" if family == "Categorical" else "parts"
-            refuse_values(f"{name} that sum to 1 over the {kinds}", total, "a softmax over the last axis")
+        if name in p:
+            yield f"{name} between 0 and 1", p[name], (p[name] >= 0.0) & (p[name] <= 1.0)
+        if name in p and (name == "weights" or family in ("Categorical", "Multinomial")):
+            total = p[name].sum(axis=-1)
+            over = f"{name} that sum to 1 over the {'classes' if family == 'Categorical' else 'parts'}"
+            yield over, total, np.abs(total - 1.0) <= 1e-5
+    if base(family) == "Geometric":
+        yield "positive probs", p["probs"], p["probs"] > 0.0
 
 
-def standardised(parameters: Mapping[str, np.ndarray], y: np.ndarray) -> np.ndarray:
-    """The standardised variable z of a location-scale family, (y - loc) / scale."""
-    return (y - parameters.get("loc", 0.0)) / parameters["scale"]
-
-
-def refuse_values(expected: str, values: np.ndarray, advice: str) -> NoReturn:
-    """Raise an error that states the range of the values.
-
-    Parameters
-    ----------
-    expected : str
-        Description of valid values.
-    values : ndarray
-        The values.
-    advice : str
-        What to try.
-
-    Raises
-    ------
-    InputError
-        Always.
-    """
-    raise InputError.of("", expected, f"values from {values.min():.6g} to {values.max():.6g}", advice)
-
-
-def count_log_mass(family: str, parameters: Mapping[str, np.ndarray], count: np.ndarray) -> np.ndarray:
-    """log P(Y = count), for Poisson and NegativeBinomial.
-
-    Parameters
-    ----------
-    family : str
-        The family.
-    parameters : mapping of str to ndarray
-        Its parameters by name.
-    count : ndarray
-        Whole numbers from 0.
-
-    Returns
-    -------
-    ndarray
-        Log probabilities.
-    """
-    from scipy.special import betaln, gammaln, xlog1py, xlogy
-
-    rate = parameters["rate"]
-    if family == "Poisson":
-        return xlogy(count, rate) - rate - gammaln(count + 1.0)
-    r = parameters["concentration"]
-    # Gamma(y + r) / (Gamma(r) y!) = 1 / (y B(y, r)) keeps its digits where r is large.
-    some = np.where(count > 0.0, count, 1.0)
-    ways = np.where(count > 0.0, -np.log(some) - betaln(some, r), 0.0)
-    return ways + xlogy(count, rate / (rate + r)) - xlog1py(r, rate / r)
-
-
-def count_distribution(family: str, parameters: Mapping[str, np.ndarray], count: np.ndarray) -> np.ndarray:
-    """P(Y <= count), for Poisson and NegativeBinomial.
-
-    Parameters
-    ----------
-    family : str
-        The family.
-    parameters : mapping of str to ndarray
-        Its parameters by name.
-    count : ndarray
-        Whole numbers from 0.
-
-    Returns
-    -------
-    ndarray
-        Probabilities.
-    """
-    from scipy.special import betainc, pdtr
-
-    if family == "Poisson":
-        return pdtr(count, parameters["rate"])
-    r = parameters["concentration"]
-    return betainc(r, count + 1.0, r / (r + parameters["rate"]))
-
-
-def draw_categories(shares: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Draw an index of the last axis.
-
-    Parameters
-    ----------
-    shares : ndarray
-        Probabilities along the last axis.
-    rng : numpy.random.Generator
-        Generator of the random numbers.
-
-    Returns
-    -------
-    ndarray
-        Indices, int64, without the last axis.
-    """
-    upto = np.cumsum(shares, axis=-1)
-    position = rng.random((*upto.shape[:-1], 1)) * upto[..., -1:]
-    return np.sum(position >= upto, axis=-1).astype(np.int64)
+# --- numerics of mixtures -----------------------------------------------------------------------------------
 
 
 def log_sum_exp(values: np.ndarray) -> np.ndarray:
@@ -419,65 +573,33 @@ def log_sum_exp(values: np.ndarray) -> np.ndarray:
 
 def entropy_of(probabilities: np.ndarray) -> np.ndarray:
     """Entropy over the last axis, nats."""
-    from scipy.special import entr
-
-    return entr(probabilities).sum(axis=-1)
+    return scipy.special.entr(probabilities).sum(axis=-1)
 
 
-def bracketed_root(
-    function: Callable[[np.ndarray], np.ndarray], low: np.ndarray, high: np.ndarray
-) -> np.ndarray:
-    """The root of an increasing function in each interval [low, high], vectorised.
+def continuous_quantile(cdf: Distribution, level: float, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The root of F(y) = level in each [low, high], where `cdf` is a function of y and of the numbers of the rows."""
 
-    Bisection, with inverse quadratic interpolation where the last three points make it safe. The bracket is kept
-    throughout, so a kink or a plateau costs time but not correctness.
+    # On the probit scale the distribution function is close to a straight line, so interpolation is fast.
+    def excess(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
+        return scipy.special.ndtri(np.clip(cdf(y, rows), 1e-300, 1.0 - 1e-16)) - scipy.special.ndtri(level)
 
-    Parameters
-    ----------
-    function : callable
-        An increasing function of an array, elementwise.
-    low, high : ndarray
-        Ends of the brackets.
-
-    Returns
-    -------
-    ndarray
-        The roots.
-
-    References
-    ----------
-    Chandrupatla 1997, Advances in Engineering Software 28, 145-149.
-    """
-    a, b = low.copy(), high.copy()
-    fa, fb = function(a), function(b)
+    tolerances = {"xatol": 0.0, "xrtol": 8.0 * np.finfo(np.float64).eps, "fatol": 1e-13, "frtol": 0.0}
+    rows = np.arange(len(low))
+    found = scipy.optimize.elementwise.find_root(
+        excess, (low, high), args=(rows,), tolerances=tolerances, maxiter=200
+    )
     # Rounding can put an end of the bracket on the wrong side by one unit; that end is then the root.
-    low_is_root, high_is_root = fa >= 0.0, fb <= 0.0
-    c, fc = a, fa
-    t = np.full(a.shape, 0.5)
-    finished = np.zeros(a.shape, dtype=bool)
-    best = np.where(np.abs(fa) < np.abs(fb), a, b)
-    for _ in range(200):
-        x = a + t * (b - a)
-        fx = function(x)
-        same = np.sign(fx) == np.sign(fa)
-        c, fc = np.where(same, a, b), np.where(same, fa, fb)
-        b, fb = np.where(same, b, a), np.where(same, fb, fa)
-        a, fa = x, fx
-        nearer = np.abs(fa) < np.abs(fb)
-        # A row that has finished keeps its result while the other rows of its block continue.
-        best = np.where(finished, best, np.where(nearer, a, b))
-        width = np.abs(b - a)
-        tolerance = 4.0 * np.finfo(np.float64).eps * np.abs(best)
-        finished |= (width <= 2.0 * tolerance) | (np.minimum(np.abs(fa), np.abs(fb)) <= 1e-13)
-        if (finished | low_is_root | high_is_root).all():
-            break
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            least = np.minimum(tolerance / width, 0.5)
-            xi, phi = (a - b) / (c - b), (fa - fb) / (fc - fb)
-            safe = (phi * phi < xi) & ((1.0 - phi) ** 2 < 1.0 - xi)
-            quadratic = fa / (fb - fa) * fc / (fb - fc) + (c - a) / (b - a) * fa / (fc - fa) * fb / (fc - fb)
-            t = np.where(safe & np.isfinite(quadratic), quadratic, 0.5)
-            t = np.clip(
-                t, np.where(np.isfinite(least), least, 0.0), 1.0 - np.where(np.isfinite(least), least, 0.0)
-            )
-    return np.where(low_is_root, low, np.where(high_is_root, high, best))
+    at_low, at_high = (np.asarray(value) for value in found.f_bracket)
+    end = np.where(at_low >= 0.0, low, high)
+    return np.where((at_low < 0.0) & (at_high > 0.0) | np.asarray(found.success), found.x, end)
+
+
+def integer_quantile(cdf: Distribution, level: float, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+    """The least whole number with F(y) >= level, between the quantiles of the components."""
+    rows = np.arange(len(low))
+    low, high = low - 2.0, high + 1.0
+    while (high - low > 1.0).any():
+        middle = np.floor(0.5 * (low + high))
+        enough = cdf(middle, rows) >= level
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return high

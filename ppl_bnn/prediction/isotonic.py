@@ -28,20 +28,7 @@ STRAIGHT = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
 
 
 def tails(prediction: Prediction, y: Any) -> tuple[np.ndarray, np.ndarray]:
-    """F(y) and 1 - F(y), each with full relative precision (for Weibull the second is the difference).
-
-    Parameters
-    ----------
-    prediction : Prediction
-        A prediction of one continuous number per row.
-    y
-        Values as in `Prediction.cdf`.
-
-    Returns
-    -------
-    below, above : ndarray
-        F(y) and 1 - F(y).
-    """
+    """F(y) and 1 - F(y), each with full relative precision (for Weibull the second is the difference)."""
     below = prediction.cdf(y)
     mirror = _mirrored(prediction)
     return below, 1.0 - below if mirror is None else mirror.cdf(-np.asarray(y, dtype=np.float64))
@@ -89,27 +76,19 @@ class MappedPrediction(Prediction):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.family not in CONTINUOUS or len(self.shape) != 1:
-            raise UnsupportedError.of(
-                "",
-                f"one continuous number per row ({', '.join(CONTINUOUS)}) for a map of its distribution function",
-                super().__repr__(),
-                "each output by itself" if len(self.shape) == 2 else "a temperature for classes",
-            )
+            expected = f"one continuous number per row ({', '.join(CONTINUOUS)}) to map its distribution"
+            advice = "each output by itself" if len(self.shape) == 2 else "a temperature for classes"
+            raise UnsupportedError.of("", expected, super().__repr__(), advice)
         knots = np.array(self.knots, dtype=np.float64)
         good = knots.ndim == 2 and len(knots) == 3 and knots.shape[1] >= 2 and np.isfinite(knots).all()
         if good:
             below, above, after = np.diff(knots, axis=1)
             good = (below >= 0.0).all() and (above <= 0.0).all() and (after > 0.0).all()
-            good &= (knots[:, [0, -1]] == STRAIGHT).all() and np.allclose(
-                knots[0] + knots[1], 1.0, atol=1e-12
-            )
+            good &= (knots[:, [0, -1]] == STRAIGHT).all()
+            good &= np.allclose(knots[0] + knots[1], 1.0, atol=1e-12)
         if not good:
-            raise InputError.of(
-                "knots",
-                "F, 1 - F and R(F) at points from (0, 1, 0) to (1, 0, 1), (3, M)",
-                f"shape {knots.shape}",
-                "recalibrate(posterior, x, y, kind='isotonic')",
-            )
+            expected = "F, 1 - F and R(F) at points from (0, 1, 0) to (1, 0, 1), (3, M)"
+            raise InputError.of("knots", expected, f"shape {knots.shape}", "recalibrate")
         knots.flags.writeable = False
         object.__setattr__(self, "knots", knots)
 
@@ -215,7 +194,7 @@ class MappedPrediction(Prediction):
         return 2.0 * np.sum(np.diff(nodes, axis=0) * pieces, axis=0)
 
     def absolute_deviation(self, y: Any) -> np.ndarray:
-        """E|Y_n - y_n| = E[Y_n] - y_n + 2 integral^{y_n} G dt.
+        """E|Y_n - y_n| = integral |t - y_n| dG_n(t).
 
         Parameters
         ----------
@@ -229,18 +208,13 @@ class MappedPrediction(Prediction):
         """
         y = checked_y(self, y, leading=True)
         nodes, levels = self._table
-        heights, steps = 0.5 * (levels[:-1] + levels[1:]), np.diff(nodes, axis=0)
-        upto = np.concatenate([np.zeros((1, self.rows)), np.cumsum(heights * steps, axis=0)])
-        columns = np.arange(self.rows)
+        low, high, share = nodes[:-1], nodes[1:], np.diff(levels, axis=0)
         result = np.empty((y.size // self.rows, self.rows))
-        for index, values in enumerate(y.reshape(-1, self.rows)):
-            piece = np.clip(np.sum(nodes <= values, axis=0) - 1, 0, NODES - 2)
-            width, base = steps[piece, columns], levels[piece, columns]
-            within = np.clip(values - nodes[piece, columns], 0.0, width)
-            rise = (levels[piece + 1, columns] - base) / width
-            area = upto[piece, columns] + within * (base + 0.5 * rise * within)
-            area += np.maximum(values - nodes[-1], 0.0)
-            result[index] = self.mean - values + 2.0 * area
+        for index, at in enumerate(y.reshape(-1, self.rows)):
+            # Of the uniform distribution between two nodes: beside y, and around it.
+            beside = np.abs(0.5 * (low + high) - at)
+            around = ((at - low) ** 2 + (high - at) ** 2) / (2.0 * (high - low))
+            result[index] = np.sum(share * np.where((low < at) & (at < high), around, beside), axis=0)
         return result.reshape(y.shape)
 
     def sample(self, n: int, seed: int | np.random.Generator) -> np.ndarray:
@@ -268,48 +242,21 @@ class MappedPrediction(Prediction):
 
     # --- undefined for a mapped mixture ---
 
-    def component_log_prob(self, y: Any) -> NoReturn:
-        """Not supported (see the class)."""
-        raise self._without_density()
-
     def log_prob(self, y: Any) -> NoReturn:
         """Not supported (see the class)."""
-        raise self._without_density()
+        got = "an isotonic map, whose slopes are noise"
+        raise UnsupportedError.of(
+            "", "a prediction with a density for log_prob", got, "crps, or kind='spread'"
+        )
+
+    component_log_prob = log_prob
 
     def component_mean(self) -> NoReturn:
         """Not supported (see the class)."""
-        raise self._without_components("component_mean")
+        wanted = "a mixture of components for component_mean, mean_function_variance, epistemic and aleatoric"
+        raise UnsupportedError.of("", wanted, "one whose distribution function was mapped", "`before`")
 
-    @property
-    def mean_function_variance(self) -> NoReturn:  # type: ignore[override]
-        """Not supported (see the class)."""
-        raise self._without_components("mean_function_variance")
+    mean_function_variance = epistemic = aleatoric = property(component_mean)  # type: ignore[assignment]
 
-    @property
-    def epistemic(self) -> NoReturn:  # type: ignore[override]
-        """Not supported (see the class)."""
-        raise self._without_components("epistemic")
-
-    @property
-    def aleatoric(self) -> NoReturn:  # type: ignore[override]
-        """Not supported (see the class)."""
-        raise self._without_components("aleatoric")
-
-    def _without_density(self) -> UnsupportedError:
-        return UnsupportedError.of(
-            "",
-            "a prediction with a density for log_prob",
-            "a mixture after an isotonic map, an empirical distribution function, whose slopes are noise",
-            "crps, or kind='spread', which keeps a density",
-        )
-
-    def _without_components(self, what: str) -> UnsupportedError:
-        return UnsupportedError.of(
-            "",
-            f"a mixture of components for {what}",
-            "one whose distribution function was mapped: what its draws disagree in is not known any more",
-            f"{what} of `before`, the prediction as it was",
-        )
-
-    def _marginals(self) -> Prediction:
+    def marginals(self) -> Prediction:
         return self

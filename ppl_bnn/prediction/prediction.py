@@ -12,46 +12,28 @@ the logarithm, quantiles invert the mixture's own distribution function, and no 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
-from ppl_bnn.language.distributions import CENSORED
-from ppl_bnn.prediction import scipy_families as families
+from ppl_bnn.language.distributions import CENSORED, censored_log_prob
+from ppl_bnn.prediction import families
 from ppl_bnn.prediction.arguments import (
-    checked_class_names,
+    check_classes,
+    check_numbers,
+    checked_levels,
     checked_log_weights,
     checked_targets,
     checked_units,
     checked_within,
     checked_y,
-)
-from ppl_bnn.prediction.components import (
-    component_absolute_deviation,
-    component_log_prob,
-    continuous_quantile,
-    drawn,
-    integer_quantile,
-)
-from ppl_bnn.prediction.families import (
-    CENSORED_FAMILIES,
-    CLASS_FAMILIES,
-    COUNT_FAMILIES,
-    FAMILIES_WITH_UNITS,
-    LOCATION_SCALE,
-    PARAMETERS,
-    check_parameters,
-    count_distribution,
-    entropy_of,
     frozen_array,
-    log_sum_exp,
-    parameter_names,
-    standardised,
 )
+from ppl_bnn.prediction.families import FAMILIES_WITH_UNITS, LOCATION_SCALE, entropy_of, log_sum_exp
 
 # Elements of one (draws, rows) block: small enough to stay in a cache, large enough to hide NumPy's overhead.
 BLOCK = 1 << 18
@@ -134,45 +116,52 @@ class Prediction:
     labels: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
-        if self.family in CENSORED_FAMILIES:
-            object.__setattr__(self, "family", CENSORED_FAMILIES[self.family])
-            object.__setattr__(self, "censored", True)
-        if self.family not in PARAMETERS and not families.known(self.family):
-            raise unknown_name("family", self.family, (*PARAMETERS, *families.FAMILIES, *families.VECTORS))
-        names = parameter_names(self.family)
+        keep = partial(object.__setattr__, self)
+        if self.family in families.CENSORED_FAMILIES:
+            keep("censored", True)
+            keep("family", families.CENSORED_FAMILIES[self.family])
+        if not families.known(self.family):
+            raise unknown_name("family", self.family, ("NormalMixture", *families.FAMILIES))
+        names = families.names(self.family)
         if set(self.parameters) != set(names):
+            got = ", ".join(map(str, self.parameters)) or "none"
             raise InputError.of(
-                "",
-                f"the parameters {', '.join(names)} for {self.family}",
-                ", ".join(map(str, self.parameters)) or "none",
-                "passing exactly these by name",
+                self.family, f"the parameters {', '.join(names)}", got, "exactly these by name"
             )
-        parameters = {name: frozen_array(name, self.parameters[name]) for name in names}
-        check_parameters(self.family, parameters)
-        object.__setattr__(self, "parameters", parameters)
+        keep("parameters", {name: frozen_array(name, self.parameters[name]) for name in names})
+        families.check_parameters(self.family, self.parameters)
         if self.censored and (self.family not in CENSORED or len(self.shape) != 1):
-            raise InputError.of(
-                "",
-                f"one number per row of a family among {', '.join(CENSORED)} where rows may be censored",
-                f"{self.family} of shape {self.shape}",
-                "censored=False",
-            )
+            expected = f"one number per row of {', '.join(CENSORED)} where rows may be censored"
+            raise InputError.of("", expected, f"{self.family} of shape {self.shape}", "censored=False")
         if self.log_weights is not None:
-            object.__setattr__(self, "log_weights", checked_log_weights(self, self.log_weights))
+            keep("log_weights", checked_log_weights(self.log_weights, self.draws, self.rows))
         if self.epistemic_within is not None:
-            object.__setattr__(self, "epistemic_within", checked_within(self, self.epistemic_within))
-        if self.class_names is not None:
-            object.__setattr__(self, "class_names", checked_class_names(self, self.class_names))
-        if self.labels is not None:
-            object.__setattr__(self, "labels", tuple(self.labels))
-            checked_class_names(self, [str(label) for label in self.labels])
+            keep("epistemic_within", self._checked_within(self.epistemic_within))
+        for name, kind in (("class_names", str), ("labels", lambda label: label)):
+            given = getattr(self, name)
+            if given is not None:
+                keep(name, tuple(map(kind, given)))
+                if len(given) != self.classes:
+                    raise InputError.of("", f"{self.classes} {name}", f"{len(given)}", "one name per class")
+
+    def _checked_within(self, given: Any) -> np.ndarray:
+        if self.is_classes:
+            return checked_within(given, entropy_of(self.law().probabilities()), classes=True)
+        if self.family not in LOCATION_SCALE:
+            expected = "a location-scale family or classes for epistemic_within"
+            raise UnsupportedError.of("", expected, self.family, "several draws")
+        return checked_within(given, self.law().variance(), classes=False)
+
+    def law(self, rows: slice | np.ndarray = slice(None)) -> Any:
+        """The distribution of each component at these rows, a `ppl_bnn.prediction.families.Law`."""
+        return families.law(self.family, {name: value[:, rows] for name, value in self.parameters.items()})
 
     # --- shapes ---
 
     @property
     def _event_array(self) -> np.ndarray:
         """The parameter whose shape is that of the mean of each component."""
-        return self.parameters[parameter_names(self.family)[-1]]
+        return self.parameters[families.names(self.family)[-1]]
 
     @property
     def draws(self) -> int:
@@ -187,34 +176,23 @@ class Prediction:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the predicted y: (N,), or (N, K) for K outputs."""
-        one = self.is_classes or self.family == "NormalMixture" or self.family.startswith(families.MIXTURE)
+        one = self.is_classes or families.is_mixture(self.family)
         return (self.rows,) if one else self._event_array.shape[1:]
 
     @property
     def is_classes(self) -> bool:
         """Whether y is a class label (Bernoulli, Categorical)."""
-        return self.family in CLASS_FAMILIES
+        return families.FAMILIES[families.base(self.family)].kind == "class"
 
     @property
     def is_counts(self) -> bool:
         """Whether y is a count 0, 1, 2, ... (Poisson, NegativeBinomial, Binomial and others of `families`)."""
-        return self.family in COUNT_FAMILIES or (self._by_scipy and families.counts(self.family))
-
-    @property
-    def _by_scipy(self) -> bool:
-        return self.family not in PARAMETERS
-
-    def _law(self, rows: slice | None = None) -> families.Law:
-        """The distribution of each component, for a family of `families`, optionally for some rows only."""
-        parameters = self.parameters
-        if rows is not None:
-            parameters = {name: value[:, rows] for name, value in parameters.items()}
-        return families.law(self.family, parameters)
+        return families.counts(self.family)
 
     @property
     def classes(self) -> int:
         """Number of classes, C; two for Bernoulli."""
-        self._need_classes("classes")
+        check_classes(self, "classes")
         return 2 if self.family == "Bernoulli" else self._event_array.shape[2]
 
     def __len__(self) -> int:
@@ -223,24 +201,6 @@ class Prediction:
     def __repr__(self) -> str:
         censored = ", censored" if self.censored else ""
         return f"Prediction({self.family}, draws={self.draws}, shape={self.shape}{censored})"
-
-    def _need_classes(self, what: str) -> None:
-        if not self.is_classes:
-            raise UnsupportedError.of(
-                "",
-                f"Bernoulli or Categorical for {what}",
-                self.family,
-                "mean, std, quantile or cdf, which are defined for numbers",
-            )
-
-    def _need_numbers(self, what: str) -> None:
-        if self.is_classes:
-            raise UnsupportedError.of(
-                "",
-                f"a prediction of numbers for {what}: class labels have no order",
-                self.family,
-                "probabilities, entropy or log_prob",
-            )
 
     # --- weights ---
 
@@ -251,8 +211,8 @@ class Prediction:
             return np.full(self.draws, 1.0 / self.draws)
         return np.exp(self.log_weights)
 
-    def _average(self, values: np.ndarray, rows: slice | None = None) -> np.ndarray:
-        """sum_s w_s values_s over axis 0; `rows` selects the rows that `values` (S, n, ...) holds if not all."""
+    def _average(self, values: np.ndarray, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
+        """sum_s w_s values_s over axis 0; `rows` are the rows that `values` (S, n, ...) has."""
         weights = self.weights
         if weights.ndim == 1:
             if not np.isfinite(values).all():
@@ -260,63 +220,26 @@ class Prediction:
                 keep = weights > 0.0
                 weights, values = weights[keep], values[keep]
             return np.tensordot(weights, values, axes=1)
-        weights = weights if rows is None else weights[:, rows]
+        weights = weights[:, rows]
         weights = weights.reshape(weights.shape + (1,) * (values.ndim - 2))
         return np.sum(np.where(weights > 0.0, weights * np.where(weights > 0.0, values, 0.0), 0.0), axis=0)
 
     # --- moments ---
 
     def component_mean(self) -> np.ndarray:
-        """E[y | s] of each component.
-
-        Returns
-        -------
-        ndarray
-            Shape (S, N) or (S, N, K).
+        """E[y | s] of each component, (S, N) or (S, N, K).
 
         Raises
         ------
         UnsupportedError
             If the distribution has no mean, such as StudentT with at most 1 degree of freedom.
         """
-        if self.family == "StudentT" and (self.parameters["df"] <= 1.0).any():
+        mean = self.law().mean()
+        if not np.isfinite(mean).all():
             raise UnsupportedError.of(
-                "",
-                "StudentT with more than 1 degree of freedom, without which there is no mean",
-                f"df = {self.parameters['df'].min():.6g}",
-                "quantile(0.5), or a prior that keeps df above 2",
+                "", f"a {self.family} distribution with a mean", "none", "quantile(0.5)"
             )
-        if self._by_scipy:
-            mean = self._law().mean()
-            if not np.isfinite(mean).all():
-                raise UnsupportedError.of(
-                    "", f"a distribution with a mean, unlike {self.family}", "none", "quantile(0.5)"
-                )
-            return mean
-        if self.family == "NormalMixture":
-            return np.sum(self.parameters["weights"] * self.parameters["loc"], axis=-1)
-        family = LOCATION_SCALE.get(self.family)
-        if family is not None and family.mean is not None:
-            return self.parameters["scale"] * family.mean(*(self.parameters[name] for name in family.shapes))
-        return self._event_array if family is None else self.parameters["loc"]
-
-    def _component_variance(self) -> np.ndarray:
-        if self.family in LOCATION_SCALE:
-            family = LOCATION_SCALE[self.family]
-            shapes = [self.parameters[name] for name in family.shapes]
-            return self.parameters["scale"] ** 2 * family.variance(*shapes)
-        if self.family == "NormalMixture":
-            weights, loc, scale = (self.parameters[name] for name in ("weights", "loc", "scale"))
-            deviation = loc - self.component_mean()[..., None]
-            return np.sum(weights * (scale**2 + deviation**2), axis=-1)
-        if self.family == "MultivariateNormal":
-            return np.sum(self.parameters["scale_tril"] ** 2, axis=-1)
-        if self._by_scipy:
-            return self._law().variance()
-        means = self._event_array
-        if self.family == "NegativeBinomial":
-            return means * (1.0 + means / self.parameters["concentration"])
-        return means if self.family == "Poisson" else means * (1.0 - means)
+        return mean
 
     @cached_property
     def mean(self) -> np.ndarray:
@@ -335,12 +258,8 @@ class Prediction:
             For classes with `epistemic_within`: a mutual information within components does not determine a variance.
         """
         if self.is_classes and self.epistemic_within is not None:
-            raise UnsupportedError.of(
-                "",
-                "draws of the class probabilities for their variance",
-                "components that are averages already (epistemic_within)",
-                "epistemic, in nats, or a prediction made of draws",
-            )
+            got = "averages of them (epistemic_within)"
+            raise UnsupportedError.of("", "draws of the class probabilities for a variance", got, "epistemic")
         spread = self._average((self.component_mean() - self.mean) ** 2)
         return spread if self.epistemic_within is None else spread + self._average(self.epistemic_within)
 
@@ -355,15 +274,11 @@ class Prediction:
     @cached_property
     def aleatoric(self) -> np.ndarray:
         """Numbers: expected variance of y given the function. Classes: expected entropy, nats, (N,)."""
-        if self.is_classes:
-            entropy = entropy_of(self._component_probabilities())
-            if self.epistemic_within is not None:
-                entropy = np.maximum(entropy - self.epistemic_within, 0.0)
-            return self._average(entropy)
-        variance = self._component_variance()
+        law = self.law()
+        total = entropy_of(law.probabilities()) if self.is_classes else law.variance()
         if self.epistemic_within is not None:
-            variance = np.maximum(variance - self.epistemic_within, 0.0)
-        return self._average(variance)
+            total = np.maximum(total - self.epistemic_within, 0.0)
+        return self._average(total)
 
     @cached_property
     def variance(self) -> np.ndarray:
@@ -381,54 +296,41 @@ class Prediction:
     def covariance(self) -> np.ndarray:
         """Cov(y_n) between the outputs of each row, (N, K, K), in squared units of y. Its diagonal is `variance`."""
         if len(self.shape) != 2:
-            raise UnsupportedError.of(
-                "", "a prediction of several outputs for their covariance", repr(self), "variance"
-            )
+            raise UnsupportedError.of("", "several outputs for a covariance", repr(self), "variance")
         means = self.component_mean()
         deviation = means - self.mean
         between = self._average(deviation[..., :, None] * deviation[..., None, :])
-        if self.family == "MultivariateNormal":
-            factor = self.parameters["scale_tril"]
-            return between + self._average(factor @ np.swapaxes(factor, -1, -2))
         if self.family in families.VECTORS:
-            law: Any = self._law()
-            return between + self._average(law.covariance())
-        return between + self._average(self._component_variance())[..., None] * np.eye(self.shape[1])
+            return between + self._average(self.law().covariance())
+        return between + self._average(self.law().variance())[..., None] * np.eye(self.shape[1])
 
     # --- classes ---
-
-    def _component_probabilities(self) -> np.ndarray:
-        probs = self.parameters["probs"]
-        return probs if self.family == "Categorical" else np.stack([1.0 - probs, probs], axis=-1)
 
     @cached_property
     def probabilities(self) -> np.ndarray:
         """Class probabilities of the mixture, (N, C); two columns, for 0 and 1, for Bernoulli."""
-        self._need_classes("probabilities")
+        check_classes(self, "probabilities")
         return np.stack([1.0 - self.mean, self.mean], axis=-1) if self.family == "Bernoulli" else self.mean
 
     @cached_property
     def entropy(self) -> np.ndarray:
         """-sum_c P_c log P_c of the mixture's class probabilities, nats, (N,): aleatoric + epistemic."""
-        self._need_classes("entropy")
+        check_classes(self, "entropy")
         return entropy_of(self.probabilities)
 
     # --- densities ---
 
     def component_log_prob(self, y: Any) -> np.ndarray:
-        """log p(y_n | theta_sn) of each component, summed over K outputs.
+        """log p(y_n | theta_sn) of each component, summed over K outputs, (S, N), for targets as in `log_prob`."""
+        return self._component_log_prob(checked_targets(self, y), slice(None))
 
-        Parameters
-        ----------
-        y
-            Targets as in `log_prob`.
-
-        Returns
-        -------
-        ndarray
-            Shape (S, N).
-        """
-        return component_log_prob(self, checked_targets(self, y), slice(None))
+    def _component_log_prob(self, y: np.ndarray, rows: slice) -> np.ndarray:
+        law = self.law(rows)
+        if self.censored:
+            with np.errstate(over="ignore", under="ignore"):
+                return censored_log_prob(self.family, law.parameters, y)
+        values = law.log_density(y)
+        return values.sum(axis=-1) if values.ndim == 3 else values
 
     def log_prob(self, y: Any) -> np.ndarray:
         """log sum_s w_s p(y_n | theta_sn), the joint log density of a row's K outputs.
@@ -452,7 +354,7 @@ class Prediction:
         y = checked_targets(self, y)
         result = np.empty(self.rows)
         for rows in self._row_blocks():
-            values = component_log_prob(self, y[rows], rows)
+            values = self._component_log_prob(y[rows], rows)
             if self.log_weights is None:
                 values -= math.log(self.draws)
             else:
@@ -462,41 +364,24 @@ class Prediction:
         return result
 
     def observed_values(self, y: Any) -> np.ndarray:
-        """Values of the targets, where none is censored.
+        """Values of targets as `log_prob` takes them, without the events, where none is censored.
 
-        Parameters
-        ----------
-        y
-            Targets (N, 2), values and events, where the prediction is `censored`; otherwise targets of the shape
-            `shape`.
-
-        Returns
-        -------
-        ndarray
-            The values (N,) where the prediction is `censored`; otherwise y.
-
-        Raises
-        ------
-        UnsupportedError
-            If some rows are censored: only a bound is known of them, and leaving them out would keep the short times.
+        Only a bound is known of a censored row, and leaving such rows out would keep the short times.
         """
         if not self.censored or np.ndim(y) != 2:
             return checked_y(self, y)
         y = checked_targets(self, y)
         bounds = int(np.count_nonzero(y[:, 1] != 1.0))
         if bounds:
+            got = f"{bounds} of {len(y)} rows censored"
             raise UnsupportedError.of(
-                "",
-                "targets that were all observed, for a score of values",
-                f"{bounds} of {len(y)} rows censored",
-                "log_score or concordance_index, which take them",
+                "", "values that were all observed", got, "log_score or concordance_index"
             )
         return y[:, 0]
 
-    def _row_blocks(self, per_row: int | None = None) -> Iterator[slice]:
+    def _row_blocks(self) -> Iterator[slice]:
         """Slices of rows whose (draws, rows, ...) blocks stay small."""
-        size = per_row or self._event_array[:, :1].size
-        step = max(1, BLOCK // max(size, 1))
+        step = max(1, BLOCK // self._event_array[:, :1].size)
         for start in range(0, self.rows, step):
             yield slice(start, min(start + step, self.rows))
 
@@ -521,58 +406,44 @@ class Prediction:
         UnsupportedError
             For classes.
         """
-        self._need_numbers("cdf")
+        check_numbers(self, "cdf")
+        return self._marginal_average(y, lambda law, values: law.distribution(values))
+
+    def _marginal_average(
+        self, y: Any, function: Callable[[families.Law, np.ndarray], np.ndarray]
+    ) -> np.ndarray:
+        """sum_s w_s function(law of the components, y_n), for y as in `cdf`."""
         y = checked_y(self, y, leading=True)
-        marginal = self._marginals()
+        marginal = self.marginals()
         values = y.reshape(-1, marginal.rows)
         result = np.empty_like(values)
         for rows in marginal._row_blocks():
-            for index in range(len(values)):
-                result[index, rows] = marginal._mixture_cdf(values[index, rows], rows)
+            law = marginal.law(rows)
+            for index, each in enumerate(values):
+                result[index, rows] = marginal._average(function(law, each[rows]), rows)
         return result.reshape(y.shape)
 
-    def _mixture_cdf(self, y: np.ndarray, rows: slice) -> np.ndarray:
-        parameters = {name: value[:, rows] for name, value in self.parameters.items()}
-        if self._by_scipy:
-            values = self._law(rows).distribution(np.floor(y) if self.is_counts else y)
-        elif self.is_counts:
-            count = np.floor(y)
-            below = count_distribution(self.family, parameters, np.maximum(count, 0.0))
-            values = np.where(count < 0, 0.0, below)
-        else:
-            family = LOCATION_SCALE[self.family]
-            shapes = [parameters[name] for name in family.shapes]
-            values = family.distribution(standardised(parameters, y), *shapes)
-        return self._average(values, rows)
-
-    def _marginals(self) -> Prediction:
-        """The same mixture as one of simple families on N rows, or on N K rows for K outputs, for marginal quantities.
+    def marginals(self) -> Prediction:
+        """The same mixture of univariate components on N rows, or on N K rows for K outputs.
 
         The parts of a NormalMixture become components with weights per row.
         """
-        if self.family == "NormalMixture":
-            weights = self.weights.reshape(self.draws, -1)[..., None] * self.parameters["weights"]
-            arrays = (self.parameters["loc"], self.parameters["scale"], weights)
+        family, parameters, log_weights = self.family, self.parameters, self.log_weights
+        if family == "NormalMixture":
+            weights = self.weights.reshape(self.draws, -1)[..., None] * parameters["weights"]
+            arrays = (parameters["loc"], parameters["scale"], weights)
             loc, scale, weights = (np.moveaxis(array, -1, 1).reshape(-1, self.rows) for array in arrays)
             with np.errstate(divide="ignore"):  # a part may have no weight
                 log_weights = np.log(weights)
             return Prediction("Normal", {"loc": loc, "scale": scale}, log_weights - log_sum_exp(log_weights))
-        if self.family == "MultivariateNormal":
-            scale = np.sqrt(self._component_variance())
-            simple = Prediction("Normal", {"loc": self.parameters["loc"], "scale": scale}, self.log_weights)
-            return simple._marginals()
         if len(self.shape) == 1:
             return self
-        outputs = self.shape[1]
-        log_weights = self.log_weights
-        if log_weights is not None and log_weights.ndim == 2:
-            log_weights = np.repeat(log_weights, outputs, axis=1)
-        family, parameters = self.family, dict(self.parameters)
         if family in families.VECTORS:
-            family, parameters = families.marginal(family, parameters)
-        return Prediction(
-            family, {name: value.reshape(self.draws, -1) for name, value in parameters.items()}, log_weights
-        )
+            family, parameters = self.law().marginal()
+        if log_weights is not None and log_weights.ndim == 2:
+            log_weights = np.repeat(log_weights, self.shape[1], axis=1)
+        flat = {name: value.reshape(self.draws, -1) for name, value in parameters.items()}
+        return Prediction(family, flat, log_weights)
 
     def quantile(self, q: float | Sequence[float] | np.ndarray) -> np.ndarray:
         """The y with F_n(y) = q, per output; for counts the smallest integer y with F_n(y) >= q.
@@ -597,22 +468,24 @@ class Prediction:
         UnsupportedError
             For classes.
         """
-        self._need_numbers("quantile")
-        levels = np.asarray(q, dtype=np.float64)
-        if levels.ndim > 1 or levels.size == 0 or not ((levels > 0.0) & (levels < 1.0)).all():
-            raise InputError.of(
-                "",
-                "q strictly between 0 and 1, a number or a sequence",
-                f"{q!r}",
-                "for example q=[0.05, 0.95]",
-            )
-        marginal = self._marginals()
-        invert = integer_quantile if self.is_counts else continuous_quantile
+        check_numbers(self, "quantile")
+        levels = checked_levels("q", q, "for example q=[0.05, 0.95]")
+        marginal = self.marginals()
+        invert = families.integer_quantile if self.is_counts else families.continuous_quantile
         result = np.empty((levels.size, marginal.rows))
-        for rows in marginal._row_blocks():
+        for block in marginal._row_blocks():
+            law = marginal.law(block)
+            cdf = partial(marginal._cdf_of_rows, law, np.arange(block.start, block.stop))
             for index, level in enumerate(levels.ravel()):
-                result[index, rows] = invert(marginal, float(level), rows)
+                result[index, block] = invert(cdf, float(level), *law.quantile_range(float(level)))
         return result.reshape(levels.shape + self.shape)
+
+    def _cdf_of_rows(
+        self, law: families.Law, block: np.ndarray, y: np.ndarray, rows: np.ndarray
+    ) -> np.ndarray:
+        """F(y) at some rows of a block of rows with this law."""
+        law = law if len(rows) == len(block) else self.law(block[rows])
+        return self._average(law.distribution(y), block[rows])
 
     def interval(self, level: float) -> tuple[np.ndarray, np.ndarray]:
         """Central interval of probability `level`: the quantiles (1 -+ level) / 2.
@@ -627,8 +500,7 @@ class Prediction:
         lower, upper : ndarray
             Each of the shape `shape`.
         """
-        if not 0.0 < float(level) < 1.0:
-            raise InputError.of("", "a level strictly between 0 and 1", f"{level!r}", "for example level=0.9")
+        checked_levels("a level", level, "for example level=0.9")
         lower, upper = self.quantile([0.5 * (1.0 - level), 0.5 * (1.0 + level)])
         return lower, upper
 
@@ -656,17 +528,9 @@ class Prediction:
         ----------
         Jordan, Krueger and Lerch 2019, Journal of Statistical Software 90(12), appendix A.
         """
-        self._need_numbers("absolute_deviation")
+        check_numbers(self, "absolute_deviation")
         self.component_mean()
-        y = checked_y(self, y, leading=True)
-        marginal = self._marginals()
-        values = y.reshape(-1, marginal.rows)
-        result = np.empty_like(values)
-        for rows in marginal._row_blocks():
-            for index in range(len(values)):
-                deviation = component_absolute_deviation(marginal, values[index, rows], rows)
-                result[index, rows] = marginal._average(deviation, rows)
-        return result.reshape(y.shape)
+        return self._marginal_average(y, lambda law, values: law.absolute_deviation(values))
 
     # --- draws of y ---
 
@@ -699,13 +563,11 @@ class Prediction:
         else:
             upto = np.cumsum(self.weights, axis=0)
             position = rng.random((n, self.rows)) * upto[-1]
-            chosen = np.stack(
-                [np.searchsorted(upto[:, row], position[:, row], side="right") for row in range(self.rows)],
-                axis=1,
-            )
-            columns = np.arange(self.rows)
-            parameters = {name: value[chosen, columns] for name, value in self.parameters.items()}
-        return drawn(self.family, parameters, rng)
+            columns = range(self.rows)
+            found = [np.searchsorted(upto[:, row], position[:, row], side="right") for row in columns]
+            chosen = (np.stack(found, axis=1), np.asarray(columns))
+            parameters = {name: value[chosen] for name, value in self.parameters.items()}
+        return families.law(self.family, parameters).draw(rng)
 
     # --- predictions made from this one ---
 
@@ -729,71 +591,45 @@ class Prediction:
             For counts, classes and Weibull times.
         """
         if self.family not in FAMILIES_WITH_UNITS:
-            raise UnsupportedError.of(
-                "",
-                f"a location-scale family to rescale ({', '.join(FAMILIES_WITH_UNITS)})",
-                self.family,
-                "leaving counts and labels in their own units when fitting",
-            )
+            expected = f"a location-scale family to rescale ({', '.join(FAMILIES_WITH_UNITS)})"
+            raise UnsupportedError.of("", expected, self.family, "counts and labels in their own units")
         location, scale = checked_units(self, location, scale)
-        parameters = dict(self.parameters)
-        parameters["loc"] = parameters["loc"] * scale + location
+        return self.scaled(self.parameters["loc"] * scale + location, scale)
+
+    def scaled(self, loc: np.ndarray, factors: np.ndarray) -> Prediction:
+        """The prediction with another `loc`, and scales multiplied by factors () or (K,).
+
+        The variance within components changes by the squares of the factors.
+        """
+        parameters = dict(self.parameters) | {"loc": loc}
         if self.family == "MultivariateNormal":
-            each = np.broadcast_to(scale, self.shape[1:])
+            each = np.broadcast_to(factors, self.shape[1:])
             parameters["scale_tril"] = parameters["scale_tril"] * each[:, None]
         else:
-            parameters["scale"] = parameters["scale"] * scale
-        within = None if self.epistemic_within is None else self.epistemic_within * scale**2
+            parameters["scale"] = parameters["scale"] * factors
+        within = None if self.epistemic_within is None else self.epistemic_within * factors**2
         return replace(self, parameters=parameters, epistemic_within=within)
 
     def take(self, rows: Any) -> Prediction:
-        """The prediction for some of the rows.
-
-        Parameters
-        ----------
-        rows
-            A slice, or an array of indices or of booleans.
-
-        Returns
-        -------
-        Prediction
-            The same mixture on these rows.
-        """
+        """The same mixture on some of the rows: a slice, or an array of indices or of booleans."""
         weights = self.log_weights
-        return replace(
-            self,
-            parameters={name: value[:, rows] for name, value in self.parameters.items()},
-            log_weights=weights[:, rows] if weights is not None and weights.ndim == 2 else weights,
-            epistemic_within=None if self.epistemic_within is None else self.epistemic_within[:, rows],
-        )
+        weights = weights[:, rows] if weights is not None and weights.ndim == 2 else weights
+        return self._indexed((slice(None), rows), weights)
+
+    def _indexed(self, index: Any, log_weights: np.ndarray | None) -> Prediction:
+        parameters = {name: value[index] for name, value in self.parameters.items()}
+        within = None if self.epistemic_within is None else self.epistemic_within[index]
+        return replace(self, parameters=parameters, log_weights=log_weights, epistemic_within=within)
 
     def take_draws(self, draws: Any) -> Prediction:
-        """The mixture of some of the draws, with weights normalised again.
-
-        Parameters
-        ----------
-        draws
-            A slice, or an array of indices or of booleans.
-
-        Returns
-        -------
-        Prediction
-            The mixture of these draws.
-        """
+        """The mixture of some of the draws, a slice or indices or booleans, with weights normalised again."""
         weights = self.log_weights
         if weights is not None:
             total = log_sum_exp(weights[draws])
             if not np.isfinite(total).all():
-                raise InputError.of(
-                    "", "draws with some weight in every row", "weights that sum to zero", "other draws"
-                )
+                raise InputError.of("", "draws with some weight in every row", "a sum of 0", "other draws")
             weights = weights[draws] - total
-        return replace(
-            self,
-            parameters={name: value[draws] for name, value in self.parameters.items()},
-            log_weights=weights,
-            epistemic_within=None if self.epistemic_within is None else self.epistemic_within[draws],
-        )
+        return self._indexed(draws, weights)
 
     def thin(self, count: int) -> Prediction:
         """At most `count` draws of equal weight, evenly spaced in cumulative weight.
@@ -820,9 +656,7 @@ class Prediction:
         if count >= self.draws:
             return self
         if self.weights.ndim == 2:
-            raise UnsupportedError.of(
-                "", "weights of shape (S,) to thin", "weights per row", "take_draws with draws of your choice"
-            )
+            raise UnsupportedError.of("", "weights of shape (S,) to thin", "weights per row", "take_draws")
         upto = np.cumsum(self.weights)
         chosen = np.searchsorted(upto, (np.arange(count) + 0.5) / count * upto[-1], side="right")
         return replace(self.take_draws(chosen), log_weights=None)
@@ -852,23 +686,9 @@ class JointPrediction:
     covariance: np.ndarray | None
 
     def rescale(self, location: Any, scale: Any) -> JointPrediction:
-        """The joint prediction of location + scale * y, in other units.
-
-        Parameters
-        ----------
-        location, scale
-            Numbers, or one per output (K,).
-
-        Returns
-        -------
-        JointPrediction
-            The joint prediction in the new units.
-        """
+        """The joint prediction of location + scale * y, for numbers or one value per output (K,)."""
         factors = np.resize(np.asarray(scale, dtype=float), self.mean.shape)
         shifts = np.resize(np.asarray(location, dtype=float), self.mean.shape)
         both = factors[:, None] * factors
-        return JointPrediction(
-            shifts + factors * self.mean,
-            both * self.function_covariance,
-            None if self.covariance is None else both * self.covariance,
-        )
+        covariance = None if self.covariance is None else both * self.covariance
+        return JointPrediction(shifts + factors * self.mean, both * self.function_covariance, covariance)

@@ -19,21 +19,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import scipy
 
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import row_count
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.prediction.arguments import checked_targets
+from ppl_bnn.prediction.families import FAMILIES_WITH_UNITS
 from ppl_bnn.prediction.isotonic import STRAIGHT, MappedPrediction, tails
 from ppl_bnn.prediction.prediction import Prediction
 
 KINDS = ("temperature", "spread", "isotonic")
 # Range of the search for temperatures and factors: from one thousandth to a thousand.
 WIDEST = 1e3
-_WITH_SPREAD = ("Normal", "StudentT", "Laplace", "NormalMixture", "MultivariateNormal")
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,12 +67,11 @@ class Recalibrated:
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        if self.kind == "temperature":
-            what = f"temperature {float(self.value):.4g}"
-        elif self.kind == "spread":
-            what = f"spread times {', '.join(f'{c:.4g}' for c in np.ravel(self.value))}"
-        else:
-            what = "isotonic map"
+        what = {
+            "temperature": lambda value: f"temperature {float(value):.4g}",
+            "spread": lambda value: f"spread times {', '.join(f'{c:.4g}' for c in np.ravel(value))}",
+            "isotonic": lambda value: "isotonic map",
+        }[self.kind](self.value)
         return f"Recalibrated({self.source!r}: {what}, by {self.rows} rows)"
 
     def predict(self, x: Any, **keywords: Any) -> Prediction:
@@ -92,11 +93,10 @@ class Recalibrated:
             The corrected prediction.
         """
         prediction = predicted(self.source, x, {**self.keywords, **keywords})
+        value = np.asarray(self.value)
         if self.kind == "temperature":
-            return tempered(prediction, float(self.value), self.pooled)
-        if self.kind == "spread":
-            return spread(prediction, np.asarray(self.value))
-        return mapped(prediction, np.asarray(self.value))
+            return tempered(prediction, float(value), self.pooled)
+        return (spread if self.kind == "spread" else mapped)(prediction, value)
 
 
 def recalibrate(
@@ -154,48 +154,22 @@ def recalibrate(
         raise unknown_name("kind of recalibration", kind, KINDS)
     if pooled and kind != "temperature":
         raise InputError.of("pooled", "kind='temperature' to pool draws", repr(kind), "pooled=False")
-    value: float | np.ndarray
-    if kind == "temperature":
-        value = _temperature(prediction, y, pooled)
-    else:
-        value = _factors(prediction, y) if kind == "spread" else _knots(prediction, y)
+    estimate = {"temperature": partial(_temperature, pooled), "spread": _factors, "isotonic": _knots}[kind]
     kept = None if isinstance(source, Prediction) else source
-    return Recalibrated(kept, kind, value, prediction.rows, pooled, keywords)
+    return Recalibrated(kept, kind, estimate(prediction, y), prediction.rows, pooled, keywords)
 
 
 # --- the corrections ----------------------------------------------------------------------------------------
 
 
 def tempered(prediction: Prediction, temperature: float, pooled: bool = False) -> Prediction:
-    """Class probabilities to the power 1 / temperature, normalised.
-
-    Parameters
-    ----------
-    prediction : Prediction
-        A prediction of classes.
-    temperature : float
-        The temperature.
-    pooled : bool, default False
-        Whether to temper the probabilities of the mixture instead of those of each draw.
-
-    Returns
-    -------
-    Prediction
-        The tempered prediction.
-
-    Raises
-    ------
-    UnsupportedError
-        For numbers, and without `pooled` for components that are averages (`epistemic_within`).
-    """
+    """Class probabilities to the power 1 / temperature, normalised; those of the mixture if `pooled`, else of draws."""
     if not prediction.is_classes:
-        raise _refused("temperature", "classes", prediction, "kind='spread' or 'isotonic'")
+        raise _unsupported("temperature", "classes", prediction, "kind='spread' or 'isotonic'")
     if prediction.epistemic_within is not None and not pooled:
+        got = "averages of them (epistemic_within)"
         raise UnsupportedError.of(
-            "",
-            "draws of the class probabilities for a temperature of each",
-            "components that are averages already (epistemic_within)",
-            "pooled=True, or a prediction made of draws",
+            "", "draws of the class probabilities for a temperature", got, "pooled=True"
         )
     probabilities = prediction.mean[None] if pooled else prediction.parameters["probs"]
     with np.errstate(divide="ignore"):  # 0 stays 0
@@ -213,210 +187,97 @@ def tempered(prediction: Prediction, temperature: float, pooled: bool = False) -
 
 
 def spread(prediction: Prediction, factors: np.ndarray) -> Prediction:
-    """The prediction of m + c (y - m), m the mean of each row.
-
-    Parameters
-    ----------
-    prediction : Prediction
-        A prediction of the family Normal, StudentT, Laplace, NormalMixture or MultivariateNormal.
-    factors : ndarray
-        Factors c, (1,) or (K,).
-
-    Returns
-    -------
-    Prediction
-        The prediction with the scaled spread.
-
-    Raises
-    ------
-    UnsupportedError
-        For another family.
-    """
-    if prediction.family not in _WITH_SPREAD or isinstance(prediction, MappedPrediction):
-        raise _refused(
-            "spread", ", ".join(_WITH_SPREAD), prediction, "kind='isotonic', or 'temperature' for classes"
+    """The prediction of m + c (y - m), m the mean of each row, c of shape (1,) or (K,)."""
+    if prediction.family not in FAMILIES_WITH_UNITS or isinstance(prediction, MappedPrediction):
+        raise _unsupported(
+            "spread", ", ".join(FAMILIES_WITH_UNITS), prediction, "'isotonic' or 'temperature'"
         )
     factors = factors if len(prediction.shape) == 2 else factors[0]
-    centre, parameters = prediction.mean, dict(prediction.parameters)
-    if prediction.family == "NormalMixture":
-        centre = centre[:, None]
-    parameters["loc"] = centre + factors * (parameters["loc"] - centre)
-    if prediction.family == "MultivariateNormal":
-        parameters["scale_tril"] = factors[:, None] * parameters["scale_tril"]
-    else:
-        parameters["scale"] = factors * parameters["scale"]
-    within = prediction.epistemic_within
-    return replace(
-        prediction, parameters=parameters, epistemic_within=None if within is None else factors**2 * within
-    )
+    centre = prediction.mean[:, None] if prediction.family == "NormalMixture" else prediction.mean
+    return prediction.scaled(centre + factors * (prediction.parameters["loc"] - centre), factors)
 
 
 def mapped(prediction: Prediction, knots: np.ndarray) -> MappedPrediction:
-    """The prediction with the distribution function R(F).
-
-    Parameters
-    ----------
-    prediction : Prediction
-        A mixture that was not mapped before.
-    knots : ndarray
-        Knots (3, M), between which R is linear.
-
-    Returns
-    -------
-    MappedPrediction
-        The mapped prediction.
-
-    Raises
-    ------
-    UnsupportedError
-        For a prediction that is mapped already.
-    """
+    """The prediction with the distribution function R(F), R linear between the knots (3, M)."""
     if isinstance(prediction, MappedPrediction):
-        raise _refused(
-            "isotonic", "a mixture that was not mapped", prediction, "recalibrating once, by all rows"
-        )
-    return MappedPrediction(
-        prediction.family,
-        prediction.parameters,
-        prediction.log_weights,
-        prediction.epistemic_within,
-        censored=prediction.censored,
-        knots=knots,
-    )
+        raise _unsupported("isotonic", "a mixture that was not mapped", prediction, "recalibrating once")
+    parts = (prediction.family, prediction.parameters, prediction.log_weights, prediction.epistemic_within)
+    return MappedPrediction(*parts, censored=prediction.censored, knots=knots)
 
 
 # --- estimation from held-out rows ----------------------------------------------------------------------------
 
 
 def held_out_prediction(what: str, source: Any, x: Any, y: Any, keywords: Mapping[str, Any]) -> Prediction:
-    """The prediction of held-out rows.
-
-    Parameters
-    ----------
-    what : str
-        Name of the calling function, for error messages.
-    source, x, y
-        As in `recalibrate`.
-    keywords : mapping
-        Arguments of `source.predict`.
-
-    Returns
-    -------
-    Prediction
-        The prediction.
-
-    Raises
-    ------
-    InputError
-        For the rows of the fit itself.
-    """
+    """The prediction of held-out rows that `recalibrate` or `conformal` (`what`) was given."""
     if isinstance(source, Prediction):
         if x is not None:
-            raise InputError.of(
-                what, "x=None beside a prediction", type(x).__name__, f"{what}(prediction, None, y)"
-            )
+            raise InputError.of(what, "x=None beside a prediction", type(x).__name__, "x=None")
         return predicted(None, source, keywords)
     if not callable(getattr(source, "predict", None)):
-        raise InputError.of(
-            what, "a posterior or a prediction", type(source).__name__, "bnn.fit(model, x, y)"
-        )
+        raise InputError.of(what, "a posterior or a prediction", type(source).__name__, "bnn.fit(...)")
     x = checks.check_inputs(x)
     y = checks.check_targets(y, row_count(x))
     fitted = source
     while not hasattr(fitted, "info") and hasattr(fitted, "source"):
         fitted = fitted.source
     if hasattr(fitted, "info") and checks.data_hash(x, y) == fitted.info.data_hash:
-        raise InputError.of(
-            what, "rows that the fit has not seen", "the rows that it was fitted to", "a part held out"
-        )
+        raise InputError.of(what, "rows that the fit has not seen", "those of the fit", "held-out rows")
     return predicted(source, x, keywords)
 
 
 def predicted(source: Any, x: Any, keywords: Mapping[str, Any]) -> Prediction:
-    """x itself if it is a prediction, else the prediction of `source` at x.
-
-    Parameters
-    ----------
-    source
-        A posterior, or None.
-    x
-        Inputs, or a prediction.
-    keywords : mapping
-        Arguments of `source.predict`.
-
-    Returns
-    -------
-    Prediction
-        The prediction.
-
-    Raises
-    ------
-    InputError
-        If keywords are given with a prediction, or inputs without a source.
-    """
+    """x itself if it is a prediction, else the prediction of `source`, a posterior or None, at x."""
     if isinstance(x, Prediction):
         if keywords:
-            raise InputError.of(
-                "", "no arguments of predict beside a prediction", ", ".join(keywords), "leaving them out"
-            )
+            raise InputError.of("", "no arguments beside a prediction", ", ".join(keywords), "omitting them")
         return x
     if source is None:
-        raise InputError.of(
-            "",
-            "a prediction, as it was made from one without a posterior",
-            type(x).__name__,
-            "predict(posterior.predict(x))",
-        )
+        expected = "a prediction, as it was made from one without a posterior"
+        raise InputError.of("", expected, type(x).__name__, "predict(posterior.predict(x))")
     return source.predict(x, **keywords)
 
 
-def _temperature(prediction: Prediction, y: Any, pooled: bool = False) -> float:
+def _temperature(pooled: bool, prediction: Prediction, y: Any) -> float:
     if prediction.is_classes:
         impossible = np.count_nonzero(prediction.log_prob(y) == -np.inf)
         if impossible:
-            raise InputError.of(
-                "",
-                "some probability for each held-out label",
-                f"none for {impossible} of {prediction.rows}",
-                "more draws, or a model that rules nothing out",
-            )
+            got = f"none for {impossible} of {prediction.rows}"
+            raise InputError.of("", "some probability for each held-out label", got, "more draws")
     return _most_likely("temperature", lambda t: float(tempered(prediction, t, pooled).log_prob(y).mean()))
 
 
 def _factors(prediction: Prediction, y: Any) -> np.ndarray:
-    spread(prediction, np.ones(prediction.shape[-1] if len(prediction.shape) == 2 else 1))
-    y = checked_targets(prediction, y)
+    """One factor per output, (1,) or (K,)."""
+    outputs = prediction.shape[1] if len(prediction.shape) == 2 else 1
+    spread(prediction, np.ones(outputs))  # raises if it is not defined
+    values = checked_targets(prediction, y)
     if len(prediction.shape) == 1:
-        each = [(prediction, y)]
-    else:
-        outputs, marginal = prediction.shape[1], prediction._marginals()
-        each = [(marginal.take(slice(k, None, outputs)), y[:, k]) for k in range(outputs)]
-    return np.array(
-        [
-            _most_likely(
-                "factor of the spread",
-                lambda c, one=one, values=values: float(spread(one, np.array([c])).log_prob(values).mean()),
-            )
-            for one, values in each
-        ]
-    )
+        return np.array([_factor(prediction, values)])
+    marginal = prediction.marginals()
+    each = range(outputs)
+    return np.array([_factor(marginal.take(slice(k, None, outputs)), values[:, k]) for k in each])
+
+
+def _factor(prediction: Prediction, y: np.ndarray) -> float:
+    def log_score(factor: float) -> float:
+        return float(spread(prediction, np.array([factor])).log_prob(y).mean())
+
+    return _most_likely("factor of the spread", log_score)
 
 
 def _knots(prediction: Prediction, y: Any) -> np.ndarray:
     """Knots of R: i / (n + 1) at the i-th smallest F_n(y_n). Rows with equal values share the mean of their ranks."""
     if prediction.is_classes or prediction.is_counts:
         advice = "kind='temperature'" if prediction.is_classes else "conformal intervals, which counts have"
-        raise _refused("isotonic", "continuous numbers", prediction, advice)
-    mapped(prediction, STRAIGHT)
+        raise _unsupported("isotonic", "continuous numbers", prediction, advice)
+    mapped(prediction, STRAIGHT)  # raises if it is not defined
     below, above = tails(prediction, prediction.observed_values(y))
     lost = np.count_nonzero((below <= 0.0) | (above <= 0.0))
     if lost:
-        raise InputError.of(
-            "",
-            "held-out targets that the distribution function can tell from infinity",
-            f"{lost} of {len(below)} where it is 0 or 1 to all its digits",
-            "kind='spread' first: recalibrate(recalibrate(posterior, x, y, 'spread'), x, y, 'isotonic')",
-        )
+        expected = "held-out targets that the distribution function can tell from infinity"
+        got = f"{lost} of {len(below)} where it is exactly 0 or 1"
+        raise InputError.of("", expected, got, "kind='spread' first")
     _, first, count = np.unique(np.log(below) - np.log(above), return_index=True, return_counts=True)
     ranks = np.cumsum(count) - 0.5 * (count - 1)
     inside = np.stack([below[first], above[first], ranks / (len(below) + 1)])
@@ -425,26 +286,19 @@ def _knots(prediction: Prediction, y: Any) -> np.ndarray:
 
 def _most_likely(what: str, log_score: Callable[[float], float]) -> float:
     """The argument between 1 / WIDEST and WIDEST of the highest log score: on a grid, then between its neighbours."""
-    from scipy.optimize import minimize_scalar
-
     grid = np.linspace(-math.log(WIDEST), math.log(WIDEST), 41)
     values = np.array([log_score(math.exp(at)) for at in grid])
     best = int(np.argmax(values))
     if best in (0, len(grid) - 1) or values[best] in (values[0], values[-1]):
-        raise InputError.of(
-            "",
-            f"a {what} between {1.0 / WIDEST:g} and {WIDEST:g} that makes the held-out rows most likely",
-            f"a likelihood that still rises, or is level, at {math.exp(grid[best]):g}",
-            "more held-out rows, of which some are right and some are wrong, or no recalibration",
-        )
-    found: Any = minimize_scalar(
-        lambda at: -log_score(math.exp(at)),
-        bounds=(grid[best - 1], grid[best + 1]),
-        method="bounded",
-        options={"xatol": 1e-8},
+        expected = f"a {what} between {1.0 / WIDEST:g} and {WIDEST:g} that makes the rows most likely"
+        got = f"a likelihood that still rises, or is level, at {math.exp(grid[best]):g}"
+        raise InputError.of("", expected, got, "more held-out rows, some right and some wrong")
+    bounds, options = (grid[best - 1], grid[best + 1]), {"xatol": 1e-8}
+    found: Any = scipy.optimize.minimize_scalar(
+        lambda at: -log_score(math.exp(at)), bounds=bounds, method="bounded", options=options
     )
     return math.exp(found.x)
 
 
-def _refused(kind: str, expected: str, prediction: Prediction, advice: str) -> UnsupportedError:
+def _unsupported(kind: str, expected: str, prediction: Prediction, advice: str) -> UnsupportedError:
     return UnsupportedError.of(f"kind={kind!r}", expected, repr(prediction), advice)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 
@@ -23,6 +23,11 @@ ARRAYS = {
     "cdf": "(2, N), the distribution function just below each target and at it, of counts alone",
     "event": "(2, N), of classes: how probable what was predicted was, and whether it came true (1.0)",
 }
+
+
+def _joined[Arrays: (Transform, Event)](cls: type[Arrays], parts: Iterable[Arrays]) -> Arrays:
+    several = list(parts)
+    return cls(*(np.concatenate([getattr(part, each.name) for part in several]) for each in fields(cls)))
 
 
 @dataclass(frozen=True)
@@ -75,11 +80,7 @@ class Transform:
     @classmethod
     def joined(cls, parts: Iterable[Transform]) -> Transform:
         """Concatenate the transforms of several predictions."""
-        several = list(parts)
-        below, at, drawn = (
-            np.concatenate([getattr(part, name) for part in several]) for name in ("below", "at", "pit")
-        )
-        return cls(below, at, drawn)
+        return _joined(cls, parts)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Transform:
@@ -155,11 +156,7 @@ class Event:
     @classmethod
     def joined(cls, parts: Iterable[Event]) -> Event:
         """Concatenate the events of several predictions."""
-        several = list(parts)
-        return cls(
-            np.concatenate([part.probability for part in several]),
-            np.concatenate([part.happened for part in several]),
-        )
+        return _joined(cls, parts)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Event:

@@ -17,19 +17,31 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
+import scipy
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
-from ppl_bnn.prediction.arguments import checked_targets, checked_y
-from ppl_bnn.prediction.crps import checked_numbers, row_cdf
+from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.prediction.arguments import (
+    check_numbers,
+    checked_labels,
+    checked_levels,
+    checked_numbers,
+    checked_targets,
+    checked_y,
+)
 from ppl_bnn.prediction.crps import crps as crps
 from ppl_bnn.prediction.crps import energy_score as energy_score
 from ppl_bnn.prediction.crps import mean_difference as mean_difference
+from ppl_bnn.prediction.fidelity import fidelity as fidelity
+from ppl_bnn.prediction.fidelity import halves as halves
+from ppl_bnn.prediction.fidelity import mean_function_gap as mean_function_gap
+from ppl_bnn.prediction.fidelity import noise_floor as noise_floor
+from ppl_bnn.prediction.fidelity import wasserstein as wasserstein
 from ppl_bnn.prediction.isotonic import MappedPrediction
 from ppl_bnn.prediction.prediction import BLOCK, Prediction
-
-# Measures of the uncertainty of a row (see `uncertainty`).
-MEASURES = ("entropy", "mutual_information", "max_probability", "variance", "epistemic_variance")
-
+from ppl_bnn.prediction.uncertainty import MEASURES as MEASURES
+from ppl_bnn.prediction.uncertainty import out_of_distribution as out_of_distribution
+from ppl_bnn.prediction.uncertainty import selective as selective
+from ppl_bnn.prediction.uncertainty import uncertainty as uncertainty
 
 # --- proper scores ----------------------------------------------------------------------------------------
 
@@ -56,7 +68,7 @@ def log_score(prediction: Prediction, y: Any, pointwise: bool = False) -> float 
     Good 1952, JRSS B 14, 107-114.
     """
     values = prediction.log_prob(y)
-    return values if pointwise else float(values.mean())
+    return values if pointwise else _mean(values)
 
 
 def brier(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.ndarray:
@@ -85,9 +97,9 @@ def brier(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np
     Brier 1950.
     """
     probabilities = prediction.probabilities
-    indicator = _labels(prediction, y)[:, None] == np.arange(prediction.classes)
+    indicator = checked_labels(prediction, y)[:, None] == np.arange(prediction.classes)
     values = np.sum((probabilities - indicator) ** 2, axis=1)
-    return values if pointwise else float(values.mean())
+    return values if pointwise else _mean(values)
 
 
 # --- errors of point predictions --------------------------------------------------------------------------
@@ -148,7 +160,7 @@ def accuracy(prediction: Prediction, y: Any) -> float:
     float
         Between 0 and 1.
     """
-    return float(np.mean(prediction.probabilities.argmax(axis=1) == _labels(prediction, y)))
+    return float(np.mean(prediction.probabilities.argmax(axis=1) == checked_labels(prediction, y)))
 
 
 def concordance_index(prediction: Prediction, y: Any) -> float:
@@ -184,11 +196,9 @@ def concordance_index(prediction: Prediction, y: Any) -> float:
     ----------
     Harrell et al. 1982, JAMA 247, 2543-2546.
     """
-    prediction._need_numbers("concordance_index")
+    check_numbers(prediction, "concordance_index")
     if len(prediction.shape) != 1:
-        raise UnsupportedError.of(
-            "", "one number per row for concordance_index", repr(prediction), "each output by itself"
-        )
+        raise UnsupportedError.of("concordance_index", "one number per row", repr(prediction), "one output")
     if prediction.censored and np.ndim(y) == 2:
         value, event = checked_targets(prediction, y).T
     else:
@@ -208,12 +218,7 @@ def concordance_index(prediction: Prediction, y: Any) -> float:
         pairs += gap.size
         right += np.count_nonzero(gap > 0.0) + 0.5 * np.count_nonzero(gap == 0.0)
     if pairs == 0:
-        raise UnsupportedError.of(
-            "",
-            "two rows of which one is known to be the smaller",
-            f"none among {len(value)}",
-            "rows that were observed",
-        )
+        raise UnsupportedError.of("", "two rows of known order", f"none among {len(value)}", "observed rows")
     return float(right / pairs)
 
 
@@ -237,8 +242,12 @@ def coverage(prediction: Prediction, y: Any, level: float = 0.9) -> float:
     float
         Between 0 and 1.
     """
-    y = checked_numbers(prediction, y)
-    return _covered(prediction.interval(level), y)
+    lower, upper = prediction.interval(level)
+    return _covered(lower, upper, checked_numbers(prediction, y))
+
+
+def _covered(lower: np.ndarray, upper: np.ndarray, y: np.ndarray) -> float:
+    return float(np.mean((lower <= y) & (y <= upper)))
 
 
 def interval_width(prediction: Prediction, level: float = 0.9) -> float:
@@ -283,17 +292,14 @@ def coverages(
         Arrays `level`, `coverage` and `width` of one length.
     """
     y = checked_numbers(prediction, y)
-    at = np.asarray(levels, dtype=np.float64)
-    if at.ndim != 1 or at.size == 0 or not ((at > 0.0) & (at < 1.0)).all():
-        raise InputError.of(
-            "", "levels strictly between 0 and 1", f"{at.tolist()}", "levels=(0.5, 0.8, 0.9, 0.95)"
-        )
-    lower = prediction.quantile(0.5 * (1.0 - at))
-    upper = prediction.quantile(0.5 * (1.0 + at))
+    at = checked_levels("levels", levels, "levels=(0.5, 0.8, 0.9, 0.95)", several=True)
+    ends = list(
+        zip(prediction.quantile(0.5 * (1.0 - at)), prediction.quantile(0.5 * (1.0 + at)), strict=True)
+    )
     return {
         "level": at,
-        "coverage": np.array([_covered(ends, y) for ends in zip(lower, upper, strict=True)]),
-        "width": np.array([np.mean(above - below) for below, above in zip(lower, upper, strict=True)]),
+        "coverage": np.array([_covered(lower, upper, y) for lower, upper in ends]),
+        "width": np.array([np.mean(upper - lower) for lower, upper in ends]),
     }
 
 
@@ -357,9 +363,7 @@ def pit_uniformity(prediction: Prediction, y: Any, seed: int = 0) -> tuple[float
     the fit. For a single fit the p value says whether the distance exceeds the noise of these rows. The statistic is
     the distance itself.
     """
-    from scipy.stats import kstest
-
-    found: Any = kstest(pit(prediction, y, seed).ravel(), "uniform")
+    found: Any = scipy.stats.kstest(pit(prediction, y, seed).ravel(), "uniform")
     return float(found.statistic), float(found.pvalue)
 
 
@@ -386,7 +390,7 @@ def reliability(prediction: Prediction, y: Any, bins: int = 15) -> dict[str, np.
     """
     if bins < 1:
         raise InputError.of("", "at least 1 bin", f"{bins}", "15, the usual number")
-    labels = _labels(prediction, y)
+    labels = checked_labels(prediction, y)
     confidence = prediction.probabilities.max(axis=1)
     correct = prediction.probabilities.argmax(axis=1) == labels
     edges = np.linspace(0.0, 1.0, bins + 1)
@@ -428,168 +432,6 @@ def expected_calibration_error(prediction: Prediction, y: Any, bins: int = 15) -
     return float(np.nansum(gaps) / found["count"].sum())
 
 
-# --- use of the uncertainty ---------------------------------------------------------------------------------
-
-
-def uncertainty(prediction: Prediction, measure: str | None = None) -> np.ndarray:
-    """Uncertainty of each row: larger where the prediction is less certain.
-
-    Parameters
-    ----------
-    prediction : Prediction
-        The prediction.
-    measure : str, optional
-        Classes: "max_probability" (1 - max_c P_c, the default), "entropy" (of the mixture, nats) or
-        "mutual_information" (of label and function, nats: the part that more data would remove). Numbers: "variance" of
-        y (the default; units of y squared), summed over outputs, which should be of one unit. Both:
-        "epistemic_variance", `mean_function_variance` summed over outputs or classes.
-
-    Returns
-    -------
-    ndarray
-        Shape (N,).
-
-    Raises
-    ------
-    UnsupportedError
-        If the prediction does not have the measure, or it is not finite in some row.
-    """
-    if measure is None:
-        measure = "max_probability" if prediction.is_classes else "variance"
-    if measure not in MEASURES:
-        raise unknown_name("measure", measure, MEASURES)
-    if measure == "entropy":
-        values = prediction.entropy
-    elif measure == "mutual_information":
-        prediction._need_classes("mutual_information")
-        values = prediction.epistemic
-    elif measure == "max_probability":
-        values = 1.0 - prediction.probabilities.max(axis=1)
-    elif measure == "variance":
-        prediction._need_numbers("variance as a measure")
-        values = prediction.variance
-    else:
-        values = prediction.mean_function_variance
-    values = values if values.ndim == 1 else values.sum(axis=-1)
-    if not np.isfinite(values).all():
-        raise UnsupportedError.of(
-            "",
-            f"a finite {measure} in every row",
-            f"{np.count_nonzero(~np.isfinite(values))} rows without",
-            "measure='epistemic_variance', which heavy tails of the noise do not enter",
-        )
-    return values
-
-
-def out_of_distribution(
-    inside: Prediction, outside: Prediction, measure: str | None = None
-) -> dict[str, float]:
-    """How well `uncertainty` separates out-of-distribution rows from rows like those of the fit.
-
-    A detector marks a row as out-of-distribution if its uncertainty is above a threshold. The scores are over all
-    thresholds, with out-of-distribution rows as the positive class, by scikit-learn.
-
-    Parameters
-    ----------
-    inside : Prediction
-        Prediction of rows like those of the fit.
-    outside : Prediction
-        Prediction of out-of-distribution rows.
-    measure : str, optional
-        Measure of `uncertainty`.
-
-    Returns
-    -------
-    dict of str to float
-        - `auroc`, area under the ROC curve: the probability that a row from outside is less certain than one from
-          inside, ties counting half. 1/2 for a prediction that does not separate them; larger is better.
-        - `aupr`, average precision: larger is better. It depends on the share of rows from outside, which is its value
-          by chance.
-        - `fpr95`, share of rows from inside that are marked at the highest threshold that finds 95 % of the rows from
-          outside. Lower is better. (Some authors swap the two sets here.)
-
-    Raises
-    ------
-    InputError
-        If the two are not predictions of the same target.
-
-    References
-    ----------
-    Hendrycks and Gimpel 2017, ICLR.
-    """
-    if _outcome(inside) != _outcome(outside):
-        raise InputError.of(
-            "",
-            f"predictions of one target, as {inside!r}",
-            f"{outside!r}",
-            "the same posterior at both inputs",
-        )
-    from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
-
-    values = np.concatenate([uncertainty(inside, measure), uncertainty(outside, measure)])
-    foreign = np.repeat([0, 1], [inside.rows, outside.rows])
-    called, found, _ = roc_curve(foreign, values, drop_intermediate=False)
-    return {
-        "auroc": float(roc_auc_score(foreign, values)),
-        "aupr": float(average_precision_score(foreign, values)),
-        "fpr95": float(called[np.argmax(found >= 0.95)]),
-    }
-
-
-def selective(
-    prediction: Prediction, y: Any = None, *, measure: str | None = None, losses: Any = None
-) -> dict[str, Any]:
-    """Risk-coverage curve of selective prediction: the least certain rows are rejected.
-
-    Parameters
-    ----------
-    prediction : Prediction
-        The prediction.
-    y : optional
-        Observed targets. The loss is then the error (0 or 1) of the most probable class, or the squared error of the
-        mean, averaged over outputs.
-    measure : str, optional
-        Measure of `uncertainty`.
-    losses : optional
-        Other losses (N,) instead of y, such as ``crps(prediction, y, pointwise=True)``.
-
-    Returns
-    -------
-    dict
-        - `coverage`: (N,), k / N for k = 1..N.
-        - `risk`: (N,), the mean loss of the k rows with the least uncertainty. Rows of equal uncertainty have no order,
-          and the mean over all their orders is taken.
-        - `aurc`: the mean of risk, the area under the curve. Lower is better. An uninformative uncertainty has the mean
-          loss at every coverage.
-
-    References
-    ----------
-    Geifman and El-Yaniv 2017, NeurIPS.
-    """
-    if (y is None) == (losses is None):
-        raise InputError.of(
-            "selective", "y or losses", "neither" if y is None else "both", "selective(prediction, y)"
-        )
-    if losses is None:
-        if prediction.is_classes:
-            losses = prediction.probabilities.argmax(axis=1) != _labels(prediction, y)
-        else:
-            losses = (prediction.mean - checked_numbers(prediction, y)) ** 2
-            losses = losses.reshape(prediction.rows, -1).mean(axis=1)
-    losses = np.asarray(losses, dtype=np.float64)
-    if losses.shape != (prediction.rows,) or not np.isfinite(losses).all():
-        raise InputError.of(
-            "losses",
-            f"finite numbers of shape ({prediction.rows},)",
-            f"shape {losses.shape}, {np.count_nonzero(~np.isfinite(losses))} not finite",
-            "one loss per row",
-        )
-    _, which, size = np.unique(uncertainty(prediction, measure), return_inverse=True, return_counts=True)
-    equal = np.bincount(which, weights=losses) / size
-    risk = np.cumsum(np.repeat(equal, size)) / np.arange(1, len(losses) + 1)
-    return {"coverage": np.arange(1, len(losses) + 1) / len(losses), "risk": risk, "aurc": float(risk.mean())}
-
-
 # --- several scores, and differences of scores ----------------------------------------------------------------
 
 
@@ -625,16 +467,10 @@ def paired_difference(first: Any, second: Any, *, test_to_train: float | None = 
     """
     first, second = (np.asarray(values, dtype=np.float64) for values in (first, second))
     if first.ndim != 1 or first.shape != second.shape or first.size == 0:
-        raise InputError.of(
-            "paired_difference",
-            "two arrays of one shape (J,), the same rows or splits in the same order",
-            f"{first.shape} and {second.shape}",
-            "log_score(prediction, y, pointwise=True), or one score per split",
-        )
+        got = f"{first.shape} and {second.shape}"
+        raise InputError.of("paired_difference", "two arrays of one shape (J,)", got, "pointwise=True")
     if test_to_train is not None and not 0.0 < test_to_train < math.inf:
-        raise InputError.of(
-            "test_to_train", "a positive number", repr(test_to_train), "len(test) / len(train)"
-        )
+        raise InputError.of("test_to_train", "a positive number", repr(test_to_train), "0.25")
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         best, worst = float(np.mean(first)), float(np.mean(second))
         return (0.0 if best == worst else best - worst), math.nan
@@ -664,265 +500,28 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
         coverage_90 are given only if no row is censored. There is no crps where E|Y - y| has no closed form here, and
         no log_score after an isotonic recalibration, which has no density.
     """
+    found = {} if isinstance(prediction, MappedPrediction) else {"log_score": _mean(log_score(prediction, y))}
     if prediction.is_classes:
+        ece = expected_calibration_error(prediction, y)
         return {
-            "log_score": float(np.mean(log_score(prediction, y))),
+            **found,
             "accuracy": accuracy(prediction, y),
-            "brier": float(np.mean(brier(prediction, y))),
-            "ece": expected_calibration_error(prediction, y),
+            "brier": _mean(brier(prediction, y)),
+            "ece": ece,
         }
-    score: dict[str, float] = {}
-    if not isinstance(prediction, MappedPrediction):
-        score["log_score"] = float(np.mean(log_score(prediction, y)))
-    interval = prediction.interval(0.9)
-    width = {"width_90": float(np.mean(interval[1] - interval[0]))}
-    extra: dict[str, float] = {}
+    lower, upper = prediction.interval(0.9)
+    width, concordance = {"width_90": _mean(upper - lower)}, {}
     if prediction.censored:
         with suppress(UnsupportedError):
-            extra["concordance"] = concordance_index(prediction, y)
+            concordance["concordance"] = concordance_index(prediction, y)
         if np.any(np.asarray(y)[:, 1] != 1.0):
-            return {**score, **width, **extra}
-    score["rmse"] = rmse(prediction, y)
+            return {**found, **width, **concordance}
+    found["rmse"] = rmse(prediction, y)
     with suppress(UnsupportedError):
-        score["crps"] = float(np.mean(crps(prediction, y)))
-    return {**score, "coverage_90": _covered(interval, checked_numbers(prediction, y)), **width, **extra}
+        found["crps"] = _mean(crps(prediction, y))
+    found["coverage_90"] = _covered(lower, upper, checked_numbers(prediction, y))
+    return {**found, **width, **concordance}
 
 
-# --- distance to a reference ------------------------------------------------------------------------------
-
-
-def fidelity(prediction: Prediction, reference: Prediction) -> dict[str, float]:
-    """Distance of a prediction from a reference prediction of the same rows.
-
-    Below, m is the mean of the mean function and v its variance over draws (`mean_function_variance`: the epistemic
-    variance for numbers, the variance over draws of the class probabilities for classes). A star marks the reference. A
-    row is a row and output; for classes the squares and the variances of a row are summed over its classes.
-
-    Parameters
-    ----------
-    prediction : Prediction
-        The prediction to judge.
-    reference : Prediction
-        The reference prediction.
-
-    Returns
-    -------
-    dict of str to float
-        - `mean_gap`: ``sqrt(sum_n a_n (m_n - m*_n)^2 / v*_n)``, error of the mean in EPISTEMIC standard deviations of
-          the reference.
-        - `sd_ratio`, `sd_log_ratio_spread`: exp of the mean, and the standard deviation, with weights a_n, of
-          ``log sqrt(v_n / v*_n)``: 1 and 0 where the epistemic standard deviations agree. A point estimate has no
-          spread: 0 and infinity.
-        - `wasserstein` (numbers): mean over rows of the 1-Wasserstein distance of the two predictive distributions of
-          y, the integral of ``|F - F*|``, in PREDICTIVE standard deviations of the reference.
-        - `agreement`, `total_variation` (classes): share of rows with the same most probable class; mean over rows of
-          ``sum_c |P_c - P*_c| / 2``.
-
-    Raises
-    ------
-    InputError
-        If family of outcome, shape or classes differ, or the reference has no spread.
-
-    Notes
-    -----
-    The weights a_n are equal for numbers. For classes they are in proportion to ``v*_n``: where the reference is
-    certain its standard deviation is nearly zero, and ratios to it would dominate the rows that matter.
-    """
-    _check_comparable(prediction, reference)
-    figures = mean_function_gap(
-        prediction.mean,
-        prediction.mean_function_variance,
-        reference.mean,
-        reference.mean_function_variance,
-        reference.is_classes,
-    )
-    if reference.is_classes:
-        ours, theirs = prediction.probabilities, reference.probabilities
-        figures["agreement"] = float(np.mean(ours.argmax(axis=1) == theirs.argmax(axis=1)))
-        figures["total_variation"] = float(np.mean(0.5 * np.abs(ours - theirs).sum(axis=1)))
-    else:
-        figures["wasserstein"] = float(np.mean(wasserstein(prediction, reference) / reference.std))
-    return figures
-
-
-def mean_function_gap(
-    mean: np.ndarray,
-    variance: np.ndarray,
-    reference_mean: np.ndarray,
-    reference_variance: np.ndarray,
-    classes: bool,
-) -> dict[str, float]:
-    """mean_gap, sd_ratio and sd_log_ratio_spread of `fidelity`, from means and variances of two mean functions.
-
-    Parameters
-    ----------
-    mean, variance, reference_mean, reference_variance : ndarray
-        All of one shape, (N,) or (N, K).
-    classes : bool
-        Whether the outcome is a label. The arrays (N, C) then hold the C classes of a row.
-
-    Returns
-    -------
-    dict of str to float
-        The three entries.
-
-    Raises
-    ------
-    InputError
-        If the reference has no spread.
-    """
-    difference = (mean - reference_mean) ** 2
-    if classes and difference.ndim == 2:
-        difference, variance, reference_variance = (
-            part.sum(axis=-1) for part in (difference, variance, reference_variance)
-        )
-    spread = reference_variance > 0.0
-    if not (spread.any() if classes else spread.all()):
-        raise InputError.of(
-            "",
-            "a reference with epistemic spread in every row",
-            f"one whose draws agree exactly in {np.count_nonzero(~spread)} rows",
-            "a reference posterior of several draws",
-        )
-    weights = reference_variance / reference_variance.sum() if classes else 1.0 / spread.size
-    if classes:
-        mean_gap = math.sqrt(difference.sum() / reference_variance.sum())
-    else:
-        mean_gap = math.sqrt(np.mean(difference / reference_variance))
-    # Without spread in the reference a row has weight 0 here; it still counts in mean_gap.
-    weights = (weights * np.ones(spread.shape))[spread]
-    variance, reference_variance = variance[spread], reference_variance[spread]
-    if (variance == 0.0).any():
-        sd_ratio, ratio_spread = 0.0, math.inf
-    else:
-        log_ratio = 0.5 * (np.log(variance) - np.log(reference_variance))
-        centre = float(np.sum(weights * log_ratio))
-        sd_ratio, ratio_spread = math.exp(centre), math.sqrt(np.sum(weights * (log_ratio - centre) ** 2))
-    return {"mean_gap": mean_gap, "sd_ratio": sd_ratio, "sd_log_ratio_spread": ratio_spread}
-
-
-def noise_floor(reference: Prediction, groups: Any = None) -> dict[str, float]:
-    """`fidelity` between two halves of the reference's draws: the smallest distance that can be resolved.
-
-    Parameters
-    ----------
-    reference : Prediction
-        The reference prediction.
-    groups : optional
-        Chain number of each draw, (S,). Whole chains go to either half, so that autocorrelation cannot make the halves
-        more alike than two runs. Without it, or with one chain: the first and second half.
-
-    Returns
-    -------
-    dict of str to float
-        As from `fidelity`. Each half has about half of the draws, so the floor of its mean_gap is about sqrt(2) above
-        that of two full runs.
-    """
-    return fidelity(*halves(reference, groups))
-
-
-def halves(reference: Prediction, groups: Any = None) -> tuple[Prediction, Prediction]:
-    """The two halves of the draws that `noise_floor` compares.
-
-    Parameters
-    ----------
-    reference : Prediction
-        A prediction of at least 4 draws.
-    groups : optional
-        As in `noise_floor`.
-
-    Returns
-    -------
-    first, second : Prediction
-        The mixtures of each half.
-
-    Raises
-    ------
-    InputError
-        If there are fewer than 4 draws, or `groups` has another shape.
-    """
-    if reference.draws < 4:
-        raise InputError.of(
-            "", "a reference of at least 4 draws", f"{reference.draws}", "more draws: halves of two or more"
-        )
-    first = np.arange(reference.draws) < reference.draws // 2
-    if groups is not None:
-        groups = np.asarray(groups)
-        if groups.shape != (reference.draws,):
-            raise InputError.of(
-                "",
-                f"groups of shape ({reference.draws},)",
-                f"shape {groups.shape}",
-                "one chain number per draw",
-            )
-        names = np.unique(groups)
-        if len(names) > 1:
-            first = np.isin(groups, names[: len(names) // 2])
-    return reference.take_draws(first), reference.take_draws(~first)
-
-
-def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
-    """1-Wasserstein distance of the predictive distributions, per row and output.
-
-    ``W_1 = integral |F(t) - G(t)| dt``, by the trapezium rule on 257 nodes between the outermost 1e-6 quantiles of the
-    two, dense around the reference's median. For counts it is a sum over the integers.
-
-    Parameters
-    ----------
-    prediction, reference : Prediction
-        Two predictions of the same rows.
-
-    Returns
-    -------
-    ndarray
-        Units of y.
-    """
-    _check_comparable(prediction, reference)
-    prediction._need_numbers("wasserstein")
-    ours, theirs = prediction._marginals(), reference._marginals()
-    levels = [1e-6, 1.0 - 1e-6]
-    (low, high), (low_reference, high_reference) = ours.quantile(levels), theirs.quantile(levels)
-    low, high = np.minimum(low, low_reference), np.maximum(high, high_reference)
-    if reference.is_counts:
-        result = np.array(
-            [
-                np.sum(np.abs(row_cdf(ours, row, nodes) - row_cdf(theirs, row, nodes)))
-                for row, nodes in ((row, np.arange(low[row], high[row] + 1.0)) for row in range(ours.rows))
-            ]
-        )
-    else:
-        lower, median, upper = theirs.quantile([0.25, 0.5, 0.75])
-        width = upper - lower
-        u = np.linspace(np.arcsinh((low - median) / width), np.arcsinh((high - median) / width), 257)
-        nodes = median + width * np.sinh(u)
-        result = np.trapezoid(np.abs(ours.cdf(nodes) - theirs.cdf(nodes)), nodes, axis=0)
-    return result.reshape(reference.shape)
-
-
-# --- helpers ----------------------------------------------------------------------------------------------
-
-
-def _labels(prediction: Prediction, y: Any) -> np.ndarray:
-    """Checked labels, for scores of classes only."""
-    prediction._need_classes("this score")
-    return checked_y(prediction, y)
-
-
-def _covered(interval: tuple[np.ndarray, np.ndarray], y: np.ndarray) -> float:
-    return float(np.mean((interval[0] <= y) & (y <= interval[1])))
-
-
-def _outcome(prediction: Prediction) -> tuple[Any, ...]:
-    """Kind and shape of the outcome of a row."""
-    kind = (prediction.family, prediction.classes) if prediction.is_classes else prediction.is_counts
-    return prediction.shape[1:], kind
-
-
-def _check_comparable(prediction: Prediction, reference: Prediction) -> None:
-    if (prediction.rows, _outcome(prediction)) != (reference.rows, _outcome(reference)):
-        raise InputError.of(
-            "",
-            f"a prediction comparable to the reference {reference!r}",
-            f"{prediction!r}",
-            "predicting the same rows and the same target with both",
-        )
+def _mean(values: float | np.ndarray) -> float:
+    return float(np.mean(values))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -105,17 +105,11 @@ class Standardisation:
         if isinstance(self.x_mean, Mapping) and isinstance(self.x_scale, Mapping):
             if not isinstance(x, Mapping) or not set(self.x_mean) <= set(x):
                 got = f"a dict with {', '.join(x)}" if isinstance(x, Mapping) else type(x).__name__
-                raise InputError.of(
-                    "",
-                    f"x as a dict with {', '.join(self.x_mean)}",
-                    got,
-                    "the entries of the training inputs",
-                )
-            return {
-                name: _standardised(f"x[{name!r}]", value, self.x_mean[name], self.x_scale[name])
-                if name in self.x_mean
-                else value
-                for name, value in x.items()
+                expected = f"x as a dict with {', '.join(self.x_mean)}"
+                raise InputError.of("", expected, got, "the entries of the training inputs")
+            return dict(x) | {
+                name: _standardised(f"x[{name!r}]", x[name], mean, self.x_scale[name])
+                for name, mean in self.x_mean.items()
             }
         if isinstance(x, Mapping) or isinstance(self.x_mean, Mapping) or isinstance(self.x_scale, Mapping):
             raise InputError.of("", "x as one array", "a dict", "the array form of the training inputs")
@@ -142,6 +136,23 @@ class Standardisation:
         if self.y_mean is None or self.y_scale is None:
             return np.asarray(y)
         return _standardised("y", y, self.y_mean, self.y_scale)
+
+    def original_inputs(self, x: Inputs) -> Inputs:
+        """Inputs in original units, the inverse of `inputs` up to rounding.
+
+        Parameters
+        ----------
+        x
+            Inputs in standard units.
+
+        Returns
+        -------
+        ndarray or dict of str to ndarray
+            Inputs in original units.
+        """
+        if isinstance(x, Mapping):
+            return dict(x) | {name: x[name] * self.x_scale[name] + mean for name, mean in self.x_mean.items()}
+        return x * self.x_scale + self.x_mean
 
     def original_targets(self, y: Any) -> np.ndarray:
         """Targets in original units, the inverse of `targets`.
@@ -189,13 +200,12 @@ class Standardisation:
     def arrays(self) -> dict[str, np.ndarray]:
         """All values as named arrays, for storage. `from_arrays` is the inverse."""
         arrays: dict[str, np.ndarray] = {}
-        for part, value in (("x_mean", self.x_mean), ("x_scale", self.x_scale)):
+        for field in fields(self):
+            value = getattr(self, field.name)
             if isinstance(value, Mapping):
-                arrays |= {f"{part}.{name}": np.asarray(entry) for name, entry in value.items()}
-            else:
-                arrays[part] = np.asarray(value)
-        if self.y_mean is not None and self.y_scale is not None:
-            arrays |= {"y_mean": self.y_mean, "y_scale": self.y_scale}
+                arrays |= {f"{field.name}.{name}": np.asarray(entry) for name, entry in value.items()}
+            elif value is not None:
+                arrays[field.name] = np.asarray(value)
         return arrays
 
     @classmethod
@@ -216,20 +226,10 @@ class Standardisation:
         def part(name: str) -> Inputs:
             if name in arrays:
                 return np.asarray(arrays[name])
-            prefix = name + "."
-            return {
-                key.removeprefix(prefix): np.asarray(value)
-                for key, value in arrays.items()
-                if key.startswith(prefix)
-            }
+            found = {key.removeprefix(name + "."): value for key, value in arrays.items()}
+            return {key: np.asarray(value) for key, value in found.items() if key not in arrays}
 
-        y_mean, y_scale = arrays.get("y_mean"), arrays.get("y_scale")
-        return cls(
-            part("x_mean"),
-            part("x_scale"),
-            None if y_mean is None else np.asarray(y_mean),
-            None if y_scale is None else np.asarray(y_scale),
-        )
+        return cls(part("x_mean"), part("x_scale"), arrays.get("y_mean"), arrays.get("y_scale"))
 
 
 def _is_float(value: Any) -> bool:
@@ -240,26 +240,17 @@ def _columns(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
     """Mean and scale over the rows, with scale 1 for columns that do not vary."""
     values = np.asarray(given)
     if values.dtype.kind not in "biuf" or values.ndim < 1 or len(values) == 0:
-        raise InputError.of(
-            "",
-            f"{name} as an array of numbers with at least one row",
-            f"{values.dtype} of shape {values.shape}",
-            "encoding categories as numbers first",
-        )
+        got = f"{values.dtype} of shape {values.shape}"
+        raise InputError.of("", f"{name} as numbers, with at least one row", got, "encoding categories")
     values = values.astype(np.float64, copy=False)
     mean, scale = np.asarray(values.mean(axis=0)), np.asarray(values.std(axis=0))
     # In floating point the standard deviation of a constant is seldom exactly 0, but its range is.
     constant = np.asarray((values.max(axis=0) == values.min(axis=0)) | (scale == 0.0))
     if constant.any():
-        which = ", ".join(
-            str(index[0] if len(index) == 1 else tuple(index))
-            for index in np.argwhere(constant).tolist()
-            if index
-        )
-        columns = f"column {which} of {name}" if which else name
-        warnings.warn(
-            f"zero variance in the training rows: {columns}; kept, with scale 1", UserWarning, stacklevel=4
-        )
+        indices = [tuple(index) for index in np.argwhere(constant).tolist() if index]
+        which = ", ".join(str(index[0] if len(index) == 1 else index) for index in indices)
+        text = f"zero variance in the training rows: {f'column {which} of ' if which else ''}{name}"
+        warnings.warn(f"{text}; kept, with scale 1", UserWarning, stacklevel=4)
         scale = np.where(constant, 1.0, scale)
     return mean, scale
 
@@ -267,11 +258,7 @@ def _columns(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
 def _standardised(name: str, given: Any, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
     values = np.asarray(given)
     if values.shape[1:] != mean.shape or values.ndim != mean.ndim + 1:
-        raise InputError.of(
-            "",
-            f"{name} of shape {('N', *mean.shape)}".replace("'", ""),
-            f"shape {values.shape}",
-            "the columns of the training rows, in their order",
-        )
+        expected = f"{name} of shape {('N', *mean.shape)}".replace("'", "")
+        raise InputError.of("", expected, f"shape {values.shape}", "the columns of the training rows")
     dtype = values.dtype if values.dtype.kind == "f" else np.float64
     return ((values - mean) / scale).astype(dtype, copy=False)

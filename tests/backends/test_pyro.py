@@ -147,7 +147,7 @@ def test_predictions_do_not_depend_on_the_record(recorded, monkeypatch, model, m
     eta = posterior.predictor(x, draws=100)
     tries = recorded(1)
     # Programs keep what they have compiled, which here is another function than before.
-    for program in posterior._programs.values():
+    for program in posterior.programs.values():
         program._compiled.clear()
     assert np.allclose(posterior.predictor(x, draws=100), eta, rtol=1e-12, atol=1e-12)
     again = posterior.predict(x, draws=100, kind=posterior.approximation.kinds[0])

@@ -22,9 +22,8 @@ from ppl_bnn.inference.curvature.gaussians import Full
 from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.variational.mean_field import MeanField
-from ppl_bnn.posterior.approximation import Approximation, Chains, Point
+from ppl_bnn.posterior.approximation import Approximation, Chains, Drawn, Point
 from ppl_bnn.posterior.convergence import mixing, quantities
-from ppl_bnn.posterior.fixed_draws import Drawn
 
 NOISE, ROWS, FEATURES = 0.5, 30, 2
 
@@ -133,7 +132,7 @@ def test_what_is_judged_of_a_network_is_that_of_numpy_and_scipy() -> None:
         program = problem.program
         return quantities(problem, w, lambda x: program.predictor_draws(w, x), x[:4], x, y)
 
-    found = posterior._with(judged)
+    found = posterior.with_problem(judged)
     hidden = np.tanh(np.einsum("nf,sfh->snh", x, w["hidden0.weight"]) + w["hidden0.bias"][:, None])
     f = np.einsum("snh,sho->sno", hidden, w["output.weight"])[..., 0] + w["output.bias"]
     assert list(found) == ["f", "log_likelihood", "noise"]

@@ -626,7 +626,9 @@ def test_usual_functions_are_those_that_convergence_is_judged_by() -> None:
     posterior = seen[0]
     # The posterior that was ranked says the same of its own draws.
     eta = posterior.predictor(inputs(), draws=19)[0]
-    family, parameters = posterior._with(lambda problem: problem.program.likelihood.mixture_parameters(eta))
+    family, parameters = posterior.with_problem(
+        lambda problem: problem.program.likelihood.mixture_parameters(eta)
+    )
     density = bnn.Prediction(family, parameters).component_log_prob(posterior.targets).sum(axis=-1)
     for name, values in (
         ("f of row 0", eta[:, 0, 0]),

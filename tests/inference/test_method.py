@@ -116,7 +116,7 @@ def test_posterior_has_draws_and_a_history_of_itself(row, ppl, posteriors):
 def test_what_it_took_is_within_what_it_said_that_it_would_take(row, ppl, posteriors):
     posterior = posteriors(row, ppl)
     info = posterior.info
-    parameters = posterior._with(lambda problem: problem.program.parameter_count)
+    parameters = posterior.with_problem(lambda problem: problem.program.parameter_count)
     effort = quick(row, ppl).effort(Size(rows=25, parameters=parameters, outputs=1))
     assert effort is not None
     if info.gradient_evaluations is not None:

@@ -8,7 +8,7 @@ from arviz_stats.base import array_stats
 from scipy import stats
 
 from ppl_bnn.core.errors import InputError
-from ppl_bnn.posterior.nested import nested_rhat
+from ppl_bnn.posterior.convergence import nested_rhat
 
 
 def plain_rhat(draws: np.ndarray) -> np.ndarray:

@@ -18,7 +18,7 @@ import ppl_bnn.posterior.export
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.variational.mean_field import MeanField
-from ppl_bnn.posterior.approximation import Chains, Point
+from ppl_bnn.posterior.approximation import Chains, Drawn, Point
 from ppl_bnn.posterior.export import (
     ARVIZ_PLOTS,
     ARVIZ_STATISTICS,
@@ -26,7 +26,6 @@ from ppl_bnn.posterior.export import (
     log_likelihood_tree,
     posterior_datatree,
 )
-from ppl_bnn.posterior.fixed_draws import Drawn
 
 matplotlib.use("Agg")
 

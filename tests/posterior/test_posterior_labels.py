@@ -75,7 +75,7 @@ def test_a_posterior_is_pickled_without_what_is_compiled(method: Any) -> None:
     posterior = method.fit(line, X, NOISY, progress=False)
     expected = posterior.predict(X)
     back = pickle.loads(pickle.dumps(posterior))
-    assert back._programs == {}
+    assert back.programs == {}
     np.testing.assert_array_equal(back.predict(X).mean, expected.mean)
     for name, draws in posterior.draws.items():
         np.testing.assert_array_equal(back.draws[name], draws)

@@ -240,7 +240,7 @@ def test_predictions_are_those_of_the_weighted_mixture() -> None:
 
 def test_some_of_the_draws_are_taken_by_weight() -> None:
     stacked: Any = stack(chains())
-    index = stacked._chosen_draws(100)["output.weight"][:, 0, 0]
+    index = stacked.chosen_draws(100)["output.weight"][:, 0, 0]
     own = stacked.approximation.u["output.weight"][..., 0, 0]
     counts = np.array([np.isin(index, chain).sum() for chain in own])
     assert np.abs(counts - 100 * stacked.weights).max() <= 1.0

@@ -89,7 +89,7 @@ def _fitted(
             "run_seconds": posterior.info.run_seconds,
             "predict_seconds": seconds,
             "gradient_evaluations": posterior.info.gradient_evaluations,
-            "parameters": float(posterior._with(lambda problem: problem.program.parameter_count)),
+            "parameters": float(posterior.with_problem(lambda problem: problem.program.parameter_count)),
         }
     except Warning:
         # A caller who has turned warnings into errors wants to see them.

@@ -32,7 +32,7 @@ class ManyChains(Sampler):
         As many as keep the machine busy. On a GPU hundreds cost little more than one.
     superchains : int
         Number of groups, each of chains / superchains consecutive chains that begin at one point. Nested R-hat compares
-        these groups (`ppl_bnn.posterior.nested`). It can detect a problem only if the points are spread wider than the
+        these groups (`posterior.convergence`). It can detect a problem only if the points are spread wider than the
         posterior, as prior draws are.
     start, jitter, temperature, checkpoint, until, budget
         See `Sampler`.

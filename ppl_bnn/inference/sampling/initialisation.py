@@ -23,8 +23,7 @@ from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.start import Start, fitted_start, resolve_start
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language.distributions import SPECIAL
-from ppl_bnn.posterior.approximation import Approximation, Chains
-from ppl_bnn.posterior.fixed_draws import Drawn
+from ppl_bnn.posterior.approximation import Approximation, Chains, Drawn
 from ppl_bnn.posterior.posterior import Posterior
 
 # Number of draws for variances, and number of draws per coordinate for covariances.

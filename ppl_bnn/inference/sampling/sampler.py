@@ -554,7 +554,7 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
         fixed = {site.name: approximation.u[site.name][0, 0] for site in problem.program.params}
         return longer.sample(problem, resolve(progress), strands, fixed)
 
-    outcome = posterior._with(continued)
+    outcome = posterior.with_problem(continued)
     info = posterior.info
     return dataclasses.replace(
         posterior,

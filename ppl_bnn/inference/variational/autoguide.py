@@ -21,8 +21,7 @@ from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.variational.families.base import inverse_softplus
 from ppl_bnn.inference.variational.mean_field import MeanField
-from ppl_bnn.posterior.approximation import Approximation
-from ppl_bnn.posterior.fixed_draws import Drawn
+from ppl_bnn.posterior.approximation import Approximation, Drawn
 
 # Number of draws of a hand-written guide that a posterior stores, because it cannot create more later.
 KEPT = 4000

@@ -23,8 +23,7 @@ from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.sampling.sampler import tempered, tempered_log_joint
 from ppl_bnn.inference.start import Start, resolve_start
 from ppl_bnn.language.transforms import GaussianPrior
-from ppl_bnn.posterior.approximation import Approximation, checked_weights
-from ppl_bnn.posterior.fixed_draws import Drawn
+from ppl_bnn.posterior.approximation import Approximation, Drawn, checked_weights
 from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
 
 # Fewer draws have no tail to which a Pareto distribution can be fitted.

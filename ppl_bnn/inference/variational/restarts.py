@@ -11,8 +11,7 @@ import numpy as np
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.inference.variational.guides import GuideApproximation
 from ppl_bnn.inference.variational.mean_field import MeanField
-from ppl_bnn.posterior.approximation import Approximation
-from ppl_bnn.posterior.fixed_draws import Drawn
+from ppl_bnn.posterior.approximation import Approximation, Drawn
 
 # The approximations that a fit can return, by their names in files.
 MEMBERS: dict[str, type[Approximation]] = {

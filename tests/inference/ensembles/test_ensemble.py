@@ -121,7 +121,7 @@ def test_a_mixture_of_approximations(tmp_path):
     eta = posterior.predictor(NEW)[0]
     for index, single in enumerate(singles):
         mine = {name: value[owners == index] for name, value in u.items()}
-        own = single._with(
+        own = single.with_problem(
             lambda problem, s=single, m=mine: s.approximation.predictor_draws(
                 problem, m, NEW, "linearised", 0, 2**28
             )

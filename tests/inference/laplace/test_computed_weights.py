@@ -94,7 +94,7 @@ def test_weights_and_sampled_predictions_are_those_of_the_posterior(ppl):
         np.sqrt(sampled.epistemic), np.sqrt(linearised.epistemic), rtol=5 * 0.022 + 1e-9
     )
     # What the program makes of the same draws is far too wide, which is why.
-    out = posterior._with(
+    out = posterior.with_problem(
         lambda problem: computed_weights(
             problem, {name: value[0] for name, value in posterior.unconstrained_draws.items()}
         )
@@ -118,7 +118,7 @@ def test_the_evidence_is_said_to_be_no_more_than_it_is():
 def test_in_a_linear_model_a_sampled_prediction_is_the_linearised_one_draw_by_draw(ppl, name):
     x, y = data()
     posterior = fit(MODELS[name], x, y, ppl)
-    assert posterior._with(computed_names) == ("w",)
+    assert posterior.with_problem(computed_names) == ("w",)
     new = np.random.default_rng(1).normal(size=(3, 4))
     sampled = posterior.predictor(new, kind="sampled", draws=50)
     linearised = posterior.predictor(new, kind="linearised", draws=50)
@@ -184,7 +184,7 @@ def test_with_its_scale_held_a_weight_is_linear_and_nothing_is_said():
     posterior = fit(HIERARCHICAL, x, y, marginal=["w.scale"])
     assert posterior.info.figures["computed_weights_remainder"] < 1e-9
     assert not any("computed from other sites" in text for text in posterior.info.warnings)
-    out = posterior._with(
+    out = posterior.with_problem(
         lambda problem: computed_weights(
             problem, {name: value[0] for name, value in posterior.unconstrained_draws.items()}
         )
@@ -199,7 +199,7 @@ def test_remainder_and_width_of_a_product_by_hand():
     s, e = np.exp(centre["w.scale"]), centre["w.base"]
     steps = np.array([0.3, -0.2])
     u = {"w.scale": centre["w.scale"] + steps, "w.base": np.repeat(e[None], 2, axis=0)}
-    remainder, width = posterior._with(lambda problem: linearisation_error(problem, centre, u))
+    remainder, width = posterior.with_problem(lambda problem: linearisation_error(problem, centre, u))
     change, tangent = np.expm1(steps), steps
     size = lambda a: np.sqrt(np.mean((a[:, None, None] * s * e) ** 2))
     assert np.isclose(remainder, size(change - tangent) / size(tangent))
@@ -209,5 +209,5 @@ def test_remainder_and_width_of_a_product_by_hand():
 def test_other_models_have_the_draws_that_they_had():
     x, y = data()
     posterior = fit(partial(network, prior=priors.Normal(0.0, 1.0)), x, y)
-    assert set(posterior.draws) == set(posterior._with(lambda problem: problem.program.sites))
+    assert set(posterior.draws) == set(posterior.with_problem(lambda problem: problem.program.sites))
     assert "computed_weights_remainder" not in posterior.info.figures

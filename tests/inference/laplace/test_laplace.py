@@ -173,7 +173,9 @@ def test_classification_agrees_with_laplace_torch(ppl):
     assert np.allclose(
         (cholesky @ cholesky.T)[np.ix_(order, order)], wanted, rtol=1e-5, atol=1e-5 * np.abs(wanted).max()
     )
-    mean, covariance = posterior._with(lambda problem: posterior.approximation.linearised(problem, new))
+    mean, covariance = posterior.with_problem(
+        lambda problem: posterior.approximation.linearised(problem, new)
+    )
     assert np.allclose(mean, f_mean.detach().numpy(), rtol=1e-5, atol=1e-6)
     assert np.allclose(covariance, f_var.detach().numpy(), rtol=1e-5, atol=1e-8)
     assert np.isclose(evidence, posterior.info.figures["log_evidence"], rtol=1e-5)
@@ -228,7 +230,9 @@ def test_quadrature_over_log_noise_equals_draws():
 def test_linearised_draws_have_the_closed_form_covariance():
     x, y = classification_data()
     posterior = bnn.fit(small_classifier, x, y, bnn.Laplace())
-    mean, covariance = posterior._with(lambda problem: posterior.approximation.linearised(problem, x[:4]))
+    mean, covariance = posterior.with_problem(
+        lambda problem: posterior.approximation.linearised(problem, x[:4])
+    )
     eta = posterior.predictor(x[:4], draws=20_000)[0]
     assert np.allclose(eta.mean(0), mean, atol=5 * np.sqrt(covariance.max() / 20_000))
     sample = np.einsum("sni,snj->nij", eta - eta.mean(0), eta - eta.mean(0)) / len(eta)

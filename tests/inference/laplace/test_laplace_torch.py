@@ -335,7 +335,7 @@ class Wanted:
         close(precision, self.precision)
         assert posterior.info.figures["log_evidence"] == pytest.approx(self.evidence, rel=1e-8)
         approximation, outputs = gaussian(posterior), twin.sizes[-1]
-        mean, variance = posterior._with(lambda problem: approximation.linearised(problem, twin.new))
+        mean, variance = posterior.with_problem(lambda problem: approximation.linearised(problem, twin.new))
         close(mean[:, :outputs], self.mean)
         close(variance[:, :outputs, :outputs], self.variance)
         joint = posterior.joint(twin.new)

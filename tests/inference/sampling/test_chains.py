@@ -166,7 +166,7 @@ def test_compiled_functions_are_kept_with_the_program(monkeypatch):
 
         return method.run(problem, Silent())
 
-    outcome = posterior._with(run)
+    outcome = posterior.with_problem(run)
     assert len(calls) == 1
     assert np.array_equal(
         outcome.approximation.u["output.bias"], posterior.unconstrained_draws["output.bias"][:, :30]
@@ -370,7 +370,7 @@ def test_each_draw_is_predicted_once_however_often_a_rule_looks(monkeypatch):
         other = {name: value[:1, :30] for name, value in u.items()}
         return figures, chains(u)[1], whole(u)[1], chains(other)[1]
 
-    by_draws, by_chains, whole, _ = posterior._with(looks)
+    by_draws, by_chains, whole, _ = posterior.with_problem(looks)
     assert seen == [40, 40, 40, 60, 60, 120, 30]
     assert by_draws == pytest.approx(whole, rel=1e-9)
     assert by_chains == pytest.approx(whole, rel=1e-9)

@@ -18,7 +18,7 @@ from ppl_bnn import Pathfinder, likelihoods, ops, priors
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.diagnostics.importance import pareto_k_of
 from ppl_bnn.inference.variational.pathfinder import PathMixture
-from ppl_bnn.posterior.fixed_draws import Drawn
+from ppl_bnn.posterior.approximation import Drawn
 from ppl_bnn.posterior.pareto import smoothed
 from tests.problems import Conjugate, regression_data, small_network
 
