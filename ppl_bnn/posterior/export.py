@@ -335,7 +335,7 @@ def _site_log_priors(posterior: Any, problem: Problem, u: Draws) -> dict[str, np
 
     function = system.compile(system.vmap(densities, in_axes=(0, None, None)))
 
-    def evaluate(part: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def evaluate(part: Draws) -> dict[str, np.ndarray]:
         values = {name: system.asarray(value) for name, value in part.items()}
         return {
             name: system.to_numpy(value) for name, value in function(values, problem.x, problem.y).items()

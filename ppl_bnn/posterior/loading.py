@@ -125,7 +125,7 @@ def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any
     if "weights/parts" in arrays:
         approximation = approximation.weighted(arrays["weights/parts"])
     units = _part(arrays, "standardisation")
-    names = {key: manifest.get(key) for key in ("feature_names", "class_names", "labels")}
+    names: Any = {key: manifest.get(key) for key in ("feature_names", "class_names", "labels")}
     return Posterior(
         model=model,
         language=manifest["language"],

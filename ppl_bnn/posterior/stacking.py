@@ -146,7 +146,7 @@ def stacking_weights(log_densities: np.ndarray) -> np.ndarray:
         got = f"none for row {int(np.argmin(top))}"
         raise InputError.of("log_densities", "a part that gives each row a density", got, "leaving it out")
     densities = np.exp(values - top[:, None])
-    weights = _near_optimum(densities)
+    weights, slopes = _near_optimum(densities), np.full(densities.shape[1], np.inf)
     for _ in range(STEPS):
         slopes = (densities / (densities @ weights)[:, None]).mean(axis=0)
         if slopes.max() - 1.0 <= TOLERANCE:

@@ -547,7 +547,7 @@ def _requirements(family: str, p: Parameters) -> Iterator[tuple[str, np.ndarray,
             yield "positive low", low, low > 0.0
     if "scale_tril" in p:
         diagonal = np.diagonal(p["scale_tril"], axis1=-2, axis2=-1)
-        good = (diagonal > 0.0).all() & ~np.triu(p["scale_tril"], 1).any()
+        good = (diagonal > 0.0) & ~np.triu(p["scale_tril"], 1).any()
         yield "scale_tril lower triangular, its diagonal positive", diagonal, good
     for name in ("probs", "weights", "gate"):
         if name in p:

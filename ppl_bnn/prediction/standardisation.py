@@ -150,7 +150,7 @@ class Standardisation:
         ndarray or dict of str to ndarray
             Inputs in original units.
         """
-        if isinstance(x, Mapping):
+        if isinstance(x, Mapping) and isinstance(self.x_mean, Mapping):
             return dict(x) | {name: x[name] * self.x_scale[name] + mean for name, mean in self.x_mean.items()}
         return x * self.x_scale + self.x_mean
 
