@@ -50,26 +50,9 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: Any, fingerprint: Mapping[str, Any], name: str) -> Checkpoint:
-        """The checkpoint `name` in a folder.
+        """The checkpoint `name` in a folder, which is created; without a folder one that keeps nothing.
 
-        Parameters
-        ----------
-        folder : path or None
-            The folder, created if it does not exist. None gives a checkpoint that keeps nothing.
-        fingerprint : mapping
-            What the fit depends on.
-        name : str
-            The name of the file, without its extension.
-
-        Returns
-        -------
-        Checkpoint
-            The checkpoint.
-
-        Raises
-        ------
-        InputError
-            The folder cannot be written.
+        `fingerprint` is what the fit depends on.
         """
         if folder is None:
             return cls(None, dict(fingerprint))
@@ -78,20 +61,7 @@ class Checkpoint:
         )
 
     def load(self) -> dict[str, np.ndarray] | None:
-        """Read the stored state.
-
-        Returns
-        -------
-        dict of str to ndarray, or None
-            The arrays; None if nothing is stored.
-
-        Raises
-        ------
-        InputError
-            The checkpoint belongs to another fit.
-        DamagedError
-            The file cannot be read, or has no checksum (written by an older version).
-        """
+        """The stored arrays, or None; refuses the checkpoint of another fit, and a file without a checksum."""
         if self.path is None or not os.path.lexists(self.path):
             return None
         found = READER.sealed(self.path, ("fingerprint",))
@@ -100,24 +70,13 @@ class Checkpoint:
         arrays, words = found
         before = READER.json(self.path, words["fingerprint"], {str: object})
         if before != self.fingerprint:
-            raise InputError.of(
-                "checkpoint",
-                "the checkpoint of the same fit",
-                f"{self.path}, which differs in {_difference(before, self.fingerprint)}",
-                "the same model, data, seed and settings, or another folder",
-            )
+            got = f"{self.path}, which differs in {_difference(before, self.fingerprint)}"
+            advice = "the same model, data, seed and settings, or another folder"
+            raise InputError.of("checkpoint", "the checkpoint of the same fit", got, advice)
         return arrays
 
     def keep(self, state: Callable[[], Mapping[str, np.ndarray]], last: bool = False) -> None:
-        """Write the state, if the last write was at least `INTERVAL` seconds ago or this is the last state.
-
-        Parameters
-        ----------
-        state : callable
-            Returns the arrays; called only if they are written.
-        last : bool, default False
-            Whether this is the last state, which is always written.
-        """
+        """Write what `state()` returns, if this is the `last` state or the last write was `INTERVAL` seconds ago."""
         if self.path is None or (not last and time.monotonic() - self._written < INTERVAL):
             return
         stored.write_sealed(self.path, state(), {"fingerprint": json.dumps(encoded(self.fingerprint))})
@@ -129,15 +88,10 @@ def _difference(before: Any, now: Mapping[str, Any]) -> str:
         return "all that is known of it"
     found = []
     for key in now:
-        if before.get(key) == now[key]:
-            continue
-        if isinstance(now[key], Mapping) and isinstance(before.get(key), Mapping):
-            found += [
-                f"{key} {inner}"
-                for inner in {**before[key], **now[key]}
-                if before[key].get(inner) != now[key].get(inner)
-            ]
-        else:
+        old, new = before.get(key), now[key]
+        if isinstance(new, Mapping) and isinstance(old, Mapping):
+            found += [f"{key} {inner}" for inner in {**old, **new} if old.get(inner) != new.get(inner)]
+        elif old != new:
             found.append(key)
     return ", ".join(found) or "the kinds of things that are kept"
 
@@ -147,32 +101,18 @@ def fingerprint(
 ) -> dict[str, Any]:
     """What a fit depends on, in plain values: settings, sites, the log joint at a point, data, seed and dtype.
 
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    method : Method
-        The method.
-    left_out : sequence of str
-        Settings that do not change the stored arrays, besides `checkpoint`.
-    **settings
-        Settings that `Method.settings` does not distinguish.
-
-    Returns
-    -------
-    dict
-        The fingerprint.
+    Settings in `left_out` do not change the stored arrays; `settings` are those that `Method.settings` does not
+    distinguish.
     """
     start = method.start
     if is_network(start, problem):
         start = weights_of(start, problem)
     known = method.settings() | {"start": start} | settings
+    skipped = ("checkpoint", *left_out)
     program, system = problem.program, problem.system
     u = {site.name: system.asarray(np.full(site.unconstrained_shape, 0.1)) for site in program.sites.values()}
     return {
-        "settings": {
-            key: identity(value) for key, value in known.items() if key not in ("checkpoint", *left_out)
-        },
+        "settings": {key: identity(value) for key, value in known.items() if key not in skipped},
         "sites": {site.name: list(site.shape) for site in program.sites.values()},
         # The log joint at a point distinguishes two models with the same sites.
         "model": repr(float(program.log_joint(u, problem.x, problem.y))),

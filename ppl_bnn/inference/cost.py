@@ -25,18 +25,7 @@ class Size:
     outputs: int
 
     def share(self, batch_size: int | None) -> float:
-        """The cost of a gradient from a batch, in gradients over all rows.
-
-        Parameters
-        ----------
-        batch_size : int or None
-            Rows of a batch; None for all rows.
-
-        Returns
-        -------
-        float
-            At most 1.
-        """
+        """The cost of a gradient from a batch, in gradients over all rows; None is a batch of all rows."""
         return 1.0 if batch_size is None else min(1.0, batch_size / self.rows)
 
 
@@ -70,35 +59,11 @@ class Effort:
 
     @classmethod
     def exactly(cls, gradients: float, **more: Any) -> Effort:
-        """An effort whose number of gradients is known.
-
-        Parameters
-        ----------
-        gradients : float
-            Value of `fewest`, `usual` and `most`.
-        **more
-            The other attributes.
-
-        Returns
-        -------
-        Effort
-            The effort.
-        """
+        """An effort whose number of gradients is known; `more` are the other attributes."""
         return cls(gradients, gradients, gradients, **more)
 
     def times(self, count: float) -> Effort:
-        """The effort of several fits, one after another.
-
-        Parameters
-        ----------
-        count : float
-            Number of fits.
-
-        Returns
-        -------
-        Effort
-            The effort. `numbers` does not grow, because one fit holds memory at a time.
-        """
+        """The effort of several fits, one after another. One fit holds memory at a time, so `numbers` does not grow."""
         return replace(
             self,
             fewest=self.fewest * count,
@@ -108,17 +73,9 @@ class Effort:
         )
 
     def after(self, first: Effort | None) -> Effort:
-        """The effort of this fit after another.
+        """The effort of this fit after another, if there is one.
 
-        Parameters
-        ----------
-        first : Effort or None
-            The effort of the earlier fit, if there is one.
-
-        Returns
-        -------
-        Effort
-            The sum. `parallel` and `together` are those of this fit, which is the longer of the two.
+        `parallel` and `together` are those of this fit, which is the longer of the two.
         """
         if first is None:
             return self
@@ -133,22 +90,7 @@ class Effort:
 
 
 def effort_of_start(start: Any, size: Size, count: int = 1) -> Effort | None:
-    """The effort of computing starting points.
-
-    Parameters
-    ----------
-    start : Start
-        The start of a method. Only a start that is itself a method has a cost.
-    size : Size
-        The size of the problem.
-    count : int, default 1
-        Number of starting points.
-
-    Returns
-    -------
-    Effort or None
-        The effort; None if there is no cost or no estimate.
-    """
+    """The effort of `count` starting points: None without an estimate, or if the start is not itself a method."""
     ask = getattr(start, "effort", None)
     found = ask(size) if ask is not None else None
     return None if found is None else found.times(count)

@@ -38,20 +38,8 @@ _LIBRARIES = tuple(
 
 
 def identity(value: Any) -> Any:
-    """Plain values that differ if two settings differ.
+    """Plain values that differ if two settings differ: numbers, strings, lists and dicts with string keys.
 
-    Parameters
-    ----------
-    value : object
-        A setting.
-
-    Returns
-    -------
-    object
-        Numbers, strings, lists and dicts with string keys.
-
-    Notes
-    -----
     Functions of installed packages count by their names, because the versions of packages are recorded elsewhere. An
     object whose state cannot be read counts by its class.
     """
@@ -92,7 +80,7 @@ def _identity(value: Any, outer: tuple[int, ...]) -> Any:
     # `functools.wraps` hides the function and its signature; a `functools.partial` has no `__name__` (see above).
     function = inspect.unwrap(value) if callable(value) else value
     if isinstance(function, types.FunctionType):
-        held = [_held(cell) for cell in function.__closure__ or ()]
+        held = [_content(cell) for cell in function.__closure__ or ()]
         parts = {"defaults": function.__defaults__, "keywords": function.__kwdefaults__, "held": held}
         return {
             "function": _named(function),
@@ -123,15 +111,7 @@ def _identity(value: Any, outer: tuple[int, ...]) -> Any:
 def source(function: Any) -> str:
     """The source, without comments, that a function or class comes from.
 
-    Parameters
-    ----------
-    function : callable or type
-        A function or a class.
-
-    Returns
-    -------
-    str
-        The whole file; for a function of a script (`__main__`), the parts of the script that the function reaches.
+    It is the whole file; for a function of a script (`__main__`), the parts of the script that the function reaches.
     """
     if function.__module__ != "__main__":
         with suppress(OSError, TypeError, SyntaxError):
@@ -183,28 +163,15 @@ def _array(value: Any) -> np.ndarray | None:
     return None if array.dtype == object else array
 
 
-def _held(cell: types.CellType) -> Any:
-    try:
+def _content(cell: types.CellType) -> Any:
+    # A name whose value is assigned later has no content yet.
+    with suppress(ValueError):
         return cell.cell_contents
-    except ValueError:
-        # A name whose value is assigned later.
-        return None
 
 
 def _state(value: Any) -> dict[str, Any]:
     """The attributes of an object; an attribute that is not a plain value is replaced by its class."""
-    plain = (
-        bool
-        | int
-        | float
-        | str
-        | list
-        | tuple
-        | Mapping
-        | np.ndarray
-        | types.FunctionType
-        | functools.partial
-    )
+    plain = (bool, int, float, str, list, tuple, Mapping, np.ndarray, types.FunctionType, functools.partial)
     return {
         name: part
         if isinstance(part, plain) or part is None or callable(part) or hasattr(part, "__array__")
@@ -248,12 +215,10 @@ def _names(code: types.CodeType) -> Iterator[str]:
 
 
 def _instructions(code: types.CodeType) -> list[Any]:
-    inner = [
-        _instructions(each)
-        if isinstance(each, types.CodeType)
-        else sorted(map(repr, each))
-        if isinstance(each, frozenset)
-        else each
-        for each in code.co_consts
-    ]
+    def constant(each: Any) -> Any:
+        if isinstance(each, types.CodeType):
+            return _instructions(each)
+        return sorted(map(repr, each)) if isinstance(each, frozenset) else each
+
+    inner = [constant(each) for each in code.co_consts]
     return [code.co_code.hex(), code.co_names, inner]

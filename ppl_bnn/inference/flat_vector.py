@@ -21,23 +21,7 @@ Values = Mapping[str, np.ndarray]
 
 
 def latent_names(problem: Problem) -> list[str]:
-    """The sites of a Gaussian approximation: all random variables, without the parameters that have no prior.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-
-    Returns
-    -------
-    list of str
-        The names, in the order of the program.
-
-    Raises
-    ------
-    UnsupportedError
-        The program has no site with a prior.
-    """
+    """The sites of a Gaussian approximation: all random variables, without the parameters that have no prior."""
     names = [site.name for site in problem.program.latents]
     if not names:
         raise UnsupportedError.of("", "at least one site with a prior", "point estimates only", "MAP()")
@@ -45,20 +29,7 @@ def latent_names(problem: Problem) -> list[str]:
 
 
 def flat_latents(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The flat vector of the latent sites.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    u : mapping of str to ndarray
-        Unconstrained coordinates by site.
-
-    Returns
-    -------
-    ndarray
-        Shape (P,).
-    """
+    """The flat vector (P,) of the latent sites."""
     return ravel(u, latent_names(problem)).astype(float)
 
 
@@ -68,37 +39,13 @@ def flat_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
 
 
 def latent_places(problem: Problem) -> np.ndarray:
-    """The positions of the latent sites in the flat vector of all sites, which includes parameters without a prior.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-
-    Returns
-    -------
-    ndarray
-        Positions, shape (P,).
-    """
+    """The positions of the latent sites in the flat vector of all sites, which includes parameters without a prior."""
     sites = problem.program.sites.values()
     return np.flatnonzero(np.concatenate([np.full(site.size, not site.is_param) for site in sites]))
 
 
 def site_slices(problem: Problem, names: Sequence[str] | None = None) -> dict[str, slice]:
-    """The slice of each latent site in the flat vector.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    names : sequence of str, optional
-        Use the flat vector of these sites only.
-
-    Returns
-    -------
-    dict of str to slice
-        Site to slice.
-    """
+    """The slice of each latent site in the flat vector, or in that of the sites `names` only."""
     slices, start = {}, 0
     for name in latent_names(problem) if names is None else names:
         slices[name] = slice(start, start + problem.program.sites[name].size)
@@ -107,20 +54,7 @@ def site_slices(problem: Problem, names: Sequence[str] | None = None) -> dict[st
 
 
 def system_values(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Convert values to arrays of the system, in the shapes of the program.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    u : mapping of str to ndarray
-        Unconstrained coordinates of all sites.
-
-    Returns
-    -------
-    dict of str to array
-        The same values as arrays of the system.
-    """
+    """Values of all sites as arrays of the system, in the shapes of the program."""
     sites = problem.program.sites
     return {
         name: problem.system.asarray(np.asarray(u[name], dtype=float).reshape(site.unconstrained_shape))
@@ -129,18 +63,7 @@ def system_values(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, An
 
 
 def first_rows(problem: Problem) -> tuple[Any, Any]:
-    """Data for computations that need only its shape: transforms to unconstrained coordinates, and priors.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-
-    Returns
-    -------
-    tuple
-        `(x, y)`: the first row, or all rows if the rows cannot be separated.
-    """
+    """(x, y) for computations that need only its shape, such as priors: one row, or all if rows cannot be separated."""
     program = problem.program
     if program.has_local or program.coupled or not program.language:
         return problem.x, problem.y
@@ -152,16 +75,6 @@ def somewhere(problem: Problem) -> dict[str, np.ndarray]:
 
     No two elements of a site are equal, because a prior whose curvature changes with the value would otherwise look as
     if it had the same curvature for the whole tensor.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-
-    Returns
-    -------
-    dict of str to ndarray
-        Unconstrained coordinates by site.
     """
     return {
         name: (0.1 + 0.2 * np.modf(np.arange(1, site.size + 1) * 0.6180339887498949)[0]).reshape(
@@ -191,25 +104,7 @@ class Where:
 
     @classmethod
     def of(cls, problem: Problem, positions: np.ndarray | None) -> Where:
-        """Create from positions in the flat vector.
-
-        Parameters
-        ----------
-        problem : Problem
-            The program and its data.
-        positions : ndarray or None
-            Increasing positions, shape (Q,); None for the whole flat vector.
-
-        Returns
-        -------
-        Where
-            The part.
-
-        Raises
-        ------
-        InputError
-            The positions are not increasing whole numbers within the flat vector.
-        """
+        """The part at increasing positions (Q,) in the flat vector; None for the whole vector."""
         every = site_slices(problem)
         total = max(at.stop for at in every.values())
         if positions is None:
@@ -223,11 +118,12 @@ class Where:
             or positions[0] < 0
             or positions[-1] >= total
         ):
-            raise InputError.of(
-                "positions",
+            wanted, got = (
                 f"increasing whole numbers from 0 to {total - 1}",
                 f"{positions.dtype} of shape {positions.shape}",
-                "np.flatnonzero(mask) with a mask over the flat vector",
+            )
+            raise InputError.of(
+                "positions", wanted, got, "np.flatnonzero(mask) with a mask over the flat vector"
             )
         inside = {name: (positions >= at.start) & (positions < at.stop) for name, at in every.items()}
         sites = tuple(name for name in every if inside[name].any())
@@ -242,16 +138,5 @@ class Where:
         return self.size if self.kept is None else len(self.kept)
 
     def chosen(self, array: np.ndarray) -> np.ndarray:
-        """Select the positions along the last axis.
-
-        Parameters
-        ----------
-        array : ndarray
-            Its last axis is the flat vector of `sites`.
-
-        Returns
-        -------
-        ndarray
-            The last axis has length Q.
-        """
+        """Select the positions along the last axis, which is the flat vector of `sites`; it then has length Q."""
         return array if self.kept is None else array[..., self.kept]

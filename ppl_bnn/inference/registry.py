@@ -67,27 +67,7 @@ class MethodRow:
     member: str | None = None
 
     def build(self, ppl: str, quick: bool = False, **more: Any) -> Method:
-        """Create the method for a system.
-
-        Parameters
-        ----------
-        ppl : str
-            "numpyro" or "pyro".
-        quick : bool
-            Whether to use the settings in `quick`.
-        **more
-            Arguments that take precedence.
-
-        Returns
-        -------
-        Method
-            The method.
-
-        Raises
-        ------
-        UnsupportedError
-            The method does not support the system.
-        """
+        """The method for a system; `quick` uses those settings, and `more` are arguments that take precedence."""
         settings = {**self.settings, **(self.quick if quick else {}), **more}
         if self.member is not None:
             settings.setdefault("member", row(self.member).build(ppl, quick))
@@ -150,23 +130,7 @@ APPROXIMATIONS.update(
 
 
 def method_class(name: str) -> type[Method]:
-    """The class of a method by its class name.
-
-    Parameters
-    ----------
-    name : str
-        A key of `MODULES`, such as "NUTS".
-
-    Returns
-    -------
-    type
-        The class.
-
-    Raises
-    ------
-    UnknownNameError
-        No such class.
-    """
+    """The class of a method by its class name, such as "NUTS"."""
     if name not in MODULES:
         raise unknown_name("method", name, MODULES)
     return getattr(importlib.import_module(MODULES[name]), name)
@@ -178,21 +142,6 @@ def row(name: str) -> MethodRow:
     Case, spaces, hyphens and underscores do not matter: "MC_Dropout" and "mcdropout" are "mc-dropout". A method that
     has members takes the name of the member after a hyphen, at the defaults of its class: "ensemble-swag",
     "stacked-nuts".
-
-    Parameters
-    ----------
-    name : str
-        The name.
-
-    Returns
-    -------
-    MethodRow
-        The row.
-
-    Raises
-    ------
-    UnknownNameError
-        No such row.
     """
     found = _found(name)
     if found is None:
