@@ -118,13 +118,10 @@ class Where:
             or positions[0] < 0
             or positions[-1] >= total
         ):
-            wanted, got = (
-                f"increasing whole numbers from 0 to {total - 1}",
-                f"{positions.dtype} of shape {positions.shape}",
-            )
-            raise InputError.of(
-                "positions", wanted, got, "np.flatnonzero(mask) with a mask over the flat vector"
-            )
+            wanted = f"increasing whole numbers from 0 to {total - 1}"
+            got = f"{positions.dtype} of shape {positions.shape}"
+            advice = "np.flatnonzero(mask) with a mask over the flat vector"
+            raise InputError.of("positions", wanted, got, advice)
         inside = {name: (positions >= at.start) & (positions < at.stop) for name, at in every.items()}
         sites = tuple(name for name in every if inside[name].any())
         local = site_slices(problem, sites)

@@ -6,8 +6,8 @@ If a loss is not finite, the loop stops and returns to the parameters of the ste
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -50,50 +50,11 @@ class Stretch:
         return Stretch(self.rates[:count], self.averaged[:count], self.weights[:count], indices)
 
 
-class Descent(Protocol):
-    """The loop in one system. Parameters are dicts of unconstrained arrays, passed in and out as NumPy arrays."""
+@dataclass
+class Descent:
+    """Adam over a dict of unconstrained arrays, which are passed in and out as NumPy arrays.
 
-    compile_seconds: float
-
-    def begin(self, parameters: Mapping[str, np.ndarray], seed: int) -> None:
-        """Start at these parameters, with this seed of the random numbers of the loss, and discard the state."""
-        ...
-
-    def advance(self, stretch: Stretch) -> np.ndarray:
-        """Take the steps of a stretch; return (loss, further costs) of each, shape (n, 1 + costs).
-
-        n < len(stretch) if a loss was not finite; that loss is the last row. If the loss of the last step was finite
-        and its gradient was not, the row is NaN.
-        """
-        ...
-
-    def average(self) -> dict[str, np.ndarray]:
-        """The mean of the averaged iterates; the latest iterate if there are none yet."""
-        ...
-
-    def latest(self) -> dict[str, np.ndarray]:
-        """The current parameters; after a loss that was not finite, those of the last step with a finite loss."""
-        ...
-
-    def failed(self) -> dict[str, np.ndarray]:
-        """The parameters at which a loss was not finite. They are not finite themselves if a gradient was not."""
-        ...
-
-    def state(self) -> dict[str, np.ndarray]:
-        """Everything that the next step depends on."""
-        ...
-
-    def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Continue from a state that `state` returned."""
-        ...
-
-
-def descent(
-    problem: Problem, loss: Loss, start: Mapping[str, np.ndarray], batch: int | None, streamed: bool = False
-) -> Descent:
-    """The loop of the system of a problem.
-
-    Parameters
+    Attributes
     ----------
     problem : Problem
         The program and its data.
@@ -106,23 +67,64 @@ def descent(
     streamed : bool, default False
         Whether batches are taken from the rows in host memory, one stretch at a time, so that no other rows are moved.
     """
-    return _DESCENTS[problem.system.name](problem, loss, start, batch, streamed)
+
+    problem: Problem
+    loss: Loss
+    start: Mapping[str, np.ndarray]
+    batch: int | None
+    streamed: bool = False
+    compile_seconds: float = field(default=0.0, init=False)
+
+    def begin(self, parameters: Mapping[str, np.ndarray], seed: int) -> None:
+        """Start at these parameters, with this seed of the random numbers of the loss, and discard the state."""
+        raise NotImplementedError
+
+    def advance(self, stretch: Stretch) -> np.ndarray:
+        """Take the steps of a stretch; return (loss, further costs) of each, shape (n, 1 + costs).
+
+        n < len(stretch) if a loss was not finite; that loss is the last row. If the loss of the last step was finite
+        and its gradient was not, the row is NaN.
+        """
+        raise NotImplementedError
+
+    def average(self) -> dict[str, np.ndarray]:
+        """The mean of the averaged iterates; the latest iterate if there are none yet."""
+        raise NotImplementedError
+
+    def latest(self) -> dict[str, np.ndarray]:
+        """The current parameters; after a loss that was not finite, those of the last step with a finite loss."""
+        raise NotImplementedError
+
+    def failed(self) -> dict[str, np.ndarray]:
+        """The parameters at which a loss was not finite. They are not finite themselves if a gradient was not."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Everything that the next step depends on."""
+        raise NotImplementedError
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from a state that `state` returned."""
+        raise NotImplementedError
 
 
-class _JaxDescent:
+def descent(problem: Problem, *arguments: Any, **options: Any) -> Descent:
+    """The `Descent` of the system of a problem."""
+    return _DESCENTS[problem.system.name](problem, *arguments, **options)
+
+
+class _JaxDescent(Descent):
     """Steps over one flat vector: many small arrays would each need their own update."""
 
-    def __init__(
-        self, problem: Problem, loss: Loss, start: Mapping[str, Any], batch: int | None, streamed: bool
-    ):
+    def __post_init__(self) -> None:
         import jax
         import jax.numpy as jnp
         import numpyro
         import optax
         from jax.flatten_util import ravel_pytree
 
-        self._problem, self._streamed = problem, streamed
-        flat, self._unravel = ravel_pytree(self._arrays(start))
+        problem, loss = self.problem, self.loss
+        flat, self._unravel = ravel_pytree(self._arrays(self.start))
         unravel, adam = self._unravel, optax.scale_by_adam()
         self._initial = jax.jit(adam.init)
 
@@ -140,16 +142,15 @@ class _JaxDescent:
             total = total + given["averaged"] * flat
             return (flat, inner, total), jnp.stack([value, *costs]).astype(flat.dtype)
 
-        data = (None, None) if streamed else (problem.x, problem.y)
-        one = Stretch(
-            np.ones(1), np.ones(1), np.ones(1), None if batch is None else np.zeros((1, batch), int)
-        )
-        self._loop = loop_of(problem, step, self._begun(flat), self._inputs(one), data, seed=0, stops=True)
+        data = (None, None) if self.streamed else (problem.x, problem.y)
+        ones, rows = np.ones(1), None if self.batch is None else np.zeros((1, self.batch), int)
+        example = self._inputs(Stretch(ones, ones, ones, rows))
+        self._loop = loop_of(problem, step, self._begun(flat), example, data, seed=0, stops=True)
         self.compile_seconds = self._loop.compile_seconds
         self._count, self._previous = 0, None
 
     def _arrays(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        asarray = self._problem.system.asarray
+        asarray = self.problem.system.asarray
         return {name: asarray(np.asarray(value, dtype=float)) for name, value in values.items()}
 
     def _begun(self, flat: Any) -> Any:
@@ -161,7 +162,7 @@ class _JaxDescent:
         from jax.flatten_util import ravel_pytree
 
         flat = ravel_pytree(self._arrays(parameters))[0]
-        self._loop.carry = self._begun(flat), self._problem.system.seeds(seed, 1)[0]
+        self._loop.carry = self._begun(flat), self.problem.system.seeds(seed, 1)[0]
         self._count, self._previous = 0, None
 
     def _inputs(self, stretch: Stretch) -> dict[str, Any]:
@@ -170,8 +171,8 @@ class _JaxDescent:
             "averaged": stretch.averaged.astype(float),
             "weights": stretch.weights,
         }
-        if stretch.indices is not None and self._streamed:
-            problem, index = self._problem, stretch.indices
+        if stretch.indices is not None and self.streamed:
+            problem, index = self.problem, stretch.indices
             given["x"] = map_data(lambda a: np.asarray(a[index]), problem.inputs)
             given["y"] = np.asarray(problem.targets[index])
         elif stretch.indices is not None:
@@ -241,22 +242,18 @@ class _JaxDescent:
         self._count = int(state["count"])
 
 
-class _TorchDescent:
+class _TorchDescent(Descent):
     """Steps one by one, with one fused Adam for all parameters.
 
     A loss with parameters of its own (Pyro keeps those of its guides in a store) provides them as `loss.leaves`,
     tensors by name. For any other loss the tensors are created here.
     """
 
-    def __init__(
-        self, problem: Problem, loss: Loss, start: Mapping[str, Any], batch: int | None, streamed: bool
-    ):
-        system = problem.system
-        self._problem, self._loss, self._streamed = problem, loss, streamed
-        self.compile_seconds = 0.0
-        kept = getattr(loss, "leaves", None)
+    def __post_init__(self) -> None:
+        kept = getattr(self.loss, "leaves", None)
         if kept is None:
-            kept = {name: system.asarray(np.asarray(value, float)) for name, value in start.items()}
+            asarray = self.problem.system.asarray
+            kept = {name: asarray(np.asarray(value, float)) for name, value in self.start.items()}
         self._leaves: dict[str, Any] = {name: leaf.requires_grad_() for name, leaf in kept.items()}
         self._failed: dict[str, np.ndarray] = {}
         self._begin()
@@ -271,35 +268,33 @@ class _TorchDescent:
         self._count = 0
 
     def begin(self, parameters: Mapping[str, np.ndarray], seed: int) -> None:
-        self._problem.system.seeds(seed, 1)
+        self.problem.system.seeds(seed, 1)
         for name, value in parameters.items():
             iterate = self._iterates[name]
-            iterate.copy_(self._problem.system.asarray(np.asarray(value, float)).reshape(iterate.shape))
+            iterate.copy_(self.problem.system.asarray(np.asarray(value, float)).reshape(iterate.shape))
         self._begin()
 
-    def _rows(self, index: np.ndarray) -> tuple[Any, Any]:
+    def _rows(self, stretch: Stretch, step: int) -> tuple[Any, Any]:
         import torch
 
-        problem = self._problem
-        if self._streamed:
-            asarray = problem.system.asarray
-            return map_data(lambda a: asarray(np.asarray(a[index])), problem.inputs), asarray(
-                np.asarray(problem.targets[index])
-            )
-        chosen = torch.as_tensor(index)
-        return map_data(lambda a: a[chosen], problem.x), problem.y[chosen]
+        problem, given = self.problem, {}
+        if stretch.indices is not None and self.streamed:
+            asarray, index = problem.system.asarray, stretch.indices[step]
+            x = map_data(lambda a: asarray(np.asarray(a[index])), problem.inputs)
+            given = {"x": x, "y": asarray(np.asarray(problem.targets[index]))}
+        elif stretch.indices is not None:
+            given = {"rows": torch.as_tensor(stretch.indices[step])}
+        return chosen_rows(given, problem.x, problem.y)
 
     def advance(self, stretch: Stretch) -> np.ndarray:
         trail: list[list[float]] = []
         group = self._optimiser.param_groups[0]
-        data = None if stretch.indices is not None else (self._problem.x, self._problem.y)
         before = {name: value.clone() for name, value in self._iterates.items()}
         # Pyro warns of a NaN loss; here the loop stops at it.
         with ignored("Encountered NaN"):
             for step in range(len(stretch)):
-                rows = data if stretch.indices is None else self._rows(stretch.indices[step])
-                assert rows is not None
-                value, costs = self._loss(self._leaves, None, float(stretch.weights[step]), *rows)
+                rows = self._rows(stretch, step)
+                value, costs = self.loss(self._leaves, None, float(stretch.weights[step]), *rows)
                 trail.append([float(each.detach()) for each in (value, *costs)])
                 if not np.isfinite(trail[-1][0]):
                     self._failed = self.latest()
@@ -345,7 +340,7 @@ class _TorchDescent:
             iterate.copy_(before[name])
 
     def _numpy(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-        return {name: self._problem.system.to_numpy(value).copy() for name, value in values.items()}
+        return {name: self.problem.system.to_numpy(value).copy() for name, value in values.items()}
 
     def latest(self) -> dict[str, np.ndarray]:
         return self._numpy(self._iterates)
@@ -393,4 +388,4 @@ class _TorchDescent:
                 self._optimiser.state[leaf][part] = value.to(leaf.device)
 
 
-_DESCENTS: dict[str, Any] = {"numpyro": _JaxDescent, "pyro": _TorchDescent}
+_DESCENTS: dict[str, type[Descent]] = {"numpyro": _JaxDescent, "pyro": _TorchDescent}
