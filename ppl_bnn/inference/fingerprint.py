@@ -89,7 +89,11 @@ def _identity(value: Any, outer: tuple[int, ...]) -> Any:
         }
     if callable(getattr(value, "state_dict", None)):
         # A torch module: its `repr` lists its layers and contains no memory address.
-        return {"class": _named(type(value)), "layers": repr(value), "state": each(value.state_dict())}
+        return {
+            "class": _named(type(value)),
+            "layers": repr(value),
+            "state": each(cast(Any, value).state_dict()),
+        }
     if is_nnx(value):
         graph, state = sys.modules["flax.nnx"].split(value)
         leaves = sys.modules["jax"].tree_util.tree_leaves(state)

@@ -27,7 +27,7 @@ from ppl_bnn.core.arrays import map_data, row_count
 from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.names import clean_all
 from ppl_bnn.core.progress import Progress, resolve
-from ppl_bnn.core.settings import OneOf, check_settings, setting
+from ppl_bnn.core.settings import check_settings
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.start import check_start
@@ -35,6 +35,8 @@ from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior.approximation import Approximation
 from ppl_bnn.posterior.posterior import FitInfo, Posterior
 from ppl_bnn.prediction.standardisation import Standardisation
+
+DTYPES = ("auto", "float64", "float32")
 
 
 @dataclass
@@ -112,7 +114,7 @@ class Method(ABC):
     """
 
     ppl: str = field(default="numpyro", kw_only=True)
-    dtype: str = setting("auto", OneOf(("auto", "float64", "float32")), kw_only=True)
+    dtype: str = field(default="auto", kw_only=True)
     systems: ClassVar[tuple[str, ...]] = SYSTEMS
     serves_local: ClassVar[bool] = True
     finds_centre: ClassVar[bool] = True
@@ -132,6 +134,8 @@ class Method(ABC):
         if self.ppl not in self.systems:
             wanted, advice = f"ppl in {self.systems}", f"ppl={self.systems[0]!r}"
             raise UnsupportedError.of(self.name, wanted, repr(self.ppl), advice)
+        if self.dtype not in DTYPES:
+            raise unknown_name("dtype", self.dtype, DTYPES)
         check_settings(self, self.name)
         self.check()
 

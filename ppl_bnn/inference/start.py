@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -21,9 +21,11 @@ Start = Any
 class Fits(Protocol):
     """What a start needs of a method."""
 
-    def fit(self, model: Any, x: Any, y: Any, **options: Any) -> Posterior: ...
+    @property
+    def fit(self) -> Callable[..., Posterior]: ...
 
-    def refusal(self, model: Any, x: Any, y: Any, **options: Any) -> BNNError | None: ...
+    @property
+    def refusal(self) -> Callable[..., BNNError | None]: ...
 
 
 def check_start(problem: Problem, start: Start) -> None:
