@@ -75,6 +75,9 @@ class Descent:
     streamed: bool = False
     compile_seconds: float = field(default=0.0, init=False)
 
+    def __post_init__(self) -> None:
+        """Set up the steps, compiled if the system compiles."""
+
     def begin(self, parameters: Mapping[str, np.ndarray], seed: int) -> None:
         """Start at these parameters, with this seed of the random numbers of the loss, and discard the state."""
         raise NotImplementedError
