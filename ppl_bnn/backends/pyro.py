@@ -43,7 +43,7 @@ MOST_RECORDED = 16
 class PyroInterpretation(SystemInterpretation):
     """Every primitive of the language as a primitive of Pyro."""
 
-    primitives, scale = pyro, pyro.poutine.scale
+    primitives, scale = pyro, staticmethod(pyro.poutine.scale)
 
     def __init__(self, population: int | None, record: bool):
         super().__init__(population, record)
