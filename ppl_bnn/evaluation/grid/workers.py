@@ -80,7 +80,8 @@ class _Processes(clusters.Cluster):
         self.share, self.folder = share, folder
         self.executors: list[Any] = [None] * count
         self.running: dict[Any, int] = {}
-        self.files: dict[int, _Stored] = {}
+        # Each array is kept beside its file, so that no other one can have its id.
+        self.files: dict[int, tuple[np.ndarray, _Stored]] = {}
 
     def room(self) -> int:
         return len(self.executors)
@@ -143,8 +144,8 @@ class _Processes(clusters.Cluster):
         if id(value) not in self.files:
             file = self.folder / f"{len(self.files)}.npy"
             np.save(file, value)
-            self.files[id(value)] = _Stored(file)
-        return self.files[id(value)]
+            self.files[id(value)] = value, _Stored(file)
+        return self.files[id(value)][1]
 
 
 @dataclass(frozen=True)
