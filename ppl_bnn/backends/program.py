@@ -19,7 +19,7 @@ from ppl_bnn.core import arrays
 from ppl_bnn.core.arrays import Array, chunks, describe_shapes, iterate_seeds, map_data, padded, row_count
 from ppl_bnn.core.errors import ModelError, unknown_name
 from ppl_bnn.language import ops
-from ppl_bnn.language.handlers import Record, network_output
+from ppl_bnn.language.handlers import RecordMessages, network_output
 
 # Number of coordinates up to which an optimised compilation costs more than the draws from the prior.
 QUICK_PARAMETERS = 100_000
@@ -90,7 +90,7 @@ class Program:
             There is no observed site of the given name.
         """
         native = _native(chosen, model, language)
-        record = Record("observe", "coupled")
+        record = RecordMessages("observe", "coupled")
         traced = _native(chosen, record.around(model), language) if language else native
         described, others = chosen.describe(traced, x, y)
         observations = [site for site in others if site.kind == "observed"]
@@ -231,7 +231,7 @@ class Program:
         if self.language and not self.has_local:
             return network_output(self.model, w, x).predictor
         if self.language:
-            record = Record("observe")
+            record = RecordMessages("observe")
             shared = {name: value for name, value in w.items() if not self.sites[name].local}
             self.system.run(self.system.native(record.around(self.model)), x, None, values=shared, seed=seed)
             (end,) = (msg.arguments for msg in record.messages)

@@ -10,7 +10,7 @@ from ppl_bnn.backends.native import is_torch_module
 from ppl_bnn.backends.protocol import SYSTEMS, Model, System
 from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import BNNError, MissingFrameworkError, ModelError, unknown_name
-from ppl_bnn.language.handlers import Record
+from ppl_bnn.language.handlers import RecordMessages
 
 _PACKAGES = {"numpyro": "numpyro and jax", "pyro": "pyro-ppl and torch"}
 
@@ -116,7 +116,7 @@ def _hinted(model: Model) -> list[str]:
 
 def _probe(chosen: System, model: Model, x: Any, y: Any) -> tuple[bool, int]:
     """Whether the model uses primitives of the language, and its number of sites in a system."""
-    record = Record()
+    record = RecordMessages()
     with chosen.session("float64", "cpu"):
         probed = record.around(chosen.plain(model))
         x, y = map_data(chosen.asarray, x), None if y is None else chosen.asarray(y)

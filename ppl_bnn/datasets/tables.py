@@ -27,10 +27,13 @@ from ppl_bnn.core import checks
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.names import clean, clean_all, clean_lines
 from ppl_bnn.datasets.columns import TASKS, check_different, read_columns
-from ppl_bnn.datasets.readers import ChecksumError as ChecksumError
-from ppl_bnn.datasets.readers import DownloadError as DownloadError
-from ppl_bnn.datasets.readers import Splits, read
+from ppl_bnn.datasets.readers import ChecksumError, DownloadError, Splits, read
 from ppl_bnn.datasets.sources import SOURCES, DatasetCard
+
+__all__ = [
+    "SOURCES", "TASKS", "ChecksumError", "DatasetCard", "DownloadError", "Splits", "Table", "datasets", "load",
+    "name_of", "read_csv",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -212,7 +212,7 @@ def recorded_linear(
     return run.output, record.inputs
 
 
-class Record(Handler):
+class RecordMessages(Handler):
     """Keeps the messages of a run, in order; with `kinds`, those of these kinds only."""
 
     sees_maps = False
@@ -238,6 +238,6 @@ class Record(Handler):
 
 def recorded_values(model: Callable[..., Any], values: Mapping[str, Any], x: Any) -> dict[str, Any]:
     """All deterministic sites of a run with every latent site at its value, in the order of the program."""
-    with NetworkFunction(values), Record("deterministic") as record:
+    with NetworkFunction(values), RecordMessages("deterministic") as record:
         model(x, None)
     return {msg.name: msg.value for msg in record.messages}

@@ -26,23 +26,16 @@ import numpy as np
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
+from ppl_bnn.language import prior_parts as parts
 from ppl_bnn.language import prior_scales as scales
 from ppl_bnn.language.primitives import deterministic, param, sample
-from ppl_bnn.language.prior_parts import (
-    CovarianceFactor,
-    LocationScale,
-    base_variables,
-    covariance_eigen,
-    independent,
-    kronecker_normal,
-    shrinkage,
-)
+from ppl_bnn.language.prior_parts import CovarianceFactor as CovarianceFactor
 from ppl_bnn.language.prior_parts import CutPoints as CutPoints
 from ppl_bnn.language.prior_scales import Scale
 
 
 @dataclass(frozen=True)
-class Normal(LocationScale):
+class Normal(parts.LocationScale):
     """Independent normal weights, w ~ N(loc, scale^2).
 
     With `scale="fan_in"` the variance is sigma^2 / fan_in.
@@ -68,7 +61,7 @@ class Normal(LocationScale):
 
 
 @dataclass(frozen=True)
-class StudentT(LocationScale):
+class StudentT(parts.LocationScale):
     """Independent Student-t weights, w ~ t_df(loc, scale).
 
     The tails are heavy: a few weights may be large. `scale` is the scale of the family, not the standard deviation.
@@ -97,11 +90,11 @@ class StudentT(LocationScale):
         scales.check_fields(self, scales=("df",), sampled=("scale", "sigma"))
 
     def _weights(self, shape: tuple[int, ...], loc: Any, scale: Any) -> dist.Distribution:
-        return independent(shape, self._family, self.df, loc, scale)
+        return parts.independent(shape, self._family, self.df, loc, scale)
 
 
 @dataclass(frozen=True)
-class Laplace(LocationScale):
+class Laplace(parts.LocationScale):
     """Independent Laplace weights, w ~ Laplace(loc, scale).
 
     The density is exp(-|w - loc| / scale) / (2 scale) and the variance 2 scale^2. With `scale="fan_in"` the variance is
@@ -159,7 +152,9 @@ class ScaleMixture:
         dist.distribution("NormalMixture", self.weights, self.scales)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        return sample(name, independent(shape, "NormalMixture", tuple(self.weights), tuple(self.scales)))
+        return sample(
+            name, parts.independent(shape, "NormalMixture", tuple(self.weights), tuple(self.scales))
+        )
 
 
 @dataclass(frozen=True)
@@ -240,13 +235,13 @@ class SpikeAndSlab:
             spike = 0.01 * self.slab if self.spike is None else self.spike
             weights = (self.probability, 1.0 - self.probability)
             return sample(
-                name, independent(shape, "NormalMixture", weights, (scale * self.slab, scale * spike))
+                name, parts.independent(shape, "NormalMixture", weights, (scale * self.slab, scale * spike))
             )
         temperature = 0.5 if self.temperature is None else self.temperature
         loc = (math.log(self.probability) - math.log1p(-self.probability)) / temperature
-        logit = sample(f"{name}.logit", independent(shape, "Logistic", loc, 1.0 / temperature))
+        logit = sample(f"{name}.logit", parts.independent(shape, "Logistic", loc, 1.0 / temperature))
         gate = deterministic(f"{name}.gate", ops.sigmoid(logit))
-        return deterministic(name, scale * self.slab * gate * base_variables(name, shape))
+        return deterministic(name, scale * self.slab * gate * parts.base_variables(name, shape))
 
 
 @dataclass(frozen=True)
@@ -299,8 +294,8 @@ class Hierarchical:
         group = dist.group_shape(self.per, shape)
         scale = factor * scales.draw(f"{name}.scale", self.scale.expand(group).to_event())
         if self.centred:
-            return sample(name, independent(shape, "Normal", 0.0, scale))
-        return deterministic(name, scale * base_variables(name, shape))
+            return sample(name, parts.independent(shape, "Normal", 0.0, scale))
+        return deterministic(name, scale * parts.base_variables(name, shape))
 
 
 # Not "tensor": a single local scale for all weights would repeat the global one.
@@ -348,8 +343,10 @@ class Horseshoe:
         scales.check_fields(self, scales=("scale", "sigma"), groups=_LOCAL)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        tau, local = shrinkage(name, shape, scales.resolve_scale(self.scale, self.sigma, fan_in), self.per)
-        return deterministic(name, tau * local * base_variables(name, shape))
+        tau, local = parts.shrinkage(
+            name, shape, scales.resolve_scale(self.scale, self.sigma, fan_in), self.per
+        )
+        return deterministic(name, tau * local * parts.base_variables(name, shape))
 
 
 @dataclass(frozen=True)
@@ -397,14 +394,16 @@ class RegularisedHorseshoe:
         )
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        tau, local = shrinkage(name, shape, scales.resolve_scale(self.scale, self.sigma, fan_in), self.per)
+        tau, local = parts.shrinkage(
+            name, shape, scales.resolve_scale(self.scale, self.sigma, fan_in), self.per
+        )
         width = scales.resolve_scale(self.slab_scale, 1.0, fan_in)
         half = 0.5 * self.slab_df
         slab = sample(f"{name}.slab", dist.distribution("InverseGamma", half, half * width**2))
         # tau lambda_ = r / sqrt(1 + r^2 / c^2) with r = tau lambda, by logarithms, because r has very heavy tails.
         log_r = ops.log(tau) + ops.log(local)
         scale = ops.exp(log_r - 0.5 * ops.softplus(2.0 * log_r - ops.log(slab)))
-        return deterministic(name, scale * base_variables(name, shape))
+        return deterministic(name, scale * parts.base_variables(name, shape))
 
 
 @dataclass(frozen=True)
@@ -469,15 +468,15 @@ class MatrixNormal:
         sizes = {"rows": inputs, "columns": outputs}
         scale = scales.sampled_scale(name, self.scale, self.sigma, fan_in)
         if not any(isinstance(side, CovarianceFactor) for side in given.values()):
-            left, right = (covariance_eigen("MatrixNormal", given[side], sizes[side]) for side in given)
-            return kronecker_normal(name, shape, scale, left, right)
-        base = base_variables(name, (inputs, outputs))
+            left, right = (parts.covariance_eigen("MatrixNormal", given[side], sizes[side]) for side in given)
+            return parts.kronecker_normal(name, shape, scale, left, right)
+        base = parts.base_variables(name, (inputs, outputs))
         factors = {}
         for side, what in given.items():
             if isinstance(what, CovarianceFactor):
                 factors[side] = what(f"{name}.{side}", sizes[side])
             else:
-                vectors, values = covariance_eigen("MatrixNormal", what, sizes[side])
+                vectors, values = parts.covariance_eigen("MatrixNormal", what, sizes[side])
                 factors[side] = ops.asarray(vectors * np.sqrt(values), like=base)
         w = ops.einsum("ij,jk,lk->il", factors["rows"], base, factors["columns"])
         return deterministic(name, scale * w.reshape(shape))
@@ -536,17 +535,17 @@ class CorrelatedConvolution:
         distances = np.sqrt(np.sum((places[:, None] - places[None]) ** 2, axis=-1))
         power = 1 if self.kernel == "exponential" else 2
         if scales.is_sampled(self.length_scale):
-            base = base_variables(name, shape)
+            base = parts.base_variables(name, shape)
             length = scales.draw(f"{name}.length_scale", self.length_scale)
             correlation = ops.exp(-((ops.asarray(distances, like=base) / length) ** power))
             factor = ops.namespace(base).linalg.cholesky(correlation)
             flat = ops.matmul(factor, base.reshape(len(places), -1))
             return deterministic(name, scale * flat.reshape(shape))
         correlation = np.exp(-((distances / self.length_scale) ** power))
-        vectors, values = covariance_eigen("CorrelatedConvolution", correlation, len(places))
+        vectors, values = parts.covariance_eigen("CorrelatedConvolution", correlation, len(places))
         channels = np.eye(shape[-2])
         left = np.kron(vectors, channels), np.repeat(values, shape[-2])
-        return kronecker_normal(name, shape, scale, left, (np.eye(shape[-1]), np.ones(shape[-1])))
+        return parts.kronecker_normal(name, shape, scale, left, (np.eye(shape[-1]), np.ones(shape[-1])))
 
 
 @dataclass(frozen=True)
@@ -569,7 +568,7 @@ class Point:
         scales.check_fields(self, scales=("sigma",))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        return param(name, independent(shape, "Normal", 0.0, self.sigma / math.sqrt(fan_in)))
+        return param(name, parts.independent(shape, "Normal", 0.0, self.sigma / math.sqrt(fan_in)))
 
 
 @dataclass(frozen=True)
@@ -614,7 +613,7 @@ class EmpiricalBayes:
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         scale = scales.resolve_scale(self.start, 1.0, fan_in)
-        return sample(name, independent(shape, "EmpiricalBayes", scale, self.per))
+        return sample(name, parts.independent(shape, "EmpiricalBayes", scale, self.per))
 
 
 @dataclass(frozen=True)
@@ -651,4 +650,4 @@ class LogUniform:
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         scale = scales.resolve_scale(self.start, 1.0, fan_in)
-        return sample(name, independent(shape, "ImproperLogUniform", scale))
+        return sample(name, parts.independent(shape, "ImproperLogUniform", scale))

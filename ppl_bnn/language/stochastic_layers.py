@@ -26,8 +26,8 @@ from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.settings import is_number
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import ON_REALS
-from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, SubstituteLinear
-from ppl_bnn.language.primitives import Handler, Message, NamedHandler
+from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, RecordMessages, SubstituteLinear
+from ppl_bnn.language.primitives import Message, NamedHandler
 
 Array = Any
 Model = Callable[..., Any]
@@ -308,16 +308,6 @@ def _in_maps(names: Collection[str]) -> str:
     return f"several uses in linear maps: {', '.join(map(repr, names))}"
 
 
-class _RecordCoupled(Handler):
-    """Records whether the model declares that its rows interact."""
-
-    sees_maps = False
-    coupled = False
-
-    def process(self, msg: Message) -> None:
-        self.coupled = self.coupled or msg.kind == "coupled"
-
-
 def shared_weights(
     model: Model, values: Mapping[str, Array], x: Any, sites: Collection[str] | None = None
 ) -> dict[str, SharedUse]:
@@ -350,7 +340,11 @@ def shared_weights(
     To find a use outside of linear maps, the site is replaced by NaN everywhere but in its maps: NaN then reaches the
     predictor. An operation that removes NaN, such as a comparison, hides such a use.
     """
-    with NetworkFunction(values) as run, _RecordCoupled() as record, RecordLinear(values=values) as maps:
+    with (
+        NetworkFunction(values) as run,
+        RecordMessages("coupled") as coupled,
+        RecordLinear(values=values) as maps,
+    ):
         model(x, None)
     rows, index = int(run.f.shape[0]), dict.fromkeys(maps.inputs, 0)
     names: dict[str, list[str]] = {}
@@ -362,7 +356,7 @@ def shared_weights(
             if site is None or (sites is not None and site not in sites):
                 continue
             names.setdefault(site, []).append(use.name)
-            if record.coupled:
+            if coupled.messages:
                 found[site] = SharedUse(site, "rows", "its use in a model whose rows interact, bnn.coupled")
             elif len(inputs.shape) < 2 or int(inputs.shape[0]) != rows:
                 got = f"its use in {use.name!r} on {tuple(inputs.shape)} inputs for {rows} rows of data"

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from ppl_bnn.core.errors import unknown_name
-from ppl_bnn.zoo.files import Card, Model, bind, read_card
-from ppl_bnn.zoo.files import from_file as from_file
-from ppl_bnn.zoo.sketches import MOST_NUMBERS as MOST_NUMBERS
-from ppl_bnn.zoo.sketches import SiteSketch as SiteSketch
-from ppl_bnn.zoo.sketches import Sketch as Sketch
-from ppl_bnn.zoo.sketches import TooLargeError as TooLargeError
-from ppl_bnn.zoo.sketches import sketch as sketch
+from ppl_bnn.zoo.files import Card, Model, bind, from_file, read_card
+from ppl_bnn.zoo.sketches import MOST_NUMBERS, SiteSketch, Sketch, TooLargeError, sketch
+
+__all__ = [
+    "MODELS_FOLDER", "MOST_NUMBERS", "Card", "Model", "SiteSketch", "Sketch", "TooLargeError", "bind", "from_file",
+    "load", "models", "names", "read_card", "sketch",
+]  # fmt: skip
 
 
 def _folder() -> Path:
