@@ -560,13 +560,13 @@ def test_processes_keep_what_they_finish(tmp_path: Path) -> None:
 
 def test_one_program_serves_all_simulations_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     fits: list[int] = []
-    plain = Method._fit
+    plain = Method.fit
 
-    def counted(self: Any, *arguments: Any) -> Any:
-        fits.append(arguments[3])
-        return plain(self, *arguments)
+    def counted(self: Any, *arguments: Any, **options: Any) -> Any:
+        fits.append(options["seed"])
+        return plain(self, *arguments, **options)
 
-    monkeypatch.setattr(Method, "_fit", counted)
+    monkeypatch.setattr(Method, "fit", counted)
     svgd = bnn.SVGD(particles=12, steps=15)
     once = calibrated(svgd, model=with_noise, simulations=3, draws=9)
     assert len(fits) == 1
