@@ -146,7 +146,7 @@ def check_blocks_fit(problem: Problem, u: Values, sites: tuple[str, ...]) -> Non
     got = f"{'factors' if inside else 'a dense block'} of {blocks} numbers, and {needed / 1e9:,.3g} GB in all"
     advice = "weights= with the names of smaller layers, or structure='diag' or 'lowrank'"
     if not inside:
-        got += "; no linear map of this site is seen, as inside of bnn.module"
+        got += "; no linear map of this site is known, as inside of bnn.module"
         advice = f"the layer in the language (bnn.dense, bnn.conv2d), {advice}"
     raise UnsupportedError.of(f"structure='kron', site {largest!r}", expected, got, advice)
 
@@ -165,8 +165,8 @@ def check_fisher(problem: Problem, fisher: str) -> None:
     if fisher == "exact" and not likelihood.has_fisher:
         likelihood.fisher(None)
     if fisher == "sampled" and isinstance(likelihood, HasObservedInformation):
-        where, expected = "fisher='sampled'", "targets that can be drawn as they came about"
-        got = f"{type(likelihood).__name__} ones, of which what censors them is not known"
+        where, expected = "fisher='sampled'", "targets that can be simulated"
+        got = f"{type(likelihood).__name__} ones, whose censoring is not part of the model"
         raise UnsupportedError.of(where, expected, got, "fisher='exact', or curvature='empirical'")
 
 

@@ -367,7 +367,7 @@ class LaplaceFit:
             kept[self._largest(u, np.flatnonzero(chosen & ~kept), any_largest)] = True
             chosen = kept
         if not chosen.any():
-            expected = "at least one weight to be uncertain about"
+            expected = "at least one weight in the Gaussian"
             raise UnsupportedError.of("Laplace", expected, "none", "weights='all'")
         return np.flatnonzero(chosen)
 
@@ -443,7 +443,7 @@ class LaplaceFit:
             here = slice(start, start + at.stop - at.start)
             parts[name], left_out[here, here], start = prior[here, here], 0.0, here.stop
         if np.abs(left_out).max(initial=0.0) > INDEPENDENT * np.abs(prior).max():
-            self.warn("what the prior says of several tensors together was left out of a Kronecker structure")
+            self.warn("the dependence between tensors under the prior was left out of a Kronecker structure")
         return parts
 
     def _gaussian(self, u: Values, positions: np.ndarray) -> FlatGaussian:
@@ -482,7 +482,7 @@ class LaplaceFit:
                 text = (
                     "prior precisions were averaged over each weight matrix; within one they differ by up to"
                 )
-                rest = ", and what ties weights to each other was left out" if dependent else ""
+                rest = ", and the dependence between weights was left out" if dependent else ""
                 self.warn(f"{text} {widest:.3g} times their mean{rest}")
         return prior
 

@@ -283,11 +283,11 @@ class _Coordinates:
         def named(which: np.ndarray) -> list[str]:
             return [name for name, there in zip(self._names, which, strict=True) if there]
 
-        end = "the mode is the mean of the prior and the data say nothing"
+        end = "the mode is the mean of the prior, and the data are not informative"
         bottom, top = f"at the lower limit, {LIMITS[0]:g}", f"at the upper limit, {LIMITS[1]:g}"
         for which, text in (
-            (upper, f"{top}: the evidence asks for more, which means weights at their prior mean"),
-            (lower, f"{bottom}: the data hardly curve there, and the evidence asks for less"),
+            (upper, f"{top}: the evidence still rises, which means weights at their prior mean"),
+            (lower, f"{bottom}: the evidence still rises, as the data have nearly no curvature there"),
             (flat, f"left as they were: {end}"),
         ):
             if np.any(which & weights):

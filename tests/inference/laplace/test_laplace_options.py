@@ -1098,7 +1098,7 @@ def test_kronecker_factors_on_kronecker_factors(ppl):
         "nearest precision with Kronecker eigenvectors in output.weight" in s
         for s in found["kron"].info.warnings
     )
-    assert any("what ties weights to each other was left out" in s for s in found["mean"].info.warnings)
+    assert any("dependence between weights was left out" in s for s in found["mean"].info.warnings)
     gamma = 12 - np.trace(np.linalg.solve(precision["kron"], wanted - second_part(x[20:], noise)))
     assert np.isclose(found["kron"].info.figures["effective_parameters"], gamma, rtol=1e-6)
     # The mode is that under the whole prior: K-FAC being exact here, that of all rows but for weight and bias together.
@@ -1132,7 +1132,10 @@ def test_a_hierarchy_under_kronecker_factors_keeps_what_is_within_a_tensor(ppl):
         fit(scaled_weights, problem.x, problem.y, ppl, **settings)
     kept = fit(scaled_weights, problem.x, problem.y, ppl, prior_approximation="kron", **settings)
     whole = fit(scaled_weights, problem.x, problem.y, ppl, steps=200)
-    assert any("several tensors together was left out" in sentence for sentence in kept.info.warnings)
+    assert any(
+        "dependence between tensors under the prior was left out" in sentence
+        for sentence in kept.info.warnings
+    )
     dense = whole.approximation.covariance.precision()
     dense[0, 1:] = dense[1:, 0] = 0.0
     close(kept.approximation.covariance.precision(), dense, 1e-5)

@@ -711,7 +711,7 @@ def test_targets_that_are_no_values_and_events_are_refused_before_a_fit(
 
 def test_information_of_unknown_censoring_is_not_sampled() -> None:
     x, y = readings()
-    with pytest.raises(UnsupportedError, match="what censors them is not known"):
+    with pytest.raises(UnsupportedError, match="whose censoring is not part of the model"):
         bnn.Laplace(ppl="pyro", fisher="sampled", steps=50).fit(tobit, x, y)
 
     def kinked(x: Any, y: Any = None) -> None:
