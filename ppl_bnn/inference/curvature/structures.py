@@ -12,9 +12,10 @@ full matrix share no decomposition and are factorised again at each step. NumPy 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,10 +32,8 @@ MOST_GRAMS = 4
 # --- log-determinants -----------------------------------------------------------------------------
 
 
-class Term(Protocol):
-    """A term of a log-determinant: (factors (G,), scale) -> (value, gamma (G,))."""
-
-    def __call__(self, factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]: ...
+# A term of a log-determinant: (factors (G,), scale) -> (value, gamma (G,)).
+Term = Callable[[np.ndarray, float], tuple[float, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -97,64 +96,53 @@ class Spectrum:
         return float(np.sum(np.log(total))) + unseen + self.constant, gamma
 
 
-@dataclass(frozen=True)
-class _Refactorised:
+def _refactorised(matrix: np.ndarray, multiplier: float, prior: np.ndarray, groups: np.ndarray) -> Term:
     """A Cholesky factor of multiplier * matrix (p, p), dense, at each call, for groups that share no decomposition."""
 
-    matrix: np.ndarray
-    multiplier: float
-    prior: np.ndarray
-    groups: np.ndarray
-
-    def __call__(self, factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
-        prior = factors[self.groups] * self.prior
-        gaussian = full_gaussian(self.matrix, scale * self.multiplier, prior)
-        gamma = np.bincount(self.groups, 1.0 - prior * gaussian.variances(), minlength=len(factors))
+    def term(factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
+        tuned = factors[groups] * prior
+        gaussian = full_gaussian(matrix, scale * multiplier, tuned)
+        gamma = np.bincount(groups, 1.0 - tuned * gaussian.variances(), minlength=len(factors))
         return -gaussian.log_determinant, gamma
 
+    return term
 
-@dataclass(frozen=True)
-class _Grams:
+
+def _by_grams(grams: Sequence[np.ndarray], sizes: np.ndarray, log_prior: float) -> Term:
     """The dual for a few groups: K = I + scale sum_g K_g / tau_g, with K_g = B_g diag(prior_g)^-1 B_g' kept for each.
 
     gamma_g = scale tr(K^-1 K_g) / tau_g, without a difference of large numbers.
     """
 
-    grams: tuple[np.ndarray, ...]
-    sizes: np.ndarray
-    log_prior: float
-
-    def __call__(self, factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
-        weights = scale / factors[: len(self.grams)]
-        weighted = tuple(zip(weights, self.grams, strict=True))
-        inner = np.zeros_like(self.grams[0])
-        for weight, gram in weighted:
+    def term(factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
+        weights = scale / factors[: len(grams)]
+        inner = np.zeros_like(grams[0])
+        for weight, gram in zip(weights, grams, strict=True):
             inner += weight * gram
         dual = _dual(inner)
         inverse, gamma = dual.covariance(), np.zeros(len(factors))
-        gamma[: len(weights)] = [weight * np.vdot(inverse, gram) for weight, gram in weighted]
-        prior = float(self.sizes @ np.log(factors[: len(self.sizes)])) + self.log_prior
+        gamma[: len(grams)] = [w * np.vdot(inverse, gram) for w, gram in zip(weights, grams, strict=True)]
+        prior = float(sizes @ np.log(factors[: len(sizes)])) + log_prior
         return prior - dual.log_determinant, gamma
 
+    return term
 
-@dataclass(frozen=True)
-class _Columns:
+
+def _by_columns(scaled: np.ndarray, groups: np.ndarray, log_prior: float) -> Term:
     """The dual for many groups: K is computed again from C = B diag(prior)^-1/2 (M, P) at each call.
 
     gamma_i = |L^-1 c_i|^2 for the columns c_i of the weighted C and K = L L'.
     """
 
-    scaled: np.ndarray
-    groups: np.ndarray
-    log_prior: float
-
-    def __call__(self, factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
-        tau = factors[self.groups]
-        columns = self.scaled * np.sqrt(scale / tau)
+    def term(factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
+        tau = factors[groups]
+        columns = scaled * np.sqrt(scale / tau)
         dual = _dual(columns @ columns.T)
         half = gaussians.solve_lower(dual.cholesky, columns)
-        gamma = np.bincount(self.groups, np.einsum("mp,mp->p", half, half), minlength=len(factors))
-        return float(np.sum(np.log(tau))) + self.log_prior - dual.log_determinant, gamma
+        gamma = np.bincount(groups, np.einsum("mp,mp->p", half, half), minlength=len(factors))
+        return float(np.sum(np.log(tau))) + log_prior - dual.log_determinant, gamma
+
+    return term
 
 
 def _dual(inner: np.ndarray) -> Full:
@@ -256,9 +244,9 @@ class FactorCurvature(DataCurvature):
                 self.multiplier * gaussians.gram_of(prior[at], self.factor[:, gaussians.span(at)])
                 for at in (np.flatnonzero(groups == group) for group in range(count))
             )
-            term = _Grams(grams, np.bincount(groups, minlength=count), log_prior)
+            term = _by_grams(grams, np.bincount(groups, minlength=count), log_prior)
         else:
-            term = _Columns(np.sqrt(self.multiplier) * self.factor / np.sqrt(prior), groups, log_prior)
+            term = _by_columns(np.sqrt(self.multiplier) * self.factor / np.sqrt(prior), groups, log_prior)
         return LogDeterminant((term,))
 
     @property
@@ -351,7 +339,7 @@ def dense_term(
     """
     group = int(groups[0])
     if not (np.all(groups == group) and np.all(prior > 0.0)):
-        return _Refactorised(matrix, multiplier, prior, groups)
+        return _refactorised(matrix, multiplier, prior, groups)
     ratio = ratio_of(prior, known.get("prior"))
     if ratio is None:
         root = np.sqrt(prior)
