@@ -39,6 +39,16 @@ def unravel(flat: Array, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Arr
     return u
 
 
+def unprefixed(arrays: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
+    """The arrays whose names begin with `part/`, by the rest of their names."""
+    prefix = f"{part}/"
+    return {
+        name.removeprefix(prefix): np.array(value)
+        for name, value in arrays.items()
+        if name.startswith(prefix)
+    }
+
+
 def row_count(x: Any) -> int:
     """The number of rows of an array or of a dict of arrays."""
     return len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)

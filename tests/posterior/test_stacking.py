@@ -438,7 +438,7 @@ def test_impossible_settings_are_refused() -> None:
     with pytest.raises(UnknownNameError, match="validation"):
         Stacked(Planted(), by="valid")
     for share in (0.0, 1.0, True, "0.2"):
-        with pytest.raises(InputError, match="between 0 and 1"):
+        with pytest.raises(InputError, match="Stacked validation: expected a number between 0 and 1"):
             Stacked(Planted(), validation=share)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="rows on either side"):
         Stacked(Planted(ppl="pyro"), by="validation", validation=0.001, ppl="pyro").fit(linear, *data())

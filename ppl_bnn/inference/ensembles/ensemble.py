@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import map_data, site_seed
+from ppl_bnn.core.arrays import map_data, site_seed, unprefixed
 from ppl_bnn.core.errors import BNNError, CurvatureError, DivergenceError, InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress, Task
 from ppl_bnn.core.settings import flag, optional, setting, whole
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size
-from ppl_bnn.inference.ensembles.members import Members, unprefixed
+from ppl_bnn.inference.ensembles.members import Members
 from ppl_bnn.inference.ensembles.of_member import OfMember
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import rows_per_step

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.backends.program import Problem, Program
+from ppl_bnn.core.arrays import unprefixed
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.posterior.approximation import Approximation, checked_weights
 from ppl_bnn.posterior.registered import approximation_class
@@ -258,16 +259,6 @@ class Members(Approximation):
         return cls(
             tuple(kind.from_arrays(unprefixed(arrays, str(index))) for index, kind in enumerate(kinds))
         )
-
-
-def unprefixed(arrays: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
-    """The arrays whose names begin with `part/`, by the rest of their names."""
-    prefix = f"{part}/"
-    return {
-        name.removeprefix(prefix): np.array(value)
-        for name, value in arrays.items()
-        if name.startswith(prefix)
-    }
 
 
 def mixture(parts: Sequence[Prediction], shares: np.ndarray) -> Prediction:

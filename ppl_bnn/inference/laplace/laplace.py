@@ -28,7 +28,7 @@ from ppl_bnn.inference.laplace.fit import LaplaceFit
 from ppl_bnn.inference.laplace.linearised import KINDS
 from ppl_bnn.inference.laplace.tuned_fit import SEARCHES
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.mode import REFINING, check_restarts, effort_of_mode
+from ppl_bnn.inference.optimisation.mode import REFINING, effort_of_mode, refuse_restarts_from_a_start
 from ppl_bnn.inference.optimisation.several_modes import failed_restarts
 from ppl_bnn.inference.start import Start, refuse_without_centre
 
@@ -174,7 +174,7 @@ class Laplace(Method):
     def check(self) -> None:
         if isinstance(self.weights, str) and self.weights not in WEIGHTS:
             raise unknown_name("weights of Laplace", self.weights, WEIGHTS)
-        check_restarts(self.name, self.restarts, self.start)
+        refuse_restarts_from_a_start(self.name, self.restarts, self.start)
         for name, value, choice, chosen in (
             (
                 "subnetwork",

@@ -434,23 +434,6 @@ def kinks(problem: Problem) -> str:
     return f"the Laplace prior of {', '.join(sites)}" if sites else ""
 
 
-def check_optimiser(name: str, steps: int, learning_rate: float, tolerance: float) -> None:
-    """Refuse impossible settings of an optimiser."""
-    if not isinstance(steps, int) or steps < 1:
-        raise InputError.of(name, "a positive whole number of steps", repr(steps), "steps=20_000")
-    if not learning_rate > 0:
-        raise InputError.of(name, "a positive learning rate", repr(learning_rate), "learning_rate=0.02")
-    if not tolerance > 0:
-        raise InputError.of(name, "a positive tolerance", repr(tolerance), "tolerance=1e-4")
-
-
-def check_restarts(name: str, restarts: int, start: Start) -> None:
-    """Refuse a number of starts that is none, or several starts at one given point."""
-    if isinstance(restarts, bool) or not isinstance(restarts, int) or restarts < 1:
-        raise InputError.of(f"{name}: restarts", "a positive whole number", repr(restarts), "restarts=5")
-    refuse_restarts_from_a_start(name, restarts, start)
-
-
 def refuse_restarts_from_a_start(name: str, restarts: int, start: Start) -> None:
     """Refuse several starts at one given point."""
     if restarts > 1 and start is not None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import map_data, ravel, site_seed, unravel
+from ppl_bnn.core.arrays import map_data, ravel, site_seed, unprefixed, unravel
 from ppl_bnn.core.errors import DivergenceError, InputError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
@@ -103,11 +103,7 @@ class SWAGGaussian(Approximation):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> SWAGGaussian:
-        def part(which: str) -> dict[str, np.ndarray]:
-            keys = (key for key in arrays if key.startswith(f"{which}/"))
-            return {key.partition("/")[2]: np.asarray(arrays[key]) for key in keys}
-
-        return cls(part("mean"), part("variance"), part("deviations"))
+        return cls(*(unprefixed(arrays, part) for part in ("mean", "variance", "deviations")))
 
 
 @dataclass(frozen=True)
