@@ -237,38 +237,39 @@ def _rows_of_numbers(block: Block, transforms: Mapping[str, Transform]) -> Itera
 
 def _panels_of_numbers(block: Block, transforms: Mapping[str, Transform], counts: bool) -> Iterator[Panel]:
     rows = min(len(each.pit) for each in transforms.values())
-
-    def panel(
-        what: str, described: str, share: Any, levels: Sequence[float], band: int, *label: str
-    ) -> Panel:
-        shares = {name: partial(share, each) for name, each in transforms.items()}
-        words = "; ".join(
-            f"{name} {', '.join(f'{of(at):.0%}' for at in levels)}" for name, of in shares.items()
-        )
-        title = _title(block, what)
-        draw = partial(parts.draw_shares, shares=shares, rows=band, labels=label)
-        return Panel(title, draw, f"{title}: {described}: {words}.")
-
-    def below(each: Transform, level: float) -> float:
-        return float(np.mean(each.pit <= level))
-
-    described = f"share of test targets in central intervals of {listed([f'{100 * level:.0f}' for level in LEVELS])} %"
+    meaning = f"share of test targets in central intervals of {listed([f'{100 * level:.0f}' for level in LEVELS])} %"
     label = ("probability of the interval", "share inside, minus that")
-    yield panel(
-        "coverage of central intervals", described, Transform.covered, LEVELS, 0 if counts else rows, *label
-    )
-    described = "share of test targets below the predicted quartiles, 25, 50 and 75 %"
+    inside = {name: each.covered for name, each in transforms.items()}
+    title = _title(block, "coverage")
+    yield _panel_of_shares(title, meaning, inside, LEVELS, 0 if counts else rows, label)
+    meaning = "share of test targets below the predicted quartiles, 25, 50 and 75 %"
     label = ("predicted probability of less\nthan the observed value (PIT)", "share below, minus that")
-    yield panel("randomised PIT" if counts else "PIT", described, below, (0.25, 0.5, 0.75), rows, *label)
+    below = {name: partial(_share_below, each) for name, each in transforms.items()}
+    title = _title(block, "randomised PIT" if counts else "PIT")
+    yield _panel_of_shares(title, meaning, below, (0.25, 0.5, 0.75), rows, label)
+
+
+def _share_below(transform: Transform, level: float) -> float:
+    return float(np.mean(transform.pit <= level))
+
+
+def _panel_of_shares(
+    title: str, meaning: str, shares: Mapping[str, Any], levels: Sequence[float], rows: int, labels: Any
+) -> Panel:
+    words = [
+        f"{name} {', '.join(f'{share(level):.0%}' for level in levels)}" for name, share in shares.items()
+    ]
+    draw = partial(parts.draw_shares, shares=shares, rows=rows, labels=labels)
+    return Panel(title, draw, f"{title}: {meaning}: {'; '.join(words)}.")
 
 
 def _panels_of_classes(block: Block, bins: Mapping[str, Any], words: Mapping[str, str]) -> Iterator[Panel]:
     """A panel for each method of a comparison, with intervals; one panel for all methods of a grid."""
-    described = "predicted probability to share that occurred"
+    meaning = "predicted probability to share that occurred"
     if isinstance(block, Findings):
         for name, text in words.items():
             draw_one = partial(_draw_reliability, comparison=block.comparison, name=name)
-            yield Panel(with_standing(block, name), draw_one, f"Reliability of {name}, {described}: {text}.")
+            yield Panel(with_standing(block, name), draw_one, f"Reliability of {name}, {meaning}: {text}.")
         return
 
     def draw(axes: Axes) -> None:
@@ -282,7 +283,7 @@ def _panels_of_classes(block: Block, bins: Mapping[str, Any], words: Mapping[str
         finish(axes, label, "share that occurred")
 
     title, methods = _title(block, "reliability"), "; ".join(f"{name} {text}" for name, text in words.items())
-    yield Panel(title, draw, f"{title}: {described}: {methods}.")
+    yield Panel(title, draw, f"{title}: {meaning}: {methods}.")
 
 
 def _draw_reliability(axes: Axes, comparison: Comparison, name: str) -> None:

@@ -104,14 +104,9 @@ def show(console: Console, comparison: Comparison, elsewhere: str = "comparison.
     measured = (
         f"sd: epistemic standard deviation of {reference}; ratio: the method's over that; noise floor: two halves "
         f"of {reference} against each other. "
-        if reference
-        else ""
     )
-    _aside(
-        console,
-        f"{measured}R-hat and ESS in function space, for chains only. k-hat: the approximation as importance "
-        "proposal, good below 0.7.",
-    )
+    always = "R-hat and ESS in function space, for chains only. k-hat: the approximation as importance proposal, good "
+    _aside(console, f"{measured if reference else ''}{always}below 0.7.")
     for name, why in comparison.failures.items():
         console.print(Text.assemble((f"{name} failed: ", "bold red"), (why, "red")))
     lines, cut = notes_by_method(
@@ -170,7 +165,7 @@ def _print_grid(
             break
         kept.remove(spare[-1])
     if left_out := len(columns) - len(kept):
-        title += f" ({left_out} columns left out: the terminal is too narrow)"
+        title += f" ({left_out} columns do not fit)"
     console.print(Text(title, style="bold"))
     console.print(grid)
 

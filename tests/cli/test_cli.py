@@ -737,7 +737,7 @@ def test_narrow_terminals_lose_columns_and_no_digits(csv: Path, monkeypatch: pyt
         "--ppl", "numpyro", "--out", "narrow",
     )  # fmt: skip
     assert code == 0
-    assert "columns left out: the terminal is too narrow" in out
+    assert "(4 columns do not fit)" in out
     assert "…" not in out
     assert max(len(line) for line in out.splitlines()) <= 72
 
