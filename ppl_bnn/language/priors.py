@@ -456,11 +456,10 @@ class MatrixNormal:
     def __post_init__(self) -> None:
         scales.check_fields(self, sampled=("scale", "sigma"))
         for side in ("rows", "columns"):
-            given = getattr(self, side)
-            good = given is None or callable(given) or np.ndim(given) == 2
+            given, shape = getattr(self, side), np.shape(getattr(self, side))
+            good = given is None or callable(given) or len(shape) == 2
             expected = "a square matrix, a function of its size, a CovarianceFactor or None"
-            got = f"shape {np.shape(given)}"
-            InputError.check(good, "priors.MatrixNormal", expected, got, "rows=None for independent inputs")
+            InputError.check(good, "priors.MatrixNormal", expected, f"shape {shape}", "None, the identity")
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         inputs, outputs = math.prod(shape[:-1]), shape[-1]
