@@ -599,7 +599,7 @@ def interrupted(*_: Any, **__: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "at", ["ppl_bnn.reporting.page.report", "ppl_bnn.evaluation.comparison.run.write_figure"]
+    "at", ["ppl_bnn.reporting.page.report", "ppl_bnn.evaluation.comparison.folder.write_figure"]
 )
 def test_an_interrupt_after_the_fits_says_where_they_lie(
     at: str, csv: Path, monkeypatch: pytest.MonkeyPatch
