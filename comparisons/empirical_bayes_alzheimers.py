@@ -66,7 +66,7 @@ from study import (
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops, priors, scores
 from ppl_bnn.core.errors import BNNError
-from ppl_bnn.inference.variational.svi import plateau, schedule
+from ppl_bnn.inference.optimisation.loops import falling, plateau
 
 SITES = ("hidden0.weight", "hidden0.bias", "output.weight", "output.bias")
 # softplus(1): the standard deviation of q at the source's start.
@@ -356,7 +356,7 @@ def descend(
     import jax.numpy as jnp
 
     held = steps if constant else steps - steps // 2
-    rates = np.full(steps, rate) if constant else schedule(rate, np.arange(steps), held, steps)
+    rates = np.full(steps, rate) if constant else falling(rate, np.arange(steps), held, steps)
     averaged = np.arange(steps) >= steps - steps // 2
 
     def step(carry: Any, given: Any, key: Any, own: Any) -> Any:

@@ -18,20 +18,15 @@ import numpy as np
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.settings import OneOf, between, from_to, is_number, optional, setting, whole
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
+from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.adam import Descent, Stretch, descent
-from ppl_bnn.inference.optimisation.loops import (
-    STRETCH,
-    batch_indices,
-    check_whole,
-    check_within,
-    rows_per_step,
-)
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.start import Start
 from ppl_bnn.inference.variational.autoguide import KEPT, system_guide
@@ -44,9 +39,17 @@ from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior.approximation import Approximation
 from ppl_bnn.posterior.posterior import Posterior
 
-FINAL_RATE = 0.1
 # Draws times rows of the reported ELBO, if the number of draws is not given.
 ELBO_EFFORT = 5_000_000
+# The options of a fit by the guide and the ELBO of the system.
+PLAIN: dict[str, Any] = {
+    "estimator": "plain",
+    "divergence": "monte_carlo",
+    "sticking_the_landing": False,
+    "objective": "elbo",
+    "kl_weight": 1.0,
+    "kl_warmup": 0.0,
+}
 
 
 @dataclass(frozen=True)
@@ -162,117 +165,66 @@ class SVI(Method):
     """
 
     guide: Any = "normal"
-    steps: int = 10_000
-    learning_rate: float = 0.01
-    batch_size: int | None = None
-    particles: int = 1
-    init_scale: float | str = 0.1
+    steps: int = setting(10_000, whole())
+    learning_rate: float = setting(0.01, between())
+    batch_size: int | None = setting(None, optional(whole()), advice="128")
+    particles: int = setting(1, whole())
+    init_scale: float | str = setting(0.1, lambda value: None if value == "start" else between()(value))
     start: Start = None
-    elbo_draws: int | None = None
-    stop: str | None = None
-    estimator: str = "plain"
-    divergence: str = "monte_carlo"
+    elbo_draws: int | None = setting(None, optional(whole(2)), advice="1000")
+    stop: str | None = setting(None, OneOf((None, "plateau")))
+    estimator: str = setting("plain", OneOf(ESTIMATORS))
+    divergence: str = setting("monte_carlo", OneOf(("monte_carlo", "analytic")))
     sticking_the_landing: bool = False
-    objective: str = "elbo"
+    objective: str = setting("elbo", OneOf(OBJECTIVES))
     alpha: float | None = None
-    kl_weight: float = 1.0
-    kl_warmup: float = 0.0
+    kl_weight: float = setting(1.0, between())
+    kl_warmup: float = setting(0.0, from_to(0, 0.3), advice="0.2")
     approximate: bool = False
-    restarts: int = 1
+    restarts: int = setting(1, whole())
     stream: bool = False
     checkpoint: Any = None
     serves_priors: ClassVar[frozenset[str]] = frozenset(SPECIAL)
 
     def check(self) -> None:
         if not callable(self.guide) and not isinstance(self.guide, str | Family | Mapping):
-            raise InputError.of(
-                "SVI guide", "a name, a family, a dict or a function", repr(self.guide), "guide='normal'"
-            )
+            wanted = "a name, a family, a dict or a function"
+            raise InputError.of("SVI guide", wanted, repr(self.guide), "guide='normal'")
         if not self._written:
             for each in self.guide.values() if isinstance(self.guide, Mapping) else (self.guide,):
                 family_of(each)
-        check_whole("SVI", "steps", self.steps, 1, "10_000")
-        check_whole("SVI", "particles", self.particles, 1, "1")
-        check_whole("SVI", "restarts", self.restarts, 1, "1")
-        if self.elbo_draws is not None:
-            check_whole("SVI", "elbo_draws", self.elbo_draws, 2, "1000")
-        if self.batch_size is not None:
-            check_whole("SVI", "batch_size", self.batch_size, 1, "128, or None for all rows")
-        check_within("SVI", "learning_rate", self.learning_rate, 0, math.inf, "0.01")
-        if self.init_scale != "start":
-            check_within("SVI", "init_scale", self.init_scale, 0, math.inf, "0.1")
-        elif not isinstance(self.start, Posterior):
-            raise InputError.of(
-                "SVI init_scale",
-                "a posterior as start, for init_scale='start'",
-                repr(self.start),
-                "init_scale=0.1",
-            )
-        check_within("SVI", "kl_weight", self.kl_weight, 0, math.inf, "1.0")
-        for field, known in (
-            ("stop", (None, "plateau")),
-            ("estimator", ESTIMATORS),
-            ("divergence", ("monte_carlo", "analytic")),
-            ("objective", OBJECTIVES),
-        ):
-            if getattr(self, field) not in known:
-                raise unknown_name(field, getattr(self, field), map(str, known))
-        warmup = self.kl_warmup
-        if isinstance(warmup, bool) or not isinstance(warmup, int | float) or not 0.0 <= warmup <= 0.3:
-            raise InputError.of(
-                "SVI kl_warmup", "a share of the steps from 0 to 0.3", repr(warmup), "kl_warmup=0.2"
-            )
+        if self.init_scale == "start" and not isinstance(self.start, Posterior):
+            wanted = "a posterior as start, for init_scale='start'"
+            raise InputError.of("SVI init_scale", wanted, repr(self.start), "init_scale=0.1")
         self._check_objective()
         if self.stream and self.batch_size is None:
             raise InputError.of(
                 "SVI stream", "a batch_size, with stream=True", "batch_size=None", "batch_size=500"
             )
-        if self._written and self._asked:
-            raise UnsupportedError.of(
-                "SVI",
-                "a guide written by hand with the system's own ELBO",
-                f"{', '.join(self._asked)} as well",
-                "a guide by name, or leaving these out",
-            )
+        if self._written and self._options:
+            got = f"{', '.join(self._options)} as well"
+            wanted = "a guide written by hand with the system's own ELBO"
+            raise UnsupportedError.of("SVI", wanted, got, "a guide by name, or leaving these out")
         if self._written and self.elbo_draws is not None and self.elbo_draws > KEPT:
-            raise InputError.of(
-                "SVI elbo_draws",
-                f"at most the {KEPT} draws that are kept of a guide written by hand",
-                str(self.elbo_draws),
-                "elbo_draws=1000",
-            )
+            wanted = f"at most the {KEPT} draws that are kept of a guide written by hand"
+            raise InputError.of("SVI elbo_draws", wanted, str(self.elbo_draws), "elbo_draws=1000")
 
     def _check_objective(self) -> None:
         if self.objective == "renyi":
-            wrong = isinstance(self.alpha, bool) or not isinstance(self.alpha, int | float)
-            if wrong or not math.isfinite(self.alpha or 0.0) or self.alpha == 1.0:
+            if not is_number(self.alpha) or not math.isfinite(self.alpha or 0.0) or self.alpha == 1.0:
                 raise InputError.of("SVI alpha", "an order other than 1", repr(self.alpha), "alpha=0.5")
         elif self.alpha is not None:
             raise InputError.of(
-                "SVI alpha", "objective='renyi', with alpha", f"{self.objective!r}", "alpha=None"
+                "SVI alpha", "objective='renyi', with alpha", repr(self.objective), "alpha=None"
             )
         if self.objective == "elbo":
             return
-        for field, wanted in (("estimator", "plain"), ("divergence", "monte_carlo"), ("kl_weight", 1.0)):
-            if getattr(self, field) != wanted:
-                raise UnsupportedError.of(
-                    "SVI",
-                    f"{field}={wanted!r} for objective={self.objective!r}, whose weights are p / q of one draw",
-                    repr(getattr(self, field)),
-                    f"{field}={wanted!r}",
-                )
-        for field, wanted in (("kl_warmup", 0.0), ("sticking_the_landing", False)):
-            if getattr(self, field) != wanted:
-                raise UnsupportedError.of(
-                    "SVI", f"objective='elbo' for {field}", f"{self.objective!r}", f"{field}={wanted!r}"
-                )
+        for name in (name for name in self._options if name != "objective"):
+            wanted = f"{name}={PLAIN[name]!r} for objective={self.objective!r}, whose weights are p / q of one draw"
+            raise UnsupportedError.of("SVI", wanted, repr(getattr(self, name)), f"{name}={PLAIN[name]!r}")
         if self.particles < 2:
-            raise InputError.of(
-                "SVI particles",
-                f"at least 2 for objective={self.objective!r}, which with one is the ELBO",
-                str(self.particles),
-                "particles=10",
-            )
+            wanted = f"at least 2 for objective={self.objective!r}, which with one is the ELBO"
+            raise InputError.of("SVI particles", wanted, str(self.particles), "particles=10")
 
     @property
     def streams(self) -> bool:
@@ -280,25 +232,17 @@ class SVI(Method):
 
     @property
     def _written(self) -> bool:
+        """Whether the guide is a function of the system."""
         return callable(self.guide) and not isinstance(self.guide, Family)
 
     @property
-    def _asked(self) -> list[str]:
+    def _options(self) -> list[str]:
         """The options in use that the guide and ELBO of the system do not provide."""
-        unasked: dict[str, Any] = {
-            "estimator": "plain",
-            "divergence": "monte_carlo",
-            "sticking_the_landing": False,
-            "objective": "elbo",
-            "kl_weight": 1.0,
-            "kl_warmup": 0.0,
-        }
-        if self._written:
-            # A hand-written guide determines its own start.
-            unasked |= {"start": None, "init_scale": 0.1}
-        given = {field: getattr(self, field) for field in unasked}
+        # A hand-written guide determines its own start.
+        plain = PLAIN | ({"start": None, "init_scale": 0.1} if self._written else {})
+        given = {name: getattr(self, name) for name in plain}
         # A start may hold arrays, which have no truth value of their own.
-        return [name for name, value in unasked.items() if given[name] is not value and given[name] != value]
+        return [name for name, value in plain.items() if given[name] is not value and given[name] != value]
 
     @property
     def limitations(self) -> str:
@@ -306,16 +250,15 @@ class SVI(Method):
             "It puts no mass where the posterior has none, rather than some wherever it has: variances are too small, "
             "and of several modes it has one."
         )
+        more = ""
         if self.guide == "normal":
-            return (
-                f"{narrow} Its weights are independent, which costs uncertainty between the data above all."
+            more = " Its weights are independent, which costs uncertainty between the data above all."
+        elif self.guide == "mixture" or isinstance(self.guide, Mixture):
+            more = (
+                " A mixture of few independent normals holds correlations in part: of a correlated normal in four "
+                "dimensions three components show 0.53 to 0.80 of the variances, ten 0.81 to 0.90."
             )
-        if self.guide == "mixture" or isinstance(self.guide, Mixture):
-            return (
-                f"{narrow} A mixture of few independent normals holds correlations in part: of a correlated normal in "
-                "four dimensions three components show 0.53 to 0.80 of the variances, ten 0.81 to 0.90."
-            )
-        return narrow
+        return narrow + more
 
     def effort(self, size: Size) -> Effort:
         steps = self.steps * self.particles * self.restarts * getattr(self.guide, "components", 1)
@@ -334,54 +277,47 @@ class SVI(Method):
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        batch = rows_per_step("SVI", problem, self.batch_size, self.stream)
+        batch = loops.rows_per_step("SVI", problem, self.batch_size, self.stream)
         fit = _Fit(self, problem, batch, progress)
         found = [fit.run(index, progress) for index in range(self.restarts)]
-        best = max(found, key=lambda each: each.elbo)
-        ranked = sorted(found, key=lambda each: -each.elbo)
-        approximation = best.approximation
-        history = dict(best.history)
-        if self.restarts > 1:
-            approximation = Restarts(tuple(each.approximation for each in ranked))
-            history["restart_elbo"] = np.array([each.elbo for each in ranked])
+        best, *others = sorted(found, key=lambda each: -each.elbo)
+        approximation, history = best.approximation, dict(best.history)
+        if others:
+            approximation = Restarts(tuple(each.approximation for each in (best, *others)))
+            history["restart_elbo"] = np.array([each.elbo for each in (best, *others)])
         share = 1.0 if batch is None else batch / problem.rows
         steps = sum(len(each.history["loss"]) for each in found)
+        target, warnings = self._departures(fit)
         return Outcome(
             approximation=approximation,
             history=history,
             compile_seconds=fit.descent.compile_seconds,
             run_seconds=watch() - fit.descent.compile_seconds,
             gradient_evaluations=steps * self.particles * fit.strata * share,
-            warnings=(*best.warnings, *self._cautions(fit)),
+            warnings=(*best.warnings, *warnings),
             figures=best.figures,
-            target=self._target(fit),
+            target=target,
         )
 
-    def _target(self, fit: _Fit) -> str:
-        """What is fitted, if it is not the posterior."""
-        found = []
+    def _departures(self, fit: _Fit) -> tuple[str, list[str]]:
+        """What is fitted, if it is not the posterior, and the warnings about it."""
+        targets, warnings = [], []
         if self.kl_weight != 1.0:
-            found.append(f"tempered: divergence x {self.kl_weight:g}")
-        if fit.shared:
-            found.append("approximate: local reparameterisation of shared weights")
-        return "; ".join(found)
-
-    def _cautions(self, fit: _Fit) -> list[str]:
-        found = []
-        if self.kl_weight != 1.0:
-            found.append(
+            targets.append(f"tempered: divergence x {self.kl_weight:g}")
+            warnings.append(
                 f"tempered: the divergence counts {self.kl_weight:g} times, so the target is not the posterior"
             )
         if fit.shared:
-            found.append(
+            targets.append("approximate: local reparameterisation of shared weights")
+            warnings.append(
                 "approximate estimator: local reparameterisation treats the uses of "
                 f"{', '.join(fit.shared)} within a row as independent, so the objective is not the ELBO"
             )
         if fit.improper:
-            found.append(
+            warnings.append(
                 f"the prior of {', '.join(fit.improper)} is improper: the ELBO is known up to a constant only"
             )
-        return found
+        return "; ".join(targets), warnings
 
 
 @dataclass(frozen=True)
@@ -401,17 +337,18 @@ class _Fit:
     def __init__(self, method: SVI, problem: Problem, batch: int | None, progress: Progress):
         self.method, self.problem, self.batch = method, problem, batch
         program = problem.program
-        special = [site.name for site in program.latents if site.family in SPECIAL]
-        self.improper = [site.name for site in program.latents if site.family == "ImproperLogUniform"]
+        families = {site.name: site.family for site in program.latents}
+        self.improper = [name for name, family in families.items() if family == "ImproperLogUniform"]
         self.strata = 1
-        own = method.guide == "normal" and not method._asked and not special
+        plain = (
+            method.guide == "normal" and not method._options and SPECIAL.keys().isdisjoint(families.values())
+        )
         self.guide: Guide | None = None
         self.objective: Any
-        if method._written or own:
+        if method._written or plain:
             written: Any = method.guide if method._written else None
-            self.objective = system_guide(
-                problem, batched_model(problem, batch), written, method.particles, batch
-            )
+            model = batched_model(problem, batch)
+            self.objective = system_guide(problem, model, written, method.particles, batch)
         else:
             self.guide = Guide.of(method.guide, program.sites.values())
             self.strata = self.guide.strata
@@ -439,36 +376,32 @@ class _Fit:
 
     def _beginning(self, index: int, progress: Progress | None) -> dict[str, np.ndarray]:
         """Initial parameters of a restart; without `progress`, parameters of the right shapes."""
-        method, problem = self.method, self.problem
-        latents = problem.program.latents
+        method, program = self.method, self.problem.program
         scale: dict[str, np.ndarray] = {}
         if progress is None:
-            u0 = {site.name: np.zeros(site.unconstrained_shape) for site in problem.program.sites.values()}
+            u0 = {site.name: np.zeros(site.unconstrained_shape) for site in program.sites.values()}
         else:
-            seeded = replace(problem, seed=self._seed(index))
             if isinstance(method.start, Posterior):
                 u0 = self._centre(method.start)
             else:
-                u0 = starting_point(seeded, method.start, progress)
+                u0 = starting_point(replace(self.problem, seed=self._seed(index)), method.start, progress)
             if method.init_scale == "start":
                 scale = self._spread(method.start)
         width = 0.1 if isinstance(method.init_scale, str) else float(method.init_scale)
-        for site in latents:
-            scale.setdefault(site.name, np.full(site.unconstrained_shape, width))
+        scale = {site.name: np.full(site.unconstrained_shape, width) for site in program.latents} | scale
         if self.guide is None:
             return self.objective.start(u0, scale)
         rng = np.random.default_rng(site_seed("guide", self._seed(index)))
-        held = {f"param:{site.name}": np.asarray(u0[site.name], float) for site in problem.program.params}
-        return self.guide.start(u0, scale, rng) | held
+        params = {f"param:{site.name}": np.asarray(u0[site.name], float) for site in program.params}
+        return self.guide.start(u0, scale, rng) | params
 
     def _centre(self, start: Posterior) -> dict[str, np.ndarray]:
         centre = start.approximation.centre()
         wanted = {name: site.unconstrained_shape for name, site in self.problem.program.sites.items()}
         got = {name: np.shape(value) for name, value in centre.items()}
         if wanted != got:
-            raise InputError.of(
-                "start", f"a posterior over {wanted}", f"one over {got}", "a posterior of the same model"
-            )
+            advice = "a posterior of the same model"
+            raise InputError.of("start", f"a posterior over {wanted}", f"one over {got}", advice)
         return {name: np.asarray(centre[name], float) for name in wanted}
 
     def _spread(self, start: Posterior) -> dict[str, np.ndarray]:
@@ -477,30 +410,26 @@ class _Fit:
         found = {}
         for site in self.problem.program.latents:
             draws = np.asarray(u[site.name], float)
-            sd = draws.std(0)
             # For equal numbers the standard deviation is rounding error, but the range is exactly zero.
             if not np.all(np.ptp(draws, axis=0) > 0):
-                raise InputError.of(
-                    "SVI init_scale",
-                    "a start with a spread at every site, for init_scale='start'",
-                    f"{start.info.method} without one at {site.name!r}",
-                    "init_scale=0.1",
-                )
-            found[site.name] = sd
+                wanted = "a start with a spread at every site, for init_scale='start'"
+                got = f"{start.info.method} without one at {site.name!r}"
+                raise InputError.of("SVI init_scale", wanted, got, "init_scale=0.1")
+            found[site.name] = draws.std(0)
         return found
 
     # -- one fit
 
     def run(self, index: int, progress: Progress) -> _Found:
         method = self.method
-        losses, held = self._descend(index, progress)
+        losses, constant = self._descend(index, progress)
         approximation = self.objective.approximation(self.descent.average())
         figures, warnings = self._figures(approximation, self._seed(index))
-        converged = plateau(losses[:held, 0], self._window)
+        converged = loops.plateau(losses[:constant, 0], self._window)
         figures["converged"] = float(converged)
         if not converged:
             warnings += (
-                f"SVI has not converged: of {len(losses)} steps the loss was still falling after the {held} at the "
+                f"SVI has not converged: of {len(losses)} steps the loss was still falling after the {constant} at the "
                 f"full learning_rate={method.learning_rate:g}; try steps={2 * method.steps} or a larger learning rate",
             )
         history = {"loss": losses[:, 0]}
@@ -521,31 +450,30 @@ class _Fit:
         """(loss, likelihood cost, complexity cost) of all steps, and the number of steps at the full learning rate."""
         method, problem, loop = self.method, self.problem, self.descent
         seed = self._seed(index)
-        held, total = method.steps - method.steps // 2, method.steps
+        constant, total = method.steps - method.steps // 2, method.steps
         losses = np.empty((0, 3))
         warm = max(1.0, method.kl_warmup * method.steps)
-        batches = None if self.batch is None else batch_indices(problem.rows, self.batch, seed)
-        belongs = {} if method.checkpoint is None else fingerprint(problem, method, guide=method.guide)
-        checkpoint = Checkpoint.of(method.checkpoint, belongs, f"restart{index}")
+        batches = None if self.batch is None else loops.batch_indices(problem.rows, self.batch, seed)
+        settings = {} if method.checkpoint is None else fingerprint(problem, method, guide=method.guide)
+        checkpoint = Checkpoint.of(method.checkpoint, settings, f"restart{index}")
         kept = checkpoint.load()
         if kept is None:
             loop.begin(self._beginning(index, progress), seed)
         else:
             losses = kept.pop("losses")
-            held, total = (int(value) for value in kept.pop("held_total"))
+            constant, total = (int(value) for value in kept.pop("held_total"))
             loop.restore(kept)
             for _ in range(len(losses) if batches is not None else 0):
                 next(batches)  # pyright: ignore[reportArgumentType]
         name = "SVI" if method.restarts == 1 else f"SVI {index + 1} of {method.restarts}"
         task = progress.task(f"{name} ({problem.system.name})", method.steps)
         try:
-            while len(losses) < total:
-                done = len(losses)
-                count = min(STRETCH, total - done)
+            while (done := len(losses)) < total:
+                count = min(loops.STRETCH, total - done)
                 steps = done + np.arange(count)
                 stretch = Stretch(
-                    rates=schedule(method.learning_rate, steps, held, total),
-                    averaged=steps >= held,
+                    rates=loops.falling(method.learning_rate, steps, constant, total),
+                    averaged=steps >= constant,
                     weights=method.kl_weight * np.minimum(1.0, (steps + 1.0) / warm),
                     indices=None if batches is None else np.stack([next(batches) for _ in range(count)]),
                 )
@@ -553,41 +481,30 @@ class _Fit:
                 losses = np.concatenate([losses, latest])
                 self._refuse_divergence(losses)
                 done += count
-                if (
-                    method.stop == "plateau"
-                    and done < held
-                    and plateau(losses[self._warm :, 0], self._window)
-                ):
-                    held, total = done, 2 * done
+                looks = method.stop == "plateau" and done < constant
+                if looks and loops.plateau(losses[self._warm :, 0], self._window):
+                    constant, total = done, 2 * done
                 checkpoint.keep(
-                    lambda: loop.state() | {"losses": losses, "held_total": np.array([held, total])},  # noqa: B023
+                    lambda: loop.state() | {"losses": losses, "held_total": np.array([constant, total])},  # noqa: B023
                     last=done == total,
                 )
                 task.update(method.steps if done == total else done, elbo=-float(latest[:, 0].mean()))
         finally:
             task.close()
-        return losses, held
+        return losses, constant
 
     def _refuse_divergence(self, losses: np.ndarray) -> None:
         if math.isfinite(losses[-1, 0]):
             return
-        step, method = len(losses) - 1, self.method
-        so_far = "the first loss"
-        if step:
-            so_far = (
-                f"before: first {losses[0, 0]:.6g}, lowest {losses[:step, 0].min():.6g}, "
-                f"last {losses[step - 1, 0]:.6g}"
-            )
         approximation = self.objective.approximation(self.descent.latest())
         failed, blamed = self.descent.failed(), approximation
         if all(np.all(np.isfinite(value)) for value in failed.values()):
             blamed = self.objective.approximation(failed)
-        error = DivergenceError.of(
-            "SVI",
-            "a finite loss",
-            f"{losses[-1, 0]} at step {step} ({so_far}){self._blamed(blamed)}",
-            f"learning_rate={method.learning_rate / 10:g}, a smaller init_scale, or standardise=True",
+        advice = (
+            f"learning_rate={self.method.learning_rate / 10:g}, a smaller init_scale, or standardise=True"
         )
+        error = loops.divergence("SVI", losses[:, 0], advice, self._blamed(blamed))
+        assert error is not None
         centre = {name: value[None] for name, value in approximation.centre().items()}
         w = self.problem.program.constrain_draws(centre, self.problem.x, self.problem.y)
         error.last = {name: value[0] for name, value in w.items()}
@@ -595,58 +512,45 @@ class _Fit:
 
     def _blamed(self, approximation: Approximation) -> str:
         """The site that causes a loss that is not finite, as far as draws at the parameters of that loss show."""
-        program, system = self.problem.program, self.problem.system
+        program, system, x, y = self.problem.program, self.problem.system, self.problem.x, self.problem.y
         u = approximation.draw(20, np.random.default_rng(self.problem.seed))
-        # NumPyro warns of values outside of a support, which are what this function looks for.
+        # NumPy warns of values outside of a support, which are what this function looks for.
         with ignored("Out-of-support"):
             for index in range(20):
                 values = {name: system.asarray(value[index]) for name, value in u.items()}
-                sites = system.run(
-                    program.native, self.problem.x, self.problem.y, values=values, unconstrained=True
-                )
-                for site in sites:
+                for site in system.run(program.native, x, y, values=values, unconstrained=True):
                     if site.distribution is None:
                         continue
-                    value = self.problem.y if site.name == program.observed else site.value
+                    value = y if site.name == program.observed else site.value
                     if not np.all(np.isfinite(system.to_numpy(site.distribution.log_prob(value)))):
                         return f", from site {site.name!r}"
         largest = max(u, key=lambda name: float(np.max(np.abs(u[name]))))
         return f"; the largest values are at site {largest!r}"
 
     def _figures(self, q: Approximation, seed: int) -> tuple[dict[str, float], tuple[str, ...]]:
-        """The ELBO of a fit and its two costs from new draws, with standard errors."""
-        problem = self.problem
-        program = problem.program
-        if q.program(program.model) is not program.model:
-            program = Program.of(
-                problem.system,
-                q.program(program.model),
-                problem.x,
-                problem.y,
-                language=program.language,
-                observed=program.observed,
-            )
+        """The ELBO of a fit and its two costs from new draws, with standard errors, and warnings."""
+        problem, program = self.problem, self.problem.program
+        model = q.program(program.model)
+        if model is not program.model:
+            options = {"language": program.language, "observed": program.observed}
+            program = Program.of(problem.system, model, problem.x, problem.y, **options)
+        judged = replace(problem, program=program)
         count = self.method.elbo_draws or int(np.clip(ELBO_EFFORT // problem.rows, 20, 1000))
+        rng = np.random.default_rng(site_seed("elbo", seed))
         if q.kind == "point":
             # All draws are equal.
-            count = 1
-        u = q.draw(count, np.random.default_rng(site_seed("elbo", seed)))
-        judged = replace(problem, program=program)
+            log_joint = float(judged.log_joint_draws(q.draw(1, rng)).astype(np.float64)[0])
+            warning = "the guide is a point: its ELBO is the log joint there, and no bound on the evidence"
+            return {"log_joint": log_joint, "elbo": log_joint, "elbo_se": 0.0}, (warning,)
+        u = q.draw(count, rng)
         log_joint = judged.log_joint_draws(u).astype(np.float64)
-        if q.kind == "point":
-            return {"log_joint": float(log_joint[0]), "elbo": float(log_joint[0]), "elbo_se": 0.0}, (
-                "the guide is a point: its ELBO is the log joint there, and no bound on the evidence",
-            )
         log_prior, log_q = judged.log_prior_draws(u).astype(np.float64), q.log_prob(u)
         assert log_q is not None
         values = log_joint - log_q
         if not np.all(np.isfinite(values)):
-            raise DivergenceError.of(
-                "SVI",
-                "a finite ELBO",
-                f"{int((~np.isfinite(values)).sum())} of {len(values)} draws without a finite log joint",
-                f"learning_rate={self.method.learning_rate / 10:g} or standardise=True",
-            )
+            got = f"{int((~np.isfinite(values)).sum())} of {len(values)} draws without a finite log joint"
+            advice = f"learning_rate={self.method.learning_rate / 10:g} or standardise=True"
+            raise DivergenceError.of("SVI", "a finite ELBO", got, advice)
         return {
             "elbo": float(values.mean()),
             "elbo_se": float(values.std(ddof=1) / math.sqrt(count)),
@@ -656,71 +560,10 @@ class _Fit:
 
 
 def batched_model(problem: Problem, batch: int | None) -> Model:
-    """The native model for a batch of rows, scaled to all rows.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    batch : int or None
-        Rows of a batch; None gives the program's own model for all rows.
-
-    Returns
-    -------
-    Model
-        The native model.
-    """
+    """The native model for a batch of rows, scaled to all rows; for all rows if `batch` is None."""
     program = problem.program
     if batch is None:
         return program.native
     if program.language:
         return problem.system.native(program.model, population=problem.rows, record=False)
     return functools.partial(program.native, population=problem.rows)
-
-
-def schedule(rate: float, step: np.ndarray, held: int, total: int) -> np.ndarray:
-    """The learning rate at each step: constant, then linear down to a fraction FINAL_RATE.
-
-    Parameters
-    ----------
-    rate : float
-        The learning rate while it is held.
-    step : ndarray
-        Numbers of steps.
-    held : int
-        Steps at the full rate.
-    total : int
-        Number of steps.
-
-    Returns
-    -------
-    ndarray
-        Learning rates.
-    """
-    through = np.clip((step + 1 - held) / max(1, total - held), 0.0, 1.0)
-    return rate * (1.0 - (1.0 - FINAL_RATE) * through)
-
-
-def plateau(losses: np.ndarray, window: int) -> bool:
-    """Whether the mean of the last `window` losses is not below that of the window before, within noise.
-
-    Within noise means by no more than max(2 standard errors of the difference, 0.1 nats). Losses of different steps use
-    different draws, so their standard error is that of independent numbers.
-
-    Parameters
-    ----------
-    losses : ndarray
-        One loss per step.
-    window : int
-        Number of steps in a window.
-
-    Returns
-    -------
-    bool
-        Whether the loss is on a plateau.
-    """
-    if window < 2 or len(losses) < 2 * window:
-        return False
-    before, last = losses[-2 * window : -window], losses[-window:]
-    error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / window)
-    return bool(before.mean() - last.mean() <= max(2.0 * error, 0.1))

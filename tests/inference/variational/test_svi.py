@@ -23,10 +23,11 @@ from ppl_bnn import dist, likelihoods, ops, priors
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
+from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.variational import autoguide
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.inference.variational.restarts import Restarts
-from ppl_bnn.inference.variational.svi import SVI, batch_indices, batched_model, plateau, schedule
+from ppl_bnn.inference.variational.svi import SVI, batched_model
 from tests.problems import Conjugate
 
 NOISE = 0.5
@@ -561,14 +562,14 @@ def test_the_scaled_batches_of_an_epoch_average_to_the_full_log_joint(ppl: str) 
             return float(pyro.poutine.trace(pyro.poutine.condition(model, w)).get_trace(x, y).log_prob_sum())
 
         batched = batched_model(problem, method.batch_size)
-        batches = batch_indices(60, 12, seed=0)
+        batches = loops.batch_indices(60, 12, seed=0)
         parts = [log_joint(batched, x[index], y[index]) for index in (next(batches) for _ in range(5))]
         assert np.std(parts) > 1.0
         np.testing.assert_allclose(np.mean(parts), log_joint(program.native, x, y), rtol=1e-12)
 
 
 def test_every_row_comes_once_per_epoch_whatever_the_batch_size() -> None:
-    batches = batch_indices(10, 4, seed=0)
+    batches = loops.batch_indices(10, 4, seed=0)
     seen = np.concatenate([next(batches) for _ in range(5)])
     assert np.array_equal(np.sort(seen[:10]), np.arange(10))
     assert np.array_equal(np.sort(seen[10:]), np.arange(10))
@@ -672,19 +673,19 @@ def test_it_stops_on_a_plateau_on_request(ppl: str) -> None:
 def test_a_plateau_is_what_the_documentation_says() -> None:
     rng = np.random.default_rng(0)
     flat_loss, falling = rng.normal(size=400), rng.normal(size=400) - 0.01 * np.arange(400)
-    assert plateau(flat_loss, 200)
-    assert not plateau(falling, 200)
-    assert not plateau(flat_loss[:399], 200)
-    assert not plateau(flat_loss, 1)
+    assert loops.plateau(flat_loss, 200)
+    assert not loops.plateau(falling, 200)
+    assert not loops.plateau(flat_loss[:399], 200)
+    assert not loops.plateau(flat_loss, 1)
     # 0.3 nats between windows with a standard error of 0.1: three standard errors are too many.
     step = np.concatenate(
         [flat_loss[:200] - flat_loss[:200].mean() + 0.3, flat_loss[200:] - flat_loss[200:].mean()]
     )
-    assert not plateau(step, 200)
+    assert not loops.plateau(step, 200)
 
 
 def test_the_learning_rate_is_held_and_then_falls_to_a_tenth() -> None:
-    rates = schedule(0.5, np.arange(10), held=5, total=10)
+    rates = loops.falling(0.5, np.arange(10), constant=5, total=10)
     np.testing.assert_allclose(rates[:5], 0.5)
     np.testing.assert_allclose(np.diff(rates[4:]), -0.09)
     assert rates[-1] == pytest.approx(0.05)
