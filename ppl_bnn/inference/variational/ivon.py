@@ -11,25 +11,15 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.settings import between, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import conditioning
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.loops import (
-    State,
-    check_whole,
-    check_within,
-    evidence_bound,
-    first_half,
-    iterate,
-    refuse_free_parameters,
-    rows_per_step,
-    schedule,
-    settled,
-    unsettled_warning,
-)
-from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.start import Start
+from ppl_bnn.inference.optimisation import loops
+from ppl_bnn.inference.optimisation.mode import starting_point
+from ppl_bnn.inference.variational import iterated
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language import ops
 
@@ -107,26 +97,15 @@ class IVON(Method):
     .. [2] Lin, Schmidt and Khan (2020).
     """
 
-    steps: int = 10_000
-    learning_rate: float = 0.1
-    momentum: float = 0.9
-    curvature_momentum: float = 0.995
-    batch_size: int | None = None
-    particles: int = 1
-    init_scale: float = 0.1
+    steps: int = setting(10_000, whole())
+    learning_rate: float = setting(0.1, between())
+    momentum: float = setting(0.9, between(0, 1))
+    curvature_momentum: float = setting(0.995, between(0, 1))
+    batch_size: int | None = iterated.batch_setting()
+    particles: int = setting(1, whole())
+    init_scale: float = setting(0.1, between())
     start: Start = None
-    elbo_draws: int = 1000
-
-    def check(self) -> None:
-        check_whole(self.name, "steps", self.steps, 1, "10_000")
-        check_whole(self.name, "particles", self.particles, 1, "1")
-        check_whole(self.name, "elbo_draws", self.elbo_draws, 2, "1000")
-        if self.batch_size is not None:
-            check_whole(self.name, "batch_size", self.batch_size, 1, "128, or None for all rows")
-        check_within(self.name, "learning_rate", self.learning_rate, 0, math.inf, "0.1")
-        check_within(self.name, "init_scale", self.init_scale, 0, math.inf, "0.1")
-        check_within(self.name, "momentum", self.momentum, 0, 1, "0.9")
-        check_within(self.name, "curvature_momentum", self.curvature_momentum, 0, 1, "0.995")
+    elbo_draws: int = setting(1000, whole(2))
 
     @property
     def limitations(self) -> str:
@@ -139,15 +118,16 @@ class IVON(Method):
         found = Effort.exactly(self.steps * self.particles * size.share(self.batch_size))
         return found.after(effort_of_start(self.start, size))
 
+    def check_support(self, problem: Problem) -> None:
+        loops.refuse_free_parameters(self.name, problem)
+
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        refuse_free_parameters(self.name, problem)
-        batch = rows_per_step(self.name, problem, self.batch_size)
-        program = problem.program
+        batch = loops.rows_per_step(self.name, problem, self.batch_size)
         mean = flat_sites(problem, starting_point(problem, self.start, progress))
         zeros = np.zeros_like(mean)
         advice = f"learning_rate={self.learning_rate / 10:g}, a smaller init_scale, or standardise=True"
-        arrived = iterate(
+        found = loops.iterate(
             problem,
             self._rule(problem, batch),
             {
@@ -159,8 +139,7 @@ class IVON(Method):
                 "total_excess": np.zeros(()),
             },
             {
-                "rate": schedule(self.learning_rate, self.steps),
-                "counts": (np.arange(self.steps) >= first_half(self.steps)).astype(float),
+                **iterated.averaged_steps(self.learning_rate, self.steps),
                 "correction": 1.0 - self.momentum ** (1.0 + np.arange(self.steps)),
                 "decay": self._decays(),
             },
@@ -170,47 +149,33 @@ class IVON(Method):
             advice=advice,
         )
         # A single step has no second half.
-        counted = self.steps - first_half(self.steps)
-        mean, precision, excess = arrived.state["mean"], arrived.state["precision"], 0.0
+        counted = self.steps - loops.first_half(self.steps)
+        mean, precision, excess = found.state["mean"], found.state["precision"], 0.0
         if counted:
-            mean, precision, excess = (
-                arrived.state[name] / counted for name in ("total_mean", "total_precision", "total_excess")
-            )
-        approximation = MeanField(
-            *(
-                {name: np.array(value) for name, value in program.unravel(flat).items()}
-                for flat in (mean, precision**-0.5)
-            )
-        )
-        elbo, elbo_se = evidence_bound(self.name, problem, approximation, self.elbo_draws, advice)
-        crossed, badly = self._crossed(problem, mean)
-        converged = settled(arrived.losses, self.steps) and crossed
-        return Outcome(
-            approximation=approximation,
-            history={"loss": arrived.losses},
-            compile_seconds=arrived.compile_seconds,
-            run_seconds=watch() - arrived.compile_seconds,
-            gradient_evaluations=self.steps
-            * self.particles
-            * (1.0 if batch is None else batch / problem.rows),
-            warnings=(*self._warnings(converged or not crossed, float(excess)), *badly),
-            figures={
-                "elbo": elbo,
-                "elbo_se": elbo_se,
-                "converged": float(converged),
-                "precision_excess": float(excess),
-            },
-        )
-
-    def _warnings(self, converged: bool, excess: float) -> tuple[str, ...]:
-        found = [] if converged else [unsettled_warning(self.name, self.steps, self.learning_rate)]
+            names = ("total_mean", "total_precision", "total_excess")
+            mean, precision, excess = (found.state[name] / counted for name in names)
+        parts = (iterated.by_site(problem, flat) for flat in (mean, precision**-0.5))
+        approximation = MeanField(*parts)
+        elbo, elbo_se = loops.evidence_bound(self.name, problem, approximation, self.elbo_draws, advice)
+        warnings: list[str] = []
         if excess > EXCESS_LIMIT:
             closer = 1.0 - (1.0 - self.curvature_momentum) / 10.0
-            found.append(
+            warnings.append(
                 f"IVON: the noise of the curvature makes the precisions {excess:.0%} too large on average; try "
                 f"curvature_momentum={closer:g}, more particles or larger batches"
             )
-        return tuple(found)
+        crossed, slow = self._crossed(problem, mean)
+        return iterated.outcome_of(
+            self,
+            found,
+            watch,
+            approximation,
+            gradients=self.steps * self.particles * (1.0 if batch is None else batch / problem.rows),
+            figures={"elbo": elbo, "elbo_se": elbo_se, "precision_excess": float(excess)},
+            warnings=(*warnings, *slow),
+            crossed=crossed,
+            silent=not crossed,
+        )
 
     def _crossed(self, problem: Problem, mean: np.ndarray) -> tuple[bool, tuple[str, ...]]:
         """Whether there were enough steps to cross the flattest direction, according to the curvature at the mean.
@@ -221,7 +186,7 @@ class IVON(Method):
         found = conditioning(problem, mean)
         if found is None:
             return True, ()
-        lasted = self.learning_rate * first_half(self.steps) * float(found.scaled[0])
+        lasted = self.learning_rate * loops.first_half(self.steps) * float(found.scaled[0])
         if lasted >= RELAXED:
             return True, ()
         share = float(np.median(1.0 / (np.diag(found.curvature) * found.variances)))
@@ -236,34 +201,29 @@ class IVON(Method):
         return np.maximum(1.0 - self.curvature_momentum, early)
 
     def _rule(self, problem: Problem, batch: int | None) -> Any:
-        program, system = problem.program, problem.system
-        scale = 1.0 if batch is None else problem.rows / batch
-        slow = self.momentum
+        evaluated, slow = iterated.gradients_of(problem, batch), self.momentum
 
-        def loss(flat: Any, x: Any, y: Any) -> Any:
-            return -program.log_joint(program.unravel(flat), x, y, scale)
-
-        evaluated = system.vmap(system.value_and_grad(loss), in_axes=(0, None, None))
-
-        def rule(state: State, told: Mapping[str, Any], x: Any, y: Any, randomness: Any) -> tuple[State, Any]:
+        def rule(
+            state: loops.State, now: Mapping[str, Any], x: Any, y: Any, randomness: Any
+        ) -> tuple[loops.State, Any]:
             mean, precision = state["mean"], state["precision"]
             eps = randomness.normal((self.particles, mean.shape[0]), mean)
             root = ops.sqrt(precision)
             values, gradients = evaluated(mean + eps / root, x, y)
             momentum = slow * state["momentum"] + (1.0 - slow) * gradients.mean(0)
-            change = told["decay"] * ((gradients * eps).mean(0) * root - precision)
+            change = now["decay"] * ((gradients * eps).mean(0) * root - precision)
             excess = change**2 / (2.0 * precision)
             log_q = (ops.log(root) - 0.5 * math.log(2.0 * math.pi)).sum() - 0.5 * (eps**2).sum(1)
             precision = precision + change + excess
-            mean = mean - told["rate"] * momentum / told["correction"] / precision
+            mean = mean - now["rate"] * momentum / now["correction"] / precision
             state = {
                 "mean": mean,
                 "precision": precision,
                 "momentum": momentum,
-                "total_mean": state["total_mean"] + told["counts"] * mean,
-                "total_precision": state["total_precision"] + told["counts"] * precision,
+                "total_mean": state["total_mean"] + now["counts"] * mean,
+                "total_precision": state["total_precision"] + now["counts"] * precision,
                 "total_excess": state["total_excess"]
-                + told["counts"] * (excess / precision).mean() / told["decay"],
+                + now["counts"] * (excess / precision).mean() / now["decay"],
             }
             return state, (values + log_q).mean()
 

@@ -12,25 +12,16 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.core.arrays import map_data
-from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.errors import UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.settings import between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.flat_vector import flat_sites, somewhere, system_values
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.loops import (
-    State,
-    adam,
-    check_whole,
-    check_within,
-    first_half,
-    iterate,
-    rows_per_step,
-    schedule,
-    settled,
-    unsettled_warning,
-)
-from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.start import Start
+from ppl_bnn.inference.optimisation import loops
+from ppl_bnn.inference.optimisation.mode import starting_point
+from ppl_bnn.inference.variational import iterated
 from ppl_bnn.language.handlers import LinearUse, NetworkFunction, RecordLinear, SubstituteLinear
 from ppl_bnn.language.stochastic_layers import DroppedInputs
 from ppl_bnn.posterior.approximation import Approximation
@@ -94,6 +85,11 @@ class Dropped(Approximation):
         return cls(parts["u"], {name: float(rate) for name, rate in parts["rate"].items()})
 
 
+def _names(value: Any) -> str | None:
+    names = not isinstance(value, str) and len(value) and all(isinstance(name, str) for name in value)
+    return None if names else "names of layers"
+
+
 @dataclass(frozen=True)
 class MCDropout(Method):
     """Dropout as approximate inference [1]_.
@@ -151,25 +147,13 @@ class MCDropout(Method):
     .. [2] Osband (2016).
     """
 
-    rate: float = 0.1
-    layers: tuple[str, ...] | None = None
-    steps: int = 10_000
-    learning_rate: float = 0.01
-    batch_size: int | None = None
+    rate: float = setting(0.1, between(0, 1))
+    layers: tuple[str, ...] | None = setting(None, optional(_names), advice="('output',)")
+    steps: int = setting(10_000, whole())
+    learning_rate: float = setting(0.01, between())
+    batch_size: int | None = iterated.batch_setting()
     start: Start = None
     serves_local: ClassVar[bool] = False
-
-    def check(self) -> None:
-        check_within(self.name, "rate", self.rate, 0, 1, "0.1")
-        check_whole(self.name, "steps", self.steps, 1, "10_000")
-        check_within(self.name, "learning_rate", self.learning_rate, 0, math.inf, "0.01")
-        if self.batch_size is not None:
-            check_whole(self.name, "batch_size", self.batch_size, 1, "128, or None for all rows")
-        names = self.layers
-        if names is not None and (
-            isinstance(names, str) or not len(names) or not all(isinstance(name, str) for name in names)
-        ):
-            raise InputError.of("MCDropout layers", "names of layers", repr(names), "layers=('output',)")
 
     @property
     def limitations(self) -> str:
@@ -184,65 +168,52 @@ class MCDropout(Method):
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        batch = rows_per_step(self.name, problem, self.batch_size)
+        batch = loops.rows_per_step(self.name, problem, self.batch_size)
         program, system = problem.program, problem.system
         dropped = self._dropped(problem)
         u0 = flat_sites(problem, starting_point(problem, self.start, progress))
         scale = 1.0 if batch is None else problem.rows / batch
         rates = dict.fromkeys(dropped, float(self.rate))
 
-        def rule(state: State, told: Mapping[str, Any], x: Any, y: Any, randomness: Any) -> tuple[State, Any]:
+        def rule(
+            state: loops.State, now: Mapping[str, Any], x: Any, y: Any, randomness: Any
+        ) -> tuple[loops.State, Any]:
             masked = _with_dropout(program, rates, randomness)
 
             def loss(flat: Any) -> Any:
                 return -masked.log_joint(program.unravel(flat), x, y, scale)
 
             value, gradient = system.value_and_grad(loss)(state["u"])
-            direction, moments = adam(state, gradient, told["step"])
-            u = state["u"] - told["rate"] * direction
-            return {"u": u, "total": state["total"] + told["counts"] * u, **moments}, value
+            direction, moments = loops.adam(state, gradient, now["step"])
+            u = state["u"] - now["rate"] * direction
+            return {"u": u, "total": state["total"] + now["counts"] * u, **moments}, value
 
         zeros = np.zeros_like(u0)
-        arrived = iterate(
+        inputs = iterated.averaged_steps(self.learning_rate, self.steps)
+        found = loops.iterate(
             problem,
             rule,
             {"u": u0, "total": zeros, "first": zeros, "second": zeros},
-            {
-                "rate": schedule(self.learning_rate, self.steps),
-                "counts": (np.arange(self.steps) >= first_half(self.steps)).astype(float),
-                "step": 1.0 + np.arange(self.steps),
-            },
+            inputs | {"step": 1.0 + np.arange(self.steps)},
             batch=batch,
             progress=progress,
             title=self.name,
             advice=f"learning_rate={self.learning_rate / 10:g}, a smaller rate, or standardise=True",
         )
-        counted = self.steps - first_half(self.steps)
+        counted = self.steps - loops.first_half(self.steps)
         # A single step has no second half.
-        flat = arrived.state["total"] / counted if counted else arrived.state["u"]
-        converged = settled(arrived.losses, self.steps)
-        return Outcome(
-            approximation=Dropped(
-                {name: np.array(value) for name, value in program.unravel(flat).items()},
-                dict.fromkeys(dropped.values(), float(self.rate)),
-            ),
-            history={"loss": arrived.losses},
-            compile_seconds=arrived.compile_seconds,
-            run_seconds=watch() - arrived.compile_seconds,
-            gradient_evaluations=self.steps / scale,
-            warnings=() if converged else (unsettled_warning(self.name, self.steps, self.learning_rate),),
-            figures={"converged": float(converged)},
+        flat = found.state["total"] / counted if counted else found.state["u"]
+        approximation = Dropped(
+            iterated.by_site(problem, flat), dict.fromkeys(dropped.values(), float(self.rate))
         )
+        return iterated.outcome_of(self, found, watch, approximation, gradients=self.steps / scale)
 
     def _dropped(self, problem: Problem) -> dict[str, str]:
         """Map to the site of its weight, for the maps whose inputs are dropped."""
         if not problem.program.language:
-            raise UnsupportedError.of(
-                "MCDropout",
-                "a model in the language, whose linear maps are seen",
-                f"a plain {problem.system.name} model",
-                "bnn.linear or bnn.dense, with bnn.observe",
-            )
+            got, advice = f"a plain {problem.system.name} model", "bnn.linear or bnn.dense, with bnn.observe"
+            wanted = "a model in the language, whose linear maps are seen"
+            raise UnsupportedError.of(self.name, wanted, got, advice)
         row, w, uses = _linear_uses(problem)
         names = list(dict.fromkeys(use.name for use in uses))
         for name in self.layers or ():
@@ -250,12 +221,9 @@ class MCDropout(Method):
                 raise unknown_name("layer", name, names)
         chosen = names[1:] if self.layers is None else self.layers
         if not chosen:
-            raise UnsupportedError.of(
-                "MCDropout",
-                "a linear map after the first, to drop what enters it",
-                f"the maps {names}",
-                f"layers=({names[0]!r},)" if names else "a model with bnn.linear or bnn.dense",
-            )
+            advice = f"layers=({names[0]!r},)" if names else "a model with bnn.linear or bnn.dense"
+            wanted = "a linear map after the first, to drop what enters it"
+            raise UnsupportedError.of(self.name, wanted, f"the maps {names}", advice)
         return {name: self._weight(problem, name, row, w, uses) for name in chosen}
 
     def _weight(
@@ -274,12 +242,9 @@ class MCDropout(Method):
             got = f"{site!r}, which has a constraint and cannot be zero"
         if got is not None:
             others = [other for other in dict.fromkeys(use.name for use in uses) if other != name]
-            raise UnsupportedError.of(
-                f"MCDropout, layer {name!r}",
-                "a weight that is a site by itself, used in this one place",
-                got,
-                f"layers= among {others}" if others else "bnn.dense with a prior over the weights",
-            )
+            advice = f"layers= among {others}" if others else "bnn.dense with a prior over the weights"
+            wanted = "a weight that is a site by itself, used in this one place"
+            raise UnsupportedError.of(f"MCDropout, layer {name!r}", wanted, got, advice)
         return site  # pyright: ignore[reportReturnType]
 
 
@@ -322,11 +287,10 @@ def _is_unconstrained(problem: Problem, site: str) -> bool:
     if described.shape != described.unconstrained_shape:
         return False
     for number in (0.0, 1.0):
-        u = {
-            name: system.asarray(np.full(each.unconstrained_shape, number))
-            for name, each in program.sites.items()
-        }
-        w = program.constrain(u, problem.x, problem.y)
+        u = {name: np.full(each.unconstrained_shape, number) for name, each in program.sites.items()}
+        w = program.constrain(
+            {name: system.asarray(value) for name, value in u.items()}, problem.x, problem.y
+        )
         if not np.all(system.to_numpy(w[site]) == number):
             return False
     return True

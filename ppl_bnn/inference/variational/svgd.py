@@ -11,29 +11,19 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import unknown_name
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import BAD, conditioning
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.loops import (
-    State,
-    adam,
-    check_whole,
-    check_within,
-    iterate,
-    refuse_free_parameters,
-    rows_per_step,
-    schedule,
-    settled,
-    unsettled_warning,
-)
 from ppl_bnn.inference.start import Start, resolve_start
+from ppl_bnn.inference.optimisation import loops
+from ppl_bnn.inference.optimisation.mode import trainable
+from ppl_bnn.inference.variational import iterated
 from ppl_bnn.language import ops
 from ppl_bnn.posterior.approximation import Approximation
 
-OPTIMISERS = ("adam", "adagrad")
 # The iterates are not averaged, so the last steps must be small.
 FINAL = 0.01
 # Default number of particles: with at most SMALL coordinates EACH per coordinate, but between FEW and MANY; otherwise
@@ -72,11 +62,9 @@ class Particles(Approximation):
         return dict(self.u)
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        whole, rest = divmod(count, self.size)
-        picked = np.concatenate(
-            [np.tile(np.arange(self.size), whole), rng.choice(self.size, rest, replace=False)]
-        )
-        picked = rng.permutation(picked)
+        times, rest = divmod(count, self.size)
+        every = np.tile(np.arange(self.size), times)
+        picked = rng.permutation(np.concatenate([every, rng.choice(self.size, rest, replace=False)]))
         return {name: value[picked] for name, value in self.u.items()}
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> None:
@@ -174,43 +162,19 @@ class SVGD(Method):
        dimensions.
     """
 
-    particles: int | None = None
-    steps: int = 5_000
-    learning_rate: float = 0.02
-    optimiser: str = "adam"
-    bandwidth: float | None = None
-    batch_size: int | None = None
+    particles: int | None = setting(None, optional(whole()), advice="20")
+    steps: int = setting(5_000, whole())
+    learning_rate: float = setting(0.02, between())
+    optimiser: str = setting("adam", OneOf(("adam", "adagrad")))
+    bandwidth: float | None = setting(None, optional(between()), advice="None, for the median")
+    batch_size: int | None = iterated.batch_setting()
     start: Start = None
-    jitter: float = 0.1
+    jitter: float = setting(0.1, between())
 
     finds_centre: ClassVar[bool] = False
 
-    def check(self) -> None:
-        if self.particles is not None:
-            check_whole(self.name, "particles", self.particles, 1, "20, or None")
-        check_whole(self.name, "steps", self.steps, 1, "5_000")
-        check_within(self.name, "learning_rate", self.learning_rate, 0, math.inf, "0.02")
-        check_within(self.name, "jitter", self.jitter, 0, math.inf, "0.1")
-        if self.optimiser not in OPTIMISERS:
-            raise unknown_name("optimiser", self.optimiser, OPTIMISERS)
-        if self.bandwidth is not None:
-            check_within(self.name, "bandwidth", self.bandwidth, 0, math.inf, "None, for the median")
-        if self.batch_size is not None:
-            check_whole(self.name, "batch_size", self.batch_size, 1, "128, or None for all rows")
-
     def count(self, size: int) -> int:
-        """The number of particles.
-
-        Parameters
-        ----------
-        size : int
-            Number of coordinates.
-
-        Returns
-        -------
-        int
-            n.
-        """
+        """The number of particles for `size` coordinates."""
         if self.particles is not None:
             return self.particles
         return FEW if size > SMALL else int(np.clip(EACH * size, FEW, MANY))
@@ -232,66 +196,62 @@ class SVGD(Method):
         )
         return found.after(effort_of_start(self.start, size, count))
 
+    def check_support(self, problem: Problem) -> None:
+        loops.refuse_free_parameters(self.name, problem)
+
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        refuse_free_parameters(self.name, problem)
-        batch = rows_per_step(self.name, problem, self.batch_size)
-        program, system = problem.program, problem.system
-        scale = 1.0 if batch is None else problem.rows / batch
+        batch = loops.rows_per_step(self.name, problem, self.batch_size)
+        evaluated = iterated.gradients_of(problem, batch)
 
-        def loss(flat: Any, x: Any, y: Any) -> Any:
-            return -program.log_joint(program.unravel(flat), x, y, scale)
-
-        evaluated = system.vmap(system.value_and_grad(loss), in_axes=(0, None, None))
-
-        def rule(state: State, told: Mapping[str, Any], x: Any, y: Any, _: Any) -> tuple[State, Any]:
+        def rule(
+            state: loops.State, now: Mapping[str, Any], x: Any, y: Any, _: Any
+        ) -> tuple[loops.State, Any]:
             values, gradients = evaluated(state["particles"], x, y)
             direction = stein_direction(state["particles"], -gradients, self.bandwidth)
-            return self._ascend(state, direction, told), values.mean()
+            return self._ascend(state, direction, now), values.mean()
 
         particles = self._start(problem, progress)
-        arrived = iterate(
+        zeros = np.zeros_like(particles)
+        found = loops.iterate(
             problem,
             rule,
-            {"particles": particles, "first": np.zeros_like(particles), "second": np.zeros_like(particles)},
-            {"rate": schedule(self.learning_rate, self.steps, FINAL), "step": 1.0 + np.arange(self.steps)},
+            {"particles": particles, "first": zeros, "second": zeros},
+            {
+                "rate": loops.schedule(self.learning_rate, self.steps, FINAL),
+                "step": 1.0 + np.arange(self.steps),
+            },
             batch=batch,
             progress=progress,
             title=self.name,
             advice=f"learning_rate={self.learning_rate / 10:g}, start=MAP(), or standardise=True",
         )
-        particles = arrived.state["particles"]
-        converged = settled(arrived.losses, self.steps)
-        found = [] if converged else [unsettled_warning(self.name, self.steps, self.learning_rate)]
+        particles = found.state["particles"]
+        warnings: list[str] = []
         scaling = conditioning(problem, particles[0])
-        if scaling is not None and scaling.number > BAD:
-            converged = False
-            found.append(
-                f"{self.name} has not converged: its kernel has one bandwidth for all directions. "
-                f"{scaling.explanation()}"
+        crossed = scaling is None or not scaling.number > BAD
+        if scaling is not None and not crossed:
+            warnings.append(
+                f"{self.name} has not converged: its kernel has one bandwidth for all directions. {scaling.explanation()}"
             )
-        return Outcome(
-            approximation=Particles(
-                {name: np.array(value) for name, value in program.unravel(particles).items()}
-            ),
-            history={"loss": arrived.losses},
-            compile_seconds=arrived.compile_seconds,
-            run_seconds=watch() - arrived.compile_seconds,
-            gradient_evaluations=self.steps * len(particles) / scale,
-            warnings=(*found, *self._collapse(len(particles), program.parameter_count)),
-            figures={
-                "converged": float(converged),
-                "bandwidth": float(self.bandwidth or median_bandwidth(particles)),
-            },
+        return iterated.outcome_of(
+            self,
+            found,
+            watch,
+            Particles(iterated.by_site(problem, particles)),
+            gradients=self.steps * len(particles) / (1.0 if batch is None else problem.rows / batch),
+            figures={"bandwidth": float(self.bandwidth or median_bandwidth(particles))},
+            warnings=(*warnings, *self._collapse(*particles.shape)),
+            crossed=crossed,
         )
 
-    def _ascend(self, state: State, direction: Any, told: Mapping[str, Any]) -> State:
+    def _ascend(self, state: loops.State, direction: Any, now: Mapping[str, Any]) -> loops.State:
         if self.optimiser == "adam":
-            step, moments = adam(state, direction, told["step"])
+            step, moments = loops.adam(state, direction, now["step"])
         else:
             moments = {"first": state["first"], "second": state["second"] + direction**2}
             step = direction / (ops.sqrt(moments["second"]) + 1e-8)
-        return {"particles": state["particles"] + told["rate"] * step, **moments}
+        return {"particles": state["particles"] + now["rate"] * step, **moments}
 
     def _collapse(self, count: int, size: int) -> tuple[str, ...]:
         """A warning if there are no more particles than dimensions."""
@@ -309,7 +269,11 @@ class SVGD(Method):
         count = self.count(problem.program.parameter_count)
         points = resolve_start(problem, self.start, progress, count=count)
         if self.start is None:
-            points = [{name: _trainable(value) for name, value in point.items()} for point in points]
+            # A scalar, such as a noise, is no weight.
+            points = [
+                {name: trainable(value) if np.ndim(value) else value for name, value in point.items()}
+                for point in points
+            ]
         rng = np.random.default_rng(site_seed("svgd jitter", problem.seed))
         flat: list[np.ndarray] = []
         seen: set[bytes] = set()
@@ -322,36 +286,14 @@ class SVGD(Method):
         return np.stack(flat)
 
 
-def _trainable(value: np.ndarray) -> np.ndarray:
-    """A draw of a weight tensor, shrunk if its root mean square exceeds fan_in^(-1/2); larger ones saturate units."""
-    if np.ndim(value) == 0:
-        return np.asarray(value)
-    fan_in = int(np.prod(value.shape[:-1])) if value.ndim > 1 else 1
-    size = float(np.sqrt(np.mean(value**2)))
-    return value * min(1.0, fan_in**-0.5 / size) if size > 0 else value
-
-
 # --- the direction, over ops ----------------------------------------------------------------------
 
 
 def stein_direction(particles: Any, gradients: Any, bandwidth: float | None = None) -> Any:
-    """The direction phi of SVGD.
+    """The direction phi (n, P) of SVGD.
 
-    With K_ij = k(u_i, u_j), phi = [K g + 2/h (diag(K 1) u - K u)] / n.
-
-    Parameters
-    ----------
-    particles : array
-        u, shape (n, P).
-    gradients : array
-        g, the gradients of the log density at the particles, shape (n, P).
-    bandwidth : float or None
-        h; None for `median_bandwidth`.
-
-    Returns
-    -------
-    array
-        phi, shape (n, P).
+    With K_ij = k(u_i, u_j), phi = [K g + 2/h (diag(K 1) u - K u)] / n, for particles u (n, P), gradients g (n, P) of
+    the log density at them, and the bandwidth h, or that of `median_bandwidth`.
     """
     count = particles.shape[0]
     if count == 1:
@@ -366,18 +308,7 @@ def stein_direction(particles: Any, gradients: Any, bandwidth: float | None = No
 
 
 def median_bandwidth(particles: Any) -> Any:
-    """The median of |u_i - u_j|^2 over pairs i < j, divided by log(n + 1); 1 for a single particle.
-
-    Parameters
-    ----------
-    particles : array
-        u, shape (n, P).
-
-    Returns
-    -------
-    array
-        h, a scalar.
-    """
+    """The median of |u_i - u_j|^2 over pairs i < j of (n, P), divided by log(n + 1); 1 for a single particle."""
     count = particles.shape[0]
     if count == 1:
         return 1.0
