@@ -7,15 +7,15 @@ unconstrained parameters for `adam.py`, and after the fit to an approximation in
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from ppl_bnn.backends.many_draws import DENSITY_MEMORY
-from ppl_bnn.backends.program import Problem
-from ppl_bnn.backends.protocol import Model
+from ppl_bnn.backends.program import DENSITY_MEMORY, Problem
+from ppl_bnn.backends.protocol import Model, Site
 from ppl_bnn.core.arrays import iterate_seeds, map_data, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
@@ -27,105 +27,105 @@ from ppl_bnn.posterior.approximation import Approximation, Drawn
 KEPT = 4000
 
 
-class SystemGuide(Protocol):
+Arrays = dict[str, np.ndarray]
+
+
+class SystemGuide(ABC):
     """A guide of a system, its objective and its approximation."""
 
-    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Parameters of a guide with given locations and standard deviations.
+    _problem: Problem
 
-        Parameters
-        ----------
-        u0 : mapping of str to ndarray
-            Locations by site, in unconstrained coordinates.
-        scale : mapping of str to ndarray
-            Standard deviations by site, in unconstrained coordinates.
+    @abstractmethod
+    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> Arrays:
+        """Parameters of a guide with given locations and standard deviations, in unconstrained coordinates by site."""
 
-        Returns
-        -------
-        dict of str to ndarray
-            The parameters.
-        """
-        ...
-
+    @abstractmethod
     def __call__(
         self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
-    ) -> tuple[Any, tuple[Any, Any]]: ...
+    ) -> tuple[Any, tuple[Any, Any]]:
+        """Minus the ELBO, and NaN for its two parts, which the system does not report."""
+
+    @abstractmethod
+    def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
+        """The approximation at fitted parameters, in NumPy."""
+
+
+class _Normal(SystemGuide):
+    """AutoNormal: a location and a scale for each latent site."""
+
+    @abstractmethod
+    def _names(self, site: str) -> tuple[str, str]:
+        """The names of the parameters for the location and the scale of a site."""
+
+    @abstractmethod
+    def _scale(self, site: Site, parameter: np.ndarray) -> np.ndarray:
+        """The standard deviations of a site from the parameter of its scale."""
+
+    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> Arrays:
+        found: Arrays = {}
+        for site in self._problem.program.sites.values():
+            name, of_scale = (site.name, None) if site.is_param else self._names(site.name)
+            found[name] = np.asarray(u0[site.name], float)
+            if of_scale is not None:
+                found[of_scale] = inverse_softplus(scale[site.name])
+        return found
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
-        """The approximation at fitted parameters.
-
-        Parameters
-        ----------
-        parameters : mapping of str to ndarray
-            The parameters.
-
-        Returns
-        -------
-        Approximation
-            The approximation, in NumPy.
-        """
-        ...
+        loc, scale = {}, {}
+        for site in self._problem.program.sites.values():
+            if site.is_param:
+                loc[site.name] = parameters[site.name].copy()
+                continue
+            name, of_scale = self._names(site.name)
+            loc[site.name] = parameters[name].reshape(site.unconstrained_shape)
+            scale[site.name] = self._scale(site, parameters[of_scale])
+        return MeanField(loc, scale)
 
 
 def system_guide(
     problem: Problem, model: Model, guide: Callable[..., Any] | None, particles: int, batch: int | None
 ) -> SystemGuide:
-    """AutoNormal or a hand-written guide, with the Trace_ELBO of the system.
+    """AutoNormal (if `guide` is None) or a hand-written guide, with the Trace_ELBO of the system.
 
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    model : Model
-        The native model.
-    guide : callable or None
-        A hand-written guide; None for AutoNormal.
-    particles : int
-        Draws per step.
-    batch : int or None
-        Rows per step; None for all rows.
-
-    Returns
-    -------
-    SystemGuide
-        The guide.
+    `model` is native, `particles` are draws per step, and `batch` rows per step.
     """
     return _GUIDES[problem.system.name, guide is None](problem, model, guide, particles, batch)
 
 
 def _first(problem: Problem, batch: int | None) -> tuple[Any, Any]:
-    if batch is None:
-        return problem.x, problem.y
-    return map_data(lambda a: a[:batch], problem.x), problem.y[:batch]
+    return problem.x if batch is None else map_data(lambda a: a[:batch], problem.x), problem.y[:batch]
 
 
 def _check_sites(problem: Problem, found: set[str]) -> None:
     missing = [site.name for site in problem.program.latents if site.name not in found]
     if missing:
-        raise InputError.of(
-            "SVI guide",
-            "a guide that samples every latent site of the model",
-            f"none of {', '.join(missing)}",
-            "sampling them in the guide under the same names",
-        )
+        wanted = "a guide that samples every latent site of the model"
+        advice = "sampling them in the guide under the same names"
+        raise InputError.of("SVI guide", wanted, f"none of {', '.join(missing)}", advice)
+
+
+def _coordinates(problem: Problem, w: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+    """u and log |dw/du| of the constrained values of all sites."""
+    program, system = problem.program, problem.system
+    traced = system.run(program.native, problem.x, problem.y, values=w)
+    u = {site.name: program.unconstrain_site(site) for site in traced if site.name in w}
+    again = system.run(program.native, problem.x, problem.y, values=u, unconstrained=True)
+    volume = sum(site.log_det for site in again if site.kind == "latent")
+    return {name: u[name] for name in program.sites}, volume
 
 
 # --- NumPyro --------------------------------------------------------------------------------------
 
 
-class _NumPyroNormal:
+class _NumPyroNormal(_Normal):
     def __init__(self, problem: Problem, model: Model, guide: None, particles: int, batch: int | None):
         self._problem, self._model, self._particles = problem, model, particles
 
-    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found: dict[str, np.ndarray] = {}
-        for site in self._problem.program.sites.values():
-            if site.is_param:
-                found[site.name] = np.asarray(u0[site.name], float)
-            else:
-                found[f"{site.name}_auto_loc"] = np.asarray(u0[site.name], float)
-                found[f"{site.name}_auto_scale"] = inverse_softplus(scale[site.name])
-        return found
+    def _names(self, site: str) -> tuple[str, str]:
+        return f"{site}_auto_loc", f"{site}_auto_scale"
+
+    def _scale(self, site: Site, parameter: np.ndarray) -> np.ndarray:
+        return np.logaddexp(0.0, parameter)
 
     def __call__(
         self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
@@ -187,18 +187,8 @@ class _NumPyroNormal:
         value = jnp.mean(jax.vmap(particle)(eps)) if self._particles > 1 else particle(eps[0])
         return value, (jnp.nan, jnp.nan)
 
-    def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
-        loc, scale = {}, {}
-        for site in self._problem.program.sites.values():
-            if site.is_param:
-                loc[site.name] = parameters[site.name]
-            else:
-                loc[site.name] = parameters[f"{site.name}_auto_loc"]
-                scale[site.name] = np.logaddexp(0.0, parameters[f"{site.name}_auto_scale"])
-        return MeanField(loc, scale)
 
-
-class _NumPyroWritten:
+class _NumPyroWritten(SystemGuide):
     def __init__(self, problem: Problem, model: Model, guide: Any, particles: int, batch: int | None):
         import jax
         import numpyro
@@ -213,24 +203,20 @@ class _NumPyroWritten:
             _check_sites(problem, set(numpyro.handlers.trace(seeded).get_trace(*data)))
             state = self._engine.init(key, *data)
         # The values that the engine stores unconstrained.
-        self._initial = {
-            name: np.asarray(value)
-            for name, value in self._engine.optim.get_params(state.optim_state).items()
-        }
+        stored = self._engine.optim.get_params(state.optim_state)
+        self._initial = {name: np.asarray(value) for name, value in stored.items()}
         self._constrain: Any = self._engine.constrain_fn
 
-    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> Arrays:
         return dict(self._initial)
 
     def __call__(
         self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
     ) -> tuple[Any, tuple[Any, Any]]:
-        import jax.numpy as jnp
-
         with self._problem.system.turn:
             params = self._constrain(parameters)
             value = self._engine.loss.loss(seed, params, self._model, self._guide, x, y)
-        return value, (jnp.nan, jnp.nan)
+        return value, (math.nan, math.nan)
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
         import jax
@@ -240,33 +226,26 @@ class _NumPyroWritten:
         program, system = problem.program, problem.system
         with system.turn:
             params = self._constrain({name: system.asarray(value) for name, value in parameters.items()})
-        latents = {site.name for site in program.latents}
-        held = {site.name: params[site.name] for site in program.params}
 
         def draw(key: Any) -> tuple[dict[str, Any], Any]:
             guide = numpyro.handlers.seed(numpyro.handlers.substitute(self._guide, params), key)
             with system.turn:
                 trace = numpyro.handlers.trace(guide).get_trace(problem.x, problem.y)
             sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
-            log_q = sum(
-                site["fn"].log_prob(site["value"]).sum() for site in sites.values() if not site["is_observed"]
-            )
-            w = {name: sites[name]["value"] for name in latents} | held
-            traced = system.run(program.native, problem.x, problem.y, values=w)
-            u = {site.name: program.unconstrain_site(site) for site in traced if site.name in w}
-            again = system.run(program.native, problem.x, problem.y, values=u, unconstrained=True)
-            return u, log_q + sum(site.log_det for site in again if site.kind == "latent")
+            drawn = (site for site in sites.values() if not site["is_observed"])
+            log_q = sum(site["fn"].log_prob(site["value"]).sum() for site in drawn)
+            w = {site.name: sites[site.name]["value"] for site in program.latents}
+            u, volume = _coordinates(problem, w | {site.name: params[site.name] for site in program.params})
+            return u, log_q + volume
 
         u, log_q = jax.jit(jax.lax.map, static_argnums=0)(draw, system.seeds(problem.seed, KEPT))
-        return Drawn(
-            {name: np.asarray(u[name]) for name in program.sites}, np.asarray(log_q, dtype=np.float64)
-        )
+        return Drawn({name: np.asarray(u[name]) for name in program.sites}, np.asarray(log_q, np.float64))
 
 
 # --- Pyro -----------------------------------------------------------------------------------------
 
 
-class _PyroLoss:
+class _PyroLoss(SystemGuide):
     """The Trace_ELBO of a guide whose parameters are in Pyro's store."""
 
     def __init__(self, problem: Problem, model: Model, guide: Any, particles: int, batch: int | None):
@@ -308,45 +287,35 @@ class _PyroLoss:
                 leaf.copy_(torch.as_tensor(np.asarray(value)).reshape(leaf.shape))
 
 
-class _PyroNormal(_PyroLoss):
+class _PyroNormal(_PyroLoss, _Normal):
     def __init__(self, problem: Problem, model: Model, guide: None, particles: int, batch: int | None):
         from pyro.infer.autoguide import AutoNormal
 
         from ppl_bnn.backends.pyro_session import typed
 
-        _refuse_nested_names([site.name for site in problem.program.latents])
+        names = [site.name for site in problem.program.latents]
+        _check_names(names)
         model = typed(model)
         self._auto = AutoNormal(model)
         super().__init__(problem, model, self._auto, particles, batch)
         # By identity: AutoNormal keeps "hidden0.weight" as the attribute `weight` of `hidden0`.
-        self._names = {}
-        for site in problem.program.latents:
-            for part in ("locs", "scales"):
-                tensor = attrgetter(f"{part}.{site.name}")(self._auto)
-                found = [name for name, leaf in self.leaves.items() if leaf is tensor.unconstrained()]
-                (self._names[part, site.name],) = found
+        self._found = {name: (self._leaf("locs", name), self._leaf("scales", name)) for name in names}
 
-    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        found = {}
-        for site in self._problem.program.sites.values():
-            if site.is_param:
-                found[site.name] = np.asarray(u0[site.name], float)
-            else:
-                found[self._names["locs", site.name]] = np.asarray(u0[site.name], float)
-                found[self._names["scales", site.name]] = inverse_softplus(scale[site.name])
+    def _leaf(self, part: str, site: str) -> str:
+        tensor = attrgetter(f"{part}.{site}")(self._auto).unconstrained()
+        (found,) = (name for name, leaf in self.leaves.items() if leaf is tensor)
         return found
+
+    def _names(self, site: str) -> tuple[str, str]:
+        return self._found[site]
+
+    def _scale(self, site: Site, parameter: np.ndarray) -> np.ndarray:
+        width = self._problem.system.to_numpy(attrgetter(f"scales.{site.name}")(self._auto))
+        return width.reshape(site.unconstrained_shape).copy()
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
         self._put(parameters)
-        system, loc, scale = self._problem.system, {}, {}
-        for site in self._problem.program.sites.values():
-            if site.is_param:
-                loc[site.name] = parameters[site.name].copy()
-                continue
-            loc[site.name] = parameters[self._names["locs", site.name]].reshape(site.unconstrained_shape)
-            width = system.to_numpy(attrgetter(f"scales.{site.name}")(self._auto))
-            scale[site.name] = width.reshape(site.unconstrained_shape).copy()
-        return MeanField(loc, scale)
+        return super().approximation(parameters)
 
 
 class _PyroWritten(_PyroLoss):
@@ -363,17 +332,16 @@ class _PyroWritten(_PyroLoss):
         super().__init__(problem, model, guide, particles, batch)
         self._initial = {name: problem.system.to_numpy(leaf).copy() for name, leaf in self.leaves.items()}
 
-    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> Arrays:
         return dict(self._initial)
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
         import torch
 
         self._put(parameters)
-        problem = self._problem
-        program, system = problem.program, problem.system
+        program, system = self._problem.program, self._problem.system
         with torch.no_grad():
-            seeds = system.seeds(site_seed("guide", problem.seed), KEPT)
+            seeds = system.seeds(site_seed("guide", self._problem.seed), KEPT)
             try:
                 u, log_q = self._at_once(seeds)
             except RuntimeError:
@@ -403,17 +371,12 @@ class _PyroWritten(_PyroLoss):
         """
         import pyro
 
-        problem = self._problem
-        program, system = problem.program, problem.system
+        problem, program = self._problem, self._problem.program
         trace: Any = pyro.poutine.trace(self._guide).get_trace(problem.x, problem.y)
-        nodes = {name: site for name, site in dict(trace.nodes).items() if site["type"] == "sample"}
-        w = {site.name: nodes[site.name]["value"] for site in program.latents}
+        w = {site.name: trace.nodes[site.name]["value"] for site in program.latents}
         w |= {site.name: pyro.get_param_store()[site.name] for site in program.params}
-        traced = system.run(program.native, problem.x, problem.y, values=w)
-        u = {site.name: program.unconstrain_site(site) for site in traced if site.name in w}
-        again = system.run(program.native, problem.x, problem.y, values=u, unconstrained=True)
-        volume = sum(site.log_det for site in again if site.kind == "latent")
-        return {name: u[name] for name in program.sites}, trace.log_prob_sum() + volume
+        u, volume = _coordinates(problem, w)
+        return u, trace.log_prob_sum() + volume
 
 
 def _out_of_place() -> Any:
@@ -452,19 +415,17 @@ def _functional_draw(distribution: Any) -> Any:
     return loc + (distribution.scale_tril @ eps[..., None])[..., 0]
 
 
-def _refuse_nested_names(names: list[str]) -> None:
+def _check_names(names: list[str]) -> None:
+    """Refuse a site name that continues another one after a dot."""
     for name in names:
         for other in names:
             if other.startswith(f"{name}."):
-                raise UnsupportedError.of(
-                    "SVI",
-                    (
-                        "site names of which none continues another after a dot (Pyro's AutoNormal keeps them as "
-                        "attributes of attributes)"
-                    ),
-                    f"{name!r} and {other!r}",
-                    "another name, guide='diagonal', or ppl='numpyro'",
+                wanted = (
+                    "site names of which none continues another after a dot (Pyro's AutoNormal keeps them as "
+                    "attributes of attributes)"
                 )
+                advice = "another name, guide='diagonal', or ppl='numpyro'"
+                raise UnsupportedError.of("SVI", wanted, f"{name!r} and {other!r}", advice)
 
 
 _GUIDES: dict[tuple[str, bool], Any] = {

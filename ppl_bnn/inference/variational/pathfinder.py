@@ -12,13 +12,15 @@ import numpy as np
 from ppl_bnn.backends.many_draws import DENSITY_MEMORY
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import ravel, site_seed, unravel
-from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
+from ppl_bnn.core.errors import DivergenceError, UnsupportedError
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.settings import between, flag, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.gaussians import LowRankCovariance
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.loops import check_whole, check_within, refuse_free_parameters
+from ppl_bnn.inference.start import Start, resolve_start
+from ppl_bnn.inference.optimisation.loops import refuse_free_parameters
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.sampling.sampler import tempered, tempered_log_joint
 from ppl_bnn.inference.start import Start, resolve_start
@@ -80,16 +82,13 @@ class PathMixture(Approximation):
     @property
     def components(self) -> tuple[PathMixture, ...]:
         """The Gaussian of each path."""
-        if self.size == 1:
-            return ()
+        each = (slice(index, index + 1) for index in range(self.size if self.size > 1 else 0))
         return tuple(
             PathMixture(
                 {name: value[at] for name, value in self.location.items()},
-                self.scale[at],
-                self.basis[at],
-                self.factor[at],
+                *(part[at] for part in (self.scale, self.basis, self.factor)),
             )
-            for at in (slice(index, index + 1) for index in range(self.size))
+            for at in each
         )
 
     def weighted(self, weights: np.ndarray | None) -> PathMixture:
@@ -154,14 +153,11 @@ class PathMixture(Approximation):
         return unravel(flat, {name: value.shape[1:] for name, value in self.location.items()})
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
-        flat = np.concatenate(
-            [np.asarray(u[name]).reshape(len(u[name]), -1) for name in self.location], axis=1
-        )
+        flat = ravel(u, self.location, lead=1)
         found = [self._gaussian(k).log_prob(flat - mean) for k, mean in enumerate(self.means)]
+        weights = np.full(self.size, 1.0 / self.size) if self.weights is None else self.weights
         with np.errstate(divide="ignore"):  # a path without weight has none
-            log_weights = np.log(
-                np.full(self.size, 1.0 / self.size) if self.weights is None else self.weights
-            )
+            log_weights = np.log(weights)
         return np.logaddexp.reduce(np.stack(found, 1) + log_weights, axis=1)
 
     def centre(self) -> dict[str, np.ndarray]:
@@ -193,9 +189,8 @@ class PathMixture(Approximation):
             Several paths, whose mixture is not Gaussian.
         """
         if self.size > 1:
-            raise UnsupportedError.of(
-                "with_prior", "a Gaussian", f"a mixture of {self.size}", "Pathfinder() with one path"
-            )
+            got = f"a mixture of {self.size}"
+            raise UnsupportedError.of("with_prior", "a Gaussian", got, "Pathfinder() with one path")
         centre = self.centre()
         return GaussianPrior(centre, joint=((tuple(centre), self._gaussian(0).precision()),))
 
@@ -261,11 +256,9 @@ class Pathfinder(Method):
     -----
     Accuracy: S_l reproduces the curvature along the steps that were taken, and is extrapolated from their size
     elsewhere. On a Gaussian posterior the mean is as exact as the optimum, since the step to it is a Newton step. The
-    covariance is not exact in any direction, because line searches end before the minimum along a line. Over 20 starts
-    on a Gaussian in four dimensions, means were within 0.04 standard deviations, KL(q || p) was between 0.0007 and 0.2,
-    and entries of the covariance were off by 1 to 67 % of the variances. In twenty dimensions, with a history of 10, KL
-    was about 5. In hundreds of dimensions most directions are never visited, and the spread in these is that of
-    `alpha`.
+    covariance is not exact in any direction, because line searches end before the minimum along a line: entries may be
+    off by half of the variances. In hundreds of dimensions most directions are never visited, and the spread in these
+    is that of `alpha`.
 
     With several paths, q in the weights is the mixture of the Gaussians of all paths, not (as in the paper) the
     Gaussian of the draw. Paths that end in one mode then count once, and no weight is large only because one path is
@@ -290,32 +283,16 @@ class Pathfinder(Method):
     .. [2] Veach and Guibas (1995).
     """
 
-    paths: int = 1
-    max_iterations: int = 200
-    history: int = 10
-    elbo_draws: int = 50
-    draws: int = 1000
-    importance: bool = True
+    paths: int = setting(1, whole())
+    max_iterations: int = setting(200, whole())
+    history: int = setting(10, whole())
+    elbo_draws: int = setting(50, whole(2))
+    draws: int = setting(1000, whole(FEWEST_DRAWS))
+    importance: bool = setting(True, flag, advice="False, for the mixture of paths")
     start: Start = None
-    jitter: float = 0.1
-    temperature: float = 1.0
+    jitter: float = setting(0.1, between())
+    temperature: float = setting(1.0, between())
     systems: ClassVar[tuple[str, ...]] = ("numpyro",)
-
-    def check(self) -> None:
-        check_whole(self.name, "paths", self.paths, 1, "8")
-        check_whole(self.name, "max_iterations", self.max_iterations, 1, "200")
-        check_whole(self.name, "history", self.history, 1, "10")
-        check_whole(self.name, "elbo_draws", self.elbo_draws, 2, "50")
-        check_whole(self.name, "draws", self.draws, FEWEST_DRAWS, "1000")
-        check_within(self.name, "jitter", self.jitter, 0, math.inf, "0.1")
-        check_within(self.name, "temperature", self.temperature, 0, math.inf, "1.0")
-        if not isinstance(self.importance, bool):
-            raise InputError.of(
-                f"{self.name} importance",
-                "True or False",
-                repr(self.importance),
-                "importance=False for the mixture of paths",
-            )
 
     @property
     def limitations(self) -> str:
@@ -334,25 +311,22 @@ class Pathfinder(Method):
         )
         return found.after(effort_of_start(self.start, size, self.paths))
 
+    def check_support(self, problem: Problem) -> None:
+        refuse_free_parameters(self.name, problem)
+
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        refuse_free_parameters(self.name, problem)
         starts = self._starts(problem, progress)
         climbed, compile_seconds = self._climb(problem, starts, progress)
         mixture, found, dropped = self._mixture(problem, climbed)
         rng = np.random.default_rng(site_seed("pathfinder", problem.seed))
         u = mixture.draw_each(self.draws, rng)
-        log_p = self._log_target(problem, u)
-        log_q = mixture.log_prob(u)
-        log_ratios = log_p - log_q
+        log_ratios = self._log_target(problem, u) - mixture.log_prob(u)
         undefined = int(np.count_nonzero(np.isnan(log_ratios) | (log_ratios == np.inf)))
         if undefined:
-            raise DivergenceError.of(
-                self.name,
-                "a log joint at every draw",
-                f"{undefined} of {len(log_ratios)} draws where it is NaN or infinite",
-                "a model that is defined everywhere, narrower priors, or standardise=True",
-            )
+            got = f"{undefined} of {len(log_ratios)} draws where it is NaN or infinite"
+            advice = "a model that is defined everywhere, narrower priors, or standardise=True"
+            raise DivergenceError.of(self.name, "a log joint at every draw", got, advice)
         log_weights, k = smoothed(log_ratios)
         weights, root = np.exp(log_ratios - log_ratios.max()), math.sqrt(len(log_ratios))
         figures = {
@@ -395,9 +369,9 @@ class Pathfinder(Method):
         return program._density_draws(mapped, u, problem.x, problem.y).astype(np.float64)
 
     def _warnings(self, figures: Mapping[str, float]) -> tuple[str, ...]:
-        said = []
+        found = []
         if not figures["converged"]:
-            said.append(
+            found.append(
                 f"{self.name}: a path was cut off after {self.max_iterations} iterations, the last of them its best; "
                 f"try max_iterations={2 * self.max_iterations}"
             )
@@ -408,10 +382,10 @@ class Pathfinder(Method):
                     f"so that its resampled draws, {figures['distinct_draws']:.0f} distinct ones of {self.draws}, rest "
                     "on a few large weights; importance=False keeps the mixture as it is"
                 )
-            said.append(
+            found.append(
                 f"{self.name}: Pareto k-hat of p(w, D)/q(w) is {figures['pareto_k']:.2f}, above {K_LIMIT}, {what}"
             )
-        return tuple(said)
+        return tuple(found)
 
     def _starts(self, problem: Problem, progress: Progress) -> list[np.ndarray]:
         """A flat starting point (P,) for each path."""
@@ -457,73 +431,57 @@ class Pathfinder(Method):
         self, problem: Problem, climbed: Sequence[_Path]
     ) -> tuple[PathMixture, list[_Path], tuple[str, ...]]:
         """The mixture of the remaining paths, these paths with the best first, and warnings about the others."""
-        left, said = [], []
-        for index, path in enumerate(climbed):
-            if path.gaussian is None:
-                said.append(f"{self.name}: path {index + 1} of {self.paths} was dropped: {path.reason}")
-            else:
-                left.append(path)
+        left = sorted((path for path in climbed if not path.reason), key=lambda path: -path.best)
         if not left:
-            raise DivergenceError.of(
-                self.name,
-                "a path with a Gaussian of finite ELBO",
-                f"none of {self.paths}; the first: {climbed[0].reason}",
-                "another start, narrower priors, or standardise=True",
-            )
-        left.sort(key=lambda path: -path.best)
-        means, scale, basis, factor = (
-            np.stack([path.gaussian[part] for path in left])  # pyright: ignore[reportOptionalSubscript]
-            for part in range(4)
-        )
+            got = f"none of {self.paths}; the first: {climbed[0].reason}"
+            advice = "another start, narrower priors, or standardise=True"
+            raise DivergenceError.of(self.name, "a path with a Gaussian of finite ELBO", got, advice)
+        means, *parts = (np.stack(part) for part in zip(*(path.gaussian for path in left), strict=True))
         location = {name: np.array(value) for name, value in problem.program.unravel(means).items()}
-        return PathMixture(location, scale, basis, factor), left, tuple(said)
+        dropped = tuple(
+            f"{self.name}: path {index + 1} of {self.paths} was dropped: {path.reason}"
+            for index, path in enumerate(climbed)
+            if path.reason
+        )
+        return PathMixture(location, *parts), left, dropped
 
 
 @dataclass(frozen=True)
 class _Path:
     """The result of one optimisation.
 
-    Attributes
-    ----------
-    elbo : ndarray
-        At the iterates after the start; -inf if it is not finite.
-    best : float
-        The highest of them.
-    finished : bool
-        Whether the optimiser stopped by itself, or continued past the best iterate.
-    gaussian : tuple of ndarray, or None
-        (m (P,), scale (P,), basis (P, R), factor (R, R)) at the best iterate, or None.
-    reason : str
-        Why there is no Gaussian.
+    elbo: at the iterates after the start; -inf if it is not finite. best: the highest of them. finished: whether the
+    optimiser stopped by itself, or continued past the best iterate. gaussian: (m (P,), scale (P,), basis (P, R), factor
+    (R, R)) at the best iterate. reason: why there is no Gaussian, or empty.
     """
 
     elbo: np.ndarray
     best: float
     finished: bool
-    gaussian: tuple[np.ndarray, ...] | None
+    gaussian: tuple[np.ndarray, ...] = ()
     reason: str = ""
 
     @classmethod
-    def of(cls, arrived: Mapping[str, np.ndarray]) -> _Path:
+    def of(cls, found: Mapping[str, np.ndarray]) -> _Path:
         """Create from the result of `_path`, in NumPy."""
-        steps, index = int(arrived["steps"]), int(arrived["index"])
-        elbo = arrived["elbo"][1 : steps + 1].astype(np.float64)
+        steps, index = int(found["steps"]), int(found["index"])
+        elbo = found["elbo"][1 : steps + 1].astype(np.float64)
         best = float(elbo.max(initial=-math.inf))
-        finished = steps < len(arrived["elbo"]) - 1 or index < steps
-        if not np.isfinite(arrived["value"]):
-            reason = f"the log joint at its start is {-float(arrived['value'])}"
-        elif not arrived["counted"]:
-            reason = "no step from its start tells of a curvature: it is a mode, or has no gradient"
+        finished = steps < len(found["elbo"]) - 1 or index < steps
+        if not np.isfinite(found["value"]):
+            reason = f"the log joint at its start is {-float(found['value'])}"
+        elif not found["counted"]:
+            reason = "no step from its start has a curvature: it is a mode, or has no gradient"
         elif not np.isfinite(best):
             reason = f"the ELBO is not finite at any of its {steps} iterates"
         else:
-            gaussian = _gaussian({name: value.astype(np.float64) for name, value in arrived.items()})
+            gaussian = _gaussian({name: value.astype(np.float64) for name, value in found.items()})
             return cls(elbo, best, finished, gaussian, "" if gaussian else "its covariance is not positive")
-        return cls(elbo, -math.inf, finished, None, reason)
+        return cls(elbo, -math.inf, finished, reason=reason)
 
 
-def _gaussian(at: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...] | None:
-    """(m, scale, basis, factor) of N(u + S g, S), S = diag(alpha) + B G B'; None if S is not positive definite."""
+def _gaussian(at: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
+    """(m, scale, basis, factor) of N(u + S g, S), S = diag(alpha) + B G B'; () if S is not positive definite."""
     alpha, beta, gamma, slope = at["alpha"], at["beta"], at["gamma"], at["slope"]
     scale = np.sqrt(alpha)
     basis, upper = np.linalg.qr(beta / scale[:, None])
@@ -531,7 +489,7 @@ def _gaussian(at: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...] | None:
     try:
         factor = np.linalg.cholesky(0.5 * (inner + inner.T))
     except np.linalg.LinAlgError:
-        return None
+        return ()
     mean = at["position"] + alpha * slope + beta @ (gamma @ (beta.T @ slope))
     return mean, scale, basis, factor
 
