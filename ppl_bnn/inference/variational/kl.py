@@ -21,70 +21,33 @@ from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.variational.families.base import LOG_2PI, Block, Parameters
-from ppl_bnn.inference.variational.families.blocks import (
-    DeltaBlock,
-    FullRankBlock,
-    LowRankBlock,
-    MatrixNormalBlock,
-    NormalBlock,
-)
+from ppl_bnn.inference.variational.families.blocks import DeltaBlock, GaussianBlock, NormalBlock
 from ppl_bnn.inference.variational.guides import Guide
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import SPECIAL, group_shape
 
 Array = Any
 Form = Literal["Normal", "LogNormal", "Laplace", "EmpiricalBayes", "ImproperLogUniform", "draw"]
-# Blocks with independent coordinates, and blocks in which every coordinate is normal.
-_INDEPENDENT = (NormalBlock, DeltaBlock)
-_NORMAL = (NormalBlock, LowRankBlock, FullRankBlock, MatrixNormalBlock)
 
 
-# --- cross entropies: E_q[-log p(u_j)], summed over the coordinates of one site -------------------------
+# --- cross entropies: E_q[-log p(u_j)], summed over the coordinates of one site, in nats ---------------
 
 
 def normal_cross_entropy(mean: Array, variance: Array, loc: Any, scale: Any) -> Array:
-    """The cross entropy of a normal prior, summed over coordinates.
+    """The cross entropy of a normal prior, for u of any distribution with these marginal means and variances.
 
-    Sum of E[-log N(u; loc, scale^2)] = log scale + log(2 pi) / 2 + ((mean - loc)^2 + variance) / (2 scale^2), for u of
-    any distribution with these marginal means and variances.
-
-    Parameters
-    ----------
-    mean, variance : array
-        Marginal means and variances of u, of one shape.
-    loc, scale : array
-        Location and scale of the prior.
-
-    Returns
-    -------
-    array
-        A scalar, in nats.
+    Sum of E[-log N(u; loc, scale^2)] = log scale + log(2 pi) / 2 + ((mean - loc)^2 + variance) / (2 scale^2).
     """
     distance = (mean - loc) ** 2 + variance
     return ops.sum(distance / (2.0 * scale**2) + ops.log(scale)) + 0.5 * LOG_2PI * math.prod(mean.shape)
 
 
 def laplace_cross_entropy(mean: Array, variance: Array, loc: Any, scale: Any) -> Array:
-    """The cross entropy of a Laplace prior for a normal u, summed over coordinates.
+    """The cross entropy of a Laplace prior for a normal u.
 
     Sum of E[-log Laplace(u; loc, scale)] = log(2 scale) + E|u - loc| / scale. With d = mean - loc, sigma^2 = variance
-    and z = d / sigma, the mean of the folded normal is E|u - loc| = 2 sigma (phi(z) + z Phi(z)) - d [1]_.
-
-    Parameters
-    ----------
-    mean, variance : array
-        Marginal means and variances of u, of one shape.
-    loc, scale : array
-        Location and scale of the prior.
-
-    Returns
-    -------
-    array
-        A scalar, in nats.
-
-    References
-    ----------
-    .. [1] Leone, Nelson and Nottingham (1961).
+    and z = d / sigma, the mean of the folded normal is E|u - loc| = 2 sigma (phi(z) + z Phi(z)) - d (Leone, Nelson and
+    Nottingham 1961).
     """
     sigma = ops.sqrt(variance)
     z = (mean - loc) / sigma
@@ -103,44 +66,21 @@ def _second_moments(mean: Array, variance: Array, per: str) -> Array:
 
 
 def empirical_scale(mean: Array, variance: Array, per: str) -> Array:
-    """The scale of a normal prior that minimises its cross entropy.
+    """The scale of a normal prior that minimises its cross entropy: (mean of E[w^2] over the group)^(1/2).
 
-    s = (mean of E[w^2] over the group)^(1/2), at which E_q[-log N(w; 0, s^2)] is smallest.
-
-    Parameters
-    ----------
-    mean, variance : array
-        Marginal means and variances of w, shape (..., I, O).
-    per : {"weight", "unit", "tensor"}
-        The group that shares a scale.
-
-    Returns
-    -------
-    array
-        s, shape (..., I, O), (O,) or (), by `per`.
+    `per` names the group that shares a scale: "weight", "unit" or "tensor". The shape is that of w (..., I, O), (O,) or
+    () accordingly.
     """
     scale = ops.sqrt(_second_moments(mean, variance, per))
     return scale.reshape(group_shape(per, tuple(mean.shape)))
 
 
 def empirical_cross_entropy(mean: Array, variance: Array, per: str) -> Array:
-    """The cross entropy of a normal prior at its optimal scale, summed over weights.
+    """The cross entropy of a normal prior on w (..., I, O) at s of `empirical_scale`.
 
-    Sum of E[-log N(w; 0, s^2)] at s of `empirical_scale`: (1 + log(2 pi) + log s^2) / 2 for each weight. Minus the
-    entropy of independent normals it is 1/2 sum_k log(s^2 / sigma_k^2), and with a scale for each weight 1/2 sum_k
-    log(1 + mu_k^2 / sigma_k^2). Its derivatives are those at a fixed s, because s is at its optimum.
-
-    Parameters
-    ----------
-    mean, variance : array
-        Marginal means and variances of w, shape (..., I, O).
-    per : {"weight", "unit", "tensor"}
-        The group that shares a scale.
-
-    Returns
-    -------
-    array
-        A scalar, in nats.
+    Sum of E[-log N(w; 0, s^2)]: (1 + log(2 pi) + log s^2) / 2 for each weight. Minus the entropy of independent normals
+    it is 1/2 sum_k log(s^2 / sigma_k^2), and with a scale for each weight 1/2 sum_k log(1 + mu_k^2 / sigma_k^2). Its
+    derivatives are those at a fixed s, because s is at its optimum.
     """
     moments, size = _second_moments(mean, variance, per), math.prod(mean.shape)
     shared = size / int(moments.shape[0])
@@ -152,32 +92,14 @@ _K1, _K2, _K3 = 0.63576, 1.87320, 1.48695
 
 
 def log_uniform_divergence(mean: Array, variance: Array) -> Array:
-    """The divergence of independent normals from a log-uniform prior, summed over weights.
+    """The divergence of independent normals from a log-uniform prior, p(w) proportional to 1 / |w|, over weights.
 
-    The approximation [1]_ of the sum of KL(N(mu, sigma^2) || p) for p(w) proportional to 1 / |w|:
+    The approximation of Molchanov, Ashukha and Vetrov (2017), equation 14, of the sum of KL(N(mu, sigma^2) || p):
 
-        KL = k1 (1 - sigmoid(k2 + k3 log alpha)) + 1/2 log(1 + 1 / alpha),   alpha = sigma^2 / mu^2,
-        k1 = 0.63576, k2 = 1.87320, k3 = 1.48695.
+        KL = k1 (1 - sigmoid(k2 + k3 log alpha)) + 1/2 log(1 + 1 / alpha),   alpha = sigma^2 / mu^2.
 
-    Parameters
-    ----------
-    mean, variance : array
-        mu and sigma^2, of one shape.
-
-    Returns
-    -------
-    array
-        A scalar, in nats.
-
-    Notes
-    -----
-    p is improper, so the divergence is known up to a constant; this one goes to 0 as alpha grows. Compared with the
-    exact mean of log |w|, the error is between -0.0044 and 0.0094 nats per weight over all alpha, largest near log
-    alpha = -3.5.
-
-    References
-    ----------
-    .. [1] Molchanov, Ashukha and Vetrov (2017), equation 14.
+    p is improper, so the divergence is known up to a constant; this one goes to 0 as alpha grows. The error is between
+    -0.0044 and 0.0094 nats per weight over all alpha.
     """
     ratio = mean * mean / variance
     # 1e-30 keeps the derivative of the logarithm finite at mean 0; the smallest ratio that matters is far larger.
@@ -191,18 +113,14 @@ def _log_uniform_cross_entropy(mean: Array, variance: Array) -> Array:
     return log_uniform_divergence(mean, variance) + entropy
 
 
-def _elementwise(function: Callable[..., Array]) -> Callable[[Any, Array, Array], Array]:
-    return lambda base, mean, variance: function(mean, variance, base.loc, base.scale)
-
-
-# Family of the prior -> (the system's own distribution, mean, variance) -> the cross entropy of a site. A LogNormal
+# Family of the prior -> (mean, variance, the system's own distribution) -> the cross entropy of a site. A LogNormal
 # prior on w = exp(u), with the volume of exp, is a Normal on u.
-_FORMS: dict[str, Callable[[Any, Array, Array], Array]] = {
-    "Normal": _elementwise(normal_cross_entropy),
-    "LogNormal": _elementwise(normal_cross_entropy),
-    "Laplace": _elementwise(laplace_cross_entropy),
-    "EmpiricalBayes": lambda base, mean, variance: empirical_cross_entropy(mean, variance, base.per),
-    "ImproperLogUniform": lambda _, mean, variance: _log_uniform_cross_entropy(mean, variance),
+_FORMS: dict[str, Callable[[Array, Array, Any], Array]] = {
+    "Normal": lambda mean, variance, base: normal_cross_entropy(mean, variance, base.loc, base.scale),
+    "LogNormal": lambda mean, variance, base: normal_cross_entropy(mean, variance, base.loc, base.scale),
+    "Laplace": lambda mean, variance, base: laplace_cross_entropy(mean, variance, base.loc, base.scale),
+    "EmpiricalBayes": lambda mean, variance, base: empirical_cross_entropy(mean, variance, base.per),
+    "ImproperLogUniform": lambda mean, variance, _: _log_uniform_cross_entropy(mean, variance),
 }
 
 
@@ -213,19 +131,9 @@ _FORMS: dict[str, Callable[[Any, Array, Array], Array]] = {
 class Divergence:
     """KL(q || prior) of a guide, with a plan of which terms are in closed form. Create one with `Divergence.of`.
 
-    Attributes
-    ----------
-    guide : Guide
-        q.
-    crosses : mapping
-        Site to the family whose closed form its cross entropy has, or to "draw".
-    entropies : tuple of bool
-        For each block, whether its entropy is in closed form.
-    groups : mapping
-        Site to "weight", "unit" or "tensor", for `priors.EmpiricalBayes`.
+    crosses: site to the family whose closed form its cross entropy has, or to "draw". entropies: for each block,
+    whether its entropy is in closed form. groups: site to "weight", "unit" or "tensor", for `priors.EmpiricalBayes`.
 
-    Notes
-    -----
     Cross entropies in closed form:
 
     - Normal (and LogNormal) priors, with any block that knows its marginal means and variances;
@@ -248,35 +156,12 @@ class Divergence:
     def of(
         cls, program: Program, guide: Guide, u: Mapping[str, Array], x: Any, y: Any, analytic: bool = True
     ) -> Divergence:
-        """Inspect one run of a program and choose the form of each term.
+        """Inspect one run of a program, and choose the form of each term.
 
-        Call it within `System.session`. Nothing is compiled.
+        Call it within `System.session`. Nothing is compiled. `u` are any unconstrained values of all sites, parameters
+        included, at a few rows x and y, or all rows if they interact. Without `analytic` all but the two special priors
+        have the value at the draw.
 
-        Parameters
-        ----------
-        program : Program
-            The program.
-        guide : Guide
-            q.
-        u : mapping of str to array
-            Any unconstrained values of all sites, parameters included.
-        x, y : array
-            A few rows, or all rows if they interact or have random variables of their own.
-        analytic : bool, default True
-            False uses the value at the draw for all but the two special priors.
-
-        Returns
-        -------
-        Divergence
-            The divergence.
-
-        Raises
-        ------
-        UnsupportedError
-            One of the two special priors without independent normals.
-
-        Notes
-        -----
         Whether a prior depends on sites of its own block is determined by replacing these with NaN. Operations that
         absorb NaN, such as a comparison, hide the dependence.
         """
@@ -299,7 +184,7 @@ class Divergence:
                 crosses[name] = "draw"
         for block in guide.blocks:
             joint = [name for name in block.names if crosses[name] != "draw"]
-            if len(block.names) > 1 and joint and not isinstance(block, _INDEPENDENT):
+            if len(block.names) > 1 and joint and not isinstance(block, NormalBlock | DeltaBlock):
                 for name in _dependent(program, u, x, y, block.names, joint):
                     crosses[name] = "draw"
         closed = tuple(analytic and _overrides(block, "entropy") for block in guide.blocks)
@@ -315,11 +200,6 @@ class Divergence:
         """The sites whose cross entropy is the value at the draw."""
         return tuple(name for name, form in self.crosses.items() if form == "draw")
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether no term is the value at the draw, apart from what priors depend on."""
-        return not self.drawn and all(self.entropies)
-
     def __call__(
         self,
         traced: Sequence[TracedSite],
@@ -327,23 +207,10 @@ class Divergence:
         log_q: Sequence[Array | None],
         row_scale: float = 1.0,
     ) -> Array:
-        """The complexity cost at one draw; its mean over draws is KL(q || p).
+        """The complexity cost at one draw in nats; its mean over draws is KL(q || p).
 
-        Parameters
-        ----------
-        traced : sequence of TracedSite
-            The sites of a run at the draw, from `System.run` (values from unconstrained coordinates).
-        params : dict of str to array
-            Parameters of the guide.
-        log_q : sequence of array or None
-            log q of the draw for each block; not used for blocks with a closed entropy.
-        row_scale : float, default 1
-            Factor on the terms of rows, as in `Program.log_joint`.
-
-        Returns
-        -------
-        array
-            A scalar, in nats.
+        `traced` are the sites of a run at the draw, from unconstrained coordinates, and `log_q` has log q of the draw
+        for each block, not used for blocks with a closed entropy. `row_scale` is as in `Program.log_joint`.
         """
         mean, variance = self.guide.mean(params), self.guide.variance(params)
         total: Any = 0.0
@@ -354,7 +221,8 @@ class Divergence:
             if form == "draw":
                 cross = -(site.distribution.log_prob(site.value).sum() + site.log_det)
             else:
-                cross = _FORMS[form](_elementary(site.distribution), mean[site.name], variance[site.name])
+                base = _elementary(site.distribution)
+                cross = _FORMS[form](mean[site.name], variance[site.name], base)
             total = total + site.scale * (row_scale if site.local else 1.0) * cross
         for index, block in enumerate(self.guide.blocks):
             if self.entropies[index]:
@@ -364,18 +232,7 @@ class Divergence:
         return total
 
     def prior_scales(self, params: Parameters) -> dict[str, np.ndarray]:
-        """The optimal scale s of each site with `priors.EmpiricalBayes`, for `with_prior_scales`.
-
-        Parameters
-        ----------
-        params : dict of str to ndarray
-            Parameters of the guide, in NumPy.
-
-        Returns
-        -------
-        dict of str to ndarray
-            s by site, in the shape of the site, (O,) or (), by the `per` of the prior.
-        """
+        """The optimal scale s of each site with `priors.EmpiricalBayes`, in NumPy, for `with_prior_scales`."""
         mean, variance = self.guide.mean(params), self.guide.variance(params)
         return {
             name: np.asarray(empirical_scale(mean[name], variance[name], per))
@@ -403,7 +260,7 @@ def _has_form(family: str, block: Block) -> bool:
     if family not in _FORMS:
         return False
     if family == "Laplace":
-        return isinstance(block, _NORMAL)
+        return isinstance(block, GaussianBlock)
     return _overrides(block, "mean") and _overrides(block, "variance")
 
 
@@ -423,9 +280,6 @@ def _dependent(
 
 
 def _special(site: str, family: str, block: Block) -> UnsupportedError:
-    return UnsupportedError.of(
-        f"prior {SPECIAL[family][0]}",
-        f"independent normals over site {site!r}, with which this prior has a meaning",
-        type(block).__name__,
-        f"guide={{{site!r}: 'normal', ...}}, or another prior",
-    )
+    wanted = f"independent normals over site {site!r}, with which this prior has a meaning"
+    advice = f"guide={{{site!r}: 'normal', ...}}, or another prior"
+    return UnsupportedError.of(f"prior {SPECIAL[family][0]}", wanted, type(block).__name__, advice)

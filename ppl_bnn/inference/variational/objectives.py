@@ -19,7 +19,7 @@ from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.variational.families.blocks import NormalBlock
-from ppl_bnn.inference.variational.guides import Guide, GuideApproximation
+from ppl_bnn.inference.variational.guides import Guide, GuideApproximation, strip_prefix
 from ppl_bnn.inference.variational.kl import Divergence
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language import ops
@@ -80,31 +80,41 @@ class Objective:
         self.divergence = Divergence.of(problem.program, guide, *_one_point(problem), analytic)
         self._handler: Handler | None = None
         program = problem.program
-        if guide.strata > 1:
-            self._refuse_strata(objective, estimator)
-        closed = ", ".join(self.divergence.closed) or (
-            "the entropy" if any(self.divergence.entropies) else ""
-        )
-        if sticking_the_landing and closed:
-            raise UnsupportedError.of(
-                "SVI",
+        closed = ", ".join(self.divergence.closed)
+        special = sorted({program.sites[name].family for name in self.divergence.closed})
+        entropy = "the entropy" if any(self.divergence.entropies) else ""
+        for wrong, wanted, got, advice in (
+            (
+                guide.strata > 1 and (objective != "elbo" or estimator != "plain"),
+                "objective='elbo' and estimator='plain' with a mixture, whose components are drawn one by one",
+                f"{objective!r} and {estimator!r}",
+                "another guide",
+            ),
+            (
+                sticking_the_landing and (closed or entropy),
                 "divergence='monte_carlo' with sticking_the_landing, which is about the score of log q at the draw",
-                f"a closed form for {closed}",
+                f"a closed form for {closed or entropy}",
                 "one of the two",
-            )
-        if self.order is not None and closed:
-            special = sorted({problem.program.sites[name].family for name in self.divergence.closed})
-            raise UnsupportedError.of(
-                "SVI",
+            ),
+            (
+                self.order is not None and (closed or entropy),
                 f"priors with a density for objective={objective!r}, whose weights are p / q of one draw",
-                f"{', '.join(special)} over {closed}",
+                f"{', '.join(special)} over {closed or entropy}",
                 "objective='elbo'",
-            )
+            ),
+            (
+                estimator != "plain" and not program.language,
+                f"a model in the language, whose linear maps can be seen, for estimator={estimator!r}",
+                f"a plain {problem.system.name} model",
+                "estimator='plain'",
+            ),
+        ):
+            if wrong:
+                raise UnsupportedError.of("SVI", wanted, got, advice)
         self.shared: tuple[str, ...] = ()
         self._weights: tuple[str, ...] = ()
         self._native = program.native
         if estimator != "plain":
-            self._check_language()
             self._weights, shared = linear_weights(problem, guide, estimator)
             refuse_shared(shared, estimator, approximate)
             if estimator == "local":
@@ -112,24 +122,6 @@ class Objective:
             self._native = problem.system.native(self._perturbed, record=False)
         if population is not None and not program.language:
             self._native = functools.partial(program.native, population=population)
-
-    def _refuse_strata(self, objective: str, estimator: str) -> None:
-        if objective != "elbo" or estimator != "plain":
-            raise UnsupportedError.of(
-                "SVI",
-                "objective='elbo' and estimator='plain' with a mixture, whose components are drawn one by one",
-                f"{objective!r} and {estimator!r}",
-                "another guide",
-            )
-
-    def _check_language(self) -> None:
-        if not self.problem.program.language:
-            raise UnsupportedError.of(
-                "SVI",
-                f"a model in the language, whose linear maps can be seen, for estimator={self.estimator!r}",
-                f"a plain {self.problem.system.name} model",
-                "estimator='plain'",
-            )
 
     def _perturbed(self, x: Any, y: Any = None) -> None:
         assert self._handler is not None
@@ -146,9 +138,11 @@ class Objective:
         if count == 1:
             likelihood, complexity = self._costs(parameters, system.randomness(seed), x, y)
             return likelihood + weight * complexity, (likelihood, complexity)
-        likelihood, complexity = system.vmap(
-            lambda key: self._costs(parameters, system.randomness(key), x, y)
-        )(system.split(seed, count))
+
+        def costs(key: Any) -> tuple[Any, Any]:
+            return self._costs(parameters, system.randomness(key), x, y)
+
+        likelihood, complexity = system.vmap(costs)(system.split(seed, count))
         parts = (likelihood.mean(), complexity.mean())
         if self.order is None:
             return parts[0] + weight * parts[1], parts
@@ -159,8 +153,7 @@ class Objective:
     def _costs(self, parameters: Any, randomness: Any, x: Any, y: Any) -> tuple[Any, Any]:
         """-log p(D | w) and the divergence at one draw w (a weighted mean over the strata of a mixture)."""
         guide, system = self.guide, self.problem.system
-        params = {name: value for name, value in parameters.items() if not name.startswith("param:")}
-        held = {name[6:]: value for name, value in parameters.items() if name.startswith("param:")}
+        params, values = _parts(parameters)
         like = next(iter(parameters.values()))
         strata = () if guide.strata == 1 else (guide.strata,)
         u, log_q = guide.draw_blocks(params, randomness.normal((*strata, guide.noise_size), like))
@@ -171,24 +164,19 @@ class Objective:
                 for index, block in enumerate(guide.blocks)
             ]
         if self.estimator != "plain":
-            self._handler = self._made(params, u, randomness)
+            self._handler = self._made(params, randomness)
+
+        def at(u: Any, log_q: Any) -> tuple[Any, Any]:
+            sites = system.run(self._native, x, y, values={**u, **values}, unconstrained=True)
+            return self._likelihood_cost(sites, y), self.divergence(sites, params, log_q)
+
         if not strata:
-            return self._at(params, u, log_q, held, x, y)
-        likelihood, complexity = system.vmap(
-            lambda u, log_q: self._at(params, u, log_q, held, x, y), in_axes=(0, 0)
-        )(u, self._by_stratum(log_q))
+            return at(u, log_q)
+        # log q of a block with a single component is the same in all strata.
+        by_stratum = [ops.broadcast_to(each, (guide.strata,)) for each in log_q]
+        likelihood, complexity = system.vmap(at, in_axes=(0, 0))(u, by_stratum)
         share = ops.exp(guide.log_weights(params))
         return ops.sum(share * likelihood), ops.sum(share * complexity)
-
-    def _by_stratum(self, log_q: list[Any]) -> list[Any]:
-        """log q of the blocks, one entry per stratum; a block with a single component is the same in all."""
-        return [ops.broadcast_to(each, (self.guide.strata,)) for each in log_q]
-
-    def _at(
-        self, params: Any, u: Mapping[str, Any], log_q: Any, held: Mapping[str, Any], x: Any, y: Any
-    ) -> tuple[Any, Any]:
-        sites = self.problem.system.run(self._native, x, y, values={**u, **held}, unconstrained=True)
-        return self._likelihood_cost(sites, y), self.divergence(sites, params, log_q)
 
     def _likelihood_cost(self, sites: list[TracedSite], y: Any) -> Any:
         program, total = self.problem.program, 0.0
@@ -202,44 +190,31 @@ class Objective:
                 total = total - factor * site.distribution.log_prob(y if main else site.value).sum()
         return total
 
-    def _made(self, params: Any, u: Mapping[str, Any], randomness: Any) -> Handler:
-        loc, scale = self.guide.loc_scale(params)
-        names = self._weights
-        if self.estimator == "local":
-            return LocalReparameterisation(
-                {name: loc[name] for name in names},
-                {name: scale[name] for name in names},
-                randomness.normal,
-                approximate=self.approximate,
-            )
-        return Flipout({name: loc[name] for name in names}, randomness.sign)
+    def _made(self, params: Any, randomness: Any) -> Handler:
+        loc, scale = ({n: part[n] for n in self._weights} for part in self.guide.loc_scale(params))
+        if self.estimator == "flipout":
+            return Flipout(loc, randomness.sign)
+        return LocalReparameterisation(loc, scale, randomness.normal, approximate=self.approximate)
 
     # -- the result
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
-        """The guide at fitted parameters.
-
-        Parameters
-        ----------
-        parameters : mapping of str to ndarray
-            Parameters of the guide, and "param:<site>" for each parameter without a prior.
-
-        Returns
-        -------
-        Approximation
-            The approximation, in NumPy.
-        """
-        params = {name: value for name, value in parameters.items() if not name.startswith("param:")}
-        held = {name[6:]: value for name, value in parameters.items() if name.startswith("param:")}
+        """The guide at fitted parameters, in NumPy."""
+        params, values = _parts(parameters)
         scales = self.divergence.prior_scales(params)
         if scales or not all(isinstance(block, NormalBlock) for block in self.guide.blocks):
-            return GuideApproximation(self.guide, dict(params), held, scales)
+            return GuideApproximation(self.guide, dict(params), values, scales)
         loc, scale = self.guide.loc_scale(params)
-        sites = self.problem.program.sites
         return MeanField(
-            {name: np.asarray({**loc, **held}[name]) for name in sites},
+            {name: np.asarray({**loc, **values}[name]) for name in self.problem.program.sites},
             {name: np.asarray(value) for name, value in scale.items()},
         )
+
+
+def _parts(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The parameters of the guide, and the values of the parameters without a prior by site."""
+    params = {name: value for name, value in parameters.items() if not name.startswith("param:")}
+    return params, strip_prefix(parameters, "param:")
 
 
 def _one_point(problem: Problem) -> tuple[dict[str, Any], Any, Any]:
@@ -254,26 +229,9 @@ def _one_point(problem: Problem) -> tuple[dict[str, Any], Any, Any]:
 def linear_weights(
     problem: Problem, guide: Guide, estimator: str
 ) -> tuple[tuple[str, ...], dict[str, SharedUse]]:
-    """Weights and biases of linear maps that have independent normals.
+    """The weights and biases of linear maps that have independent normals, and which are not used once per row.
 
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    guide : Guide
-        The guide.
-    estimator : str
-        The estimator, for the error message.
-
-    Returns
-    -------
-    tuple
-        The names of these sites, and a dict of those that are not used once per row.
-
-    Raises
-    ------
-    UnsupportedError
-        There are no such sites.
+    `UnsupportedError` if there are none, for this estimator.
     """
     program = problem.program
     u, x, y = _one_point(problem)
@@ -297,7 +255,6 @@ def linear_weights(
         if not used:
             got = "none that can be seen: a module keeps its own, and a product written out is no bnn.linear"
             advice = "estimator='plain', or bnn.dense in its place"
-        raise UnsupportedError.of(
-            "SVI", f"independent normals on weights of linear maps, for estimator={estimator!r}", got, advice
-        )
+        wanted = f"independent normals on weights of linear maps, for estimator={estimator!r}"
+        raise UnsupportedError.of("SVI", wanted, got, advice)
     return names, shared_weights(program.model, w, x, names)
