@@ -417,7 +417,8 @@ class _Path:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> _Path:
-        return cls(**{name: value if value.ndim else value.item() for name, value in arrays.items()})
+        values: dict[str, Any] = {name: each if each.ndim else each.item() for name, each in arrays.items()}
+        return cls(**values)
 
 
 class _Swarm:
@@ -504,8 +505,8 @@ class _Swarm:
         self, numbers: Sequence[int], state: Any, at: float, step: float, variances: np.ndarray, steps: int
     ) -> tuple[Any, float]:
         """The state after a transition with randomness from (seed, temperature, transition), and the acceptance."""
-        at, step, variances = (self._asarray(np.asarray(value)) for value in (at, step, variances))
-        state, rate = self._move(_key(*numbers), state, at, step, variances, np.int32(steps), self._data)
+        given = (self._asarray(np.asarray(value)) for value in (at, step, variances))
+        state, rate = self._move(_key(*numbers), state, *given, np.int32(steps), self._data)
         return state, float(rate)
 
 

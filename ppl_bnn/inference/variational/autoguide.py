@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.backends.program import DENSITY_MEMORY, Problem
+from ppl_bnn.backends.many_draws import DENSITY_MEMORY
+from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model, Site
 from ppl_bnn.core.arrays import iterate_seeds, map_data, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError

@@ -339,10 +339,12 @@ class Guide:
     def from_json(cls, text: str) -> Guide:
         """The inverse of `to_json`."""
         found = json.loads(text)
-        sites = [
-            Site(**{name: tuple(value) if isinstance(value, list) else value for name, value in each.items()})
-            for each in found["sites"]
-        ]
+
+        def site_of(stored: dict[str, Any]) -> Site:
+            shapes = ("shape", "unconstrained_shape")
+            return Site(**stored | {name: tuple(stored[name]) for name in shapes})
+
+        sites = [site_of(stored) for stored in found["sites"]]
         return cls.of({pattern: family_of(family) for pattern, family in found["families"]}, sites)
 
 

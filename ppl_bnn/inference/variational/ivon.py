@@ -16,9 +16,9 @@ from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import conditioning
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.start import Start
 from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.mode import starting_point
+from ppl_bnn.inference.start import Start
 from ppl_bnn.inference.variational import iterated
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language import ops

@@ -18,9 +18,9 @@ from ppl_bnn.core.settings import between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.flat_vector import flat_sites, somewhere, system_values
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.start import Start
 from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.mode import starting_point
+from ppl_bnn.inference.start import Start
 from ppl_bnn.inference.variational import iterated
 from ppl_bnn.language.handlers import LinearUse, NetworkFunction, RecordLinear, SubstituteLinear
 from ppl_bnn.language.stochastic_layers import DroppedInputs

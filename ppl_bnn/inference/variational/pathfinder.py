@@ -19,7 +19,6 @@ from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.gaussians import LowRankCovariance
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.start import Start, resolve_start
 from ppl_bnn.inference.optimisation.loops import refuse_free_parameters
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.sampling.sampler import tempered, tempered_log_joint

@@ -17,9 +17,9 @@ from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import BAD, conditioning
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.start import Start, resolve_start
 from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.mode import trainable
+from ppl_bnn.inference.start import Start, resolve_start
 from ppl_bnn.inference.variational import iterated
 from ppl_bnn.language import ops
 from ppl_bnn.posterior.approximation import Approximation

@@ -539,10 +539,9 @@ class Delta(Family):
         return [DeltaBlock(tuple(sites))]
 
 
+_FAMILIES: tuple[type[Family], ...] = (Normal, LowRank, FullRank, MatrixNormal, Mixture, Delta)
 # Names that can be used for a family with default options; a family of another file adds itself.
-FAMILIES: dict[str, type[Family]] = {
-    each.name: each for each in (Normal, LowRank, FullRank, MatrixNormal, Mixture, Delta)
-} | {"diagonal": Normal}
+FAMILIES = {each.name: each for each in _FAMILIES} | {"diagonal": Normal}
 
 
 def family_of(specification: Any) -> Family:
