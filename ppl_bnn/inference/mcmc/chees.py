@@ -128,7 +128,7 @@ class ChEES(ManyChains):
         )
 
         def begin(flat: Any, key: Any, data: Any) -> dict[str, Any]:
-            chains = jax.vmap(lambda one: hmc.init(one, lambda u: target.log_density(u, data)))(flat)
+            chains: Any = jax.vmap(lambda one: hmc.init(one, lambda u: target.log_density(u, data)))(flat)
             mean, variance = flat.mean(axis=0), flat.var(axis=0, ddof=1)
             inverse_mass = self._inverse_mass(variance)
             squared = jnp.sum(chains.logdensity_grad**2 * inverse_mass, axis=-1)

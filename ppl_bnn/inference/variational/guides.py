@@ -340,11 +340,9 @@ class Guide:
         """The inverse of `to_json`."""
         found = json.loads(text)
 
-        def site_of(stored: dict[str, Any]) -> Site:
-            shapes = ("shape", "unconstrained_shape")
-            return Site(**stored | {name: tuple(stored[name]) for name in shapes})
-
-        sites = [site_of(stored) for stored in found["sites"]]
+        for stored in found["sites"]:
+            stored |= {name: tuple(stored[name]) for name in ("shape", "unconstrained_shape")}
+        sites = [Site(**stored) for stored in found["sites"]]
         return cls.of({pattern: family_of(family) for pattern, family in found["families"]}, sites)
 
 

@@ -541,7 +541,8 @@ class Delta(Family):
 
 _FAMILIES: tuple[type[Family], ...] = (Normal, LowRank, FullRank, MatrixNormal, Mixture, Delta)
 # Names that can be used for a family with default options; a family of another file adds itself.
-FAMILIES = {each.name: each for each in _FAMILIES} | {"diagonal": Normal}
+FAMILIES: dict[str, type[Family]] = {each.name: each for each in _FAMILIES}
+FAMILIES["diagonal"] = Normal
 
 
 def family_of(specification: Any) -> Family:
@@ -554,7 +555,7 @@ def family_of(specification: Any) -> Family:
         return FAMILIES[specification]()
     if isinstance(specification, Mapping) and specification.get("family") in FAMILIES:
         options = dict(specification)
-        family = FAMILIES[options.pop("family")]
+        family: Any = FAMILIES[options.pop("family")]
         return family(
             **{n: tuple(value) if isinstance(value, list) else value for n, value in options.items()}
         )
