@@ -232,7 +232,8 @@ class SVGD(Method):
         crossed = scaling is None or not scaling.number > BAD
         if scaling is not None and not crossed:
             warnings.append(
-                f"{self.name} has not converged: its kernel has one bandwidth for all directions. {scaling.explanation()}"
+                f"{self.name} has not converged: its kernel has one bandwidth for all directions. "
+                f"{scaling.explanation()}"
             )
         return iterated.outcome_of(
             self,
