@@ -125,7 +125,8 @@ def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any
     if "weights/parts" in arrays:
         approximation = approximation.weighted(arrays["weights/parts"])
     units = _part(arrays, "standardisation")
-    names: Any = {key: manifest.get(key) for key in ("feature_names", "class_names", "labels")}
+    names: dict[str, Any] = {key: manifest.get(key) for key in ("feature_names", "class_names", "labels")}
+    names = {key: None if value is None else tuple(value) for key, value in names.items()}
     return Posterior(
         model=model,
         language=manifest["language"],
@@ -136,7 +137,7 @@ def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any
         info=FitInfo(history=_part(arrays, "history"), **info),
         statistics=_part(arrays, "statistics"),
         standardisation=Standardisation.from_arrays(units) if units else None,
-        **{key: None if value is None else tuple(value) for key, value in names.items()},
+        **names,
     )
 
 

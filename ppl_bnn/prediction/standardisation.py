@@ -152,7 +152,7 @@ class Standardisation:
         """
         if isinstance(x, Mapping) and isinstance(self.x_mean, Mapping):
             return dict(x) | {name: x[name] * self.x_scale[name] + mean for name, mean in self.x_mean.items()}
-        return x * self.x_scale + self.x_mean
+        return np.asarray(x) * np.asarray(self.x_scale) + np.asarray(self.x_mean)
 
     def original_targets(self, y: Any) -> np.ndarray:
         """Targets in original units, the inverse of `targets`.

@@ -193,7 +193,9 @@ def completed(*words: str, folder: Path) -> tuple[list[str], set[str]]:
     return ran.stdout.split(), {line.rpartition("|")[2].strip() for line in ran.stderr.splitlines()}
 
 
-HEAVY = {"jax", "torch", "numpyro", "pyro", "pandas", "sklearn", "arviz", "matplotlib", "scipy"}
+HEAVY = {"jax", "torch", "numpyro", "pyro", "pandas", "sklearn", "arviz", "matplotlib"}
+# SciPy loads these when they are first used; its root is as light as NumPy.
+HEAVY |= {"scipy.stats", "scipy.special", "scipy.optimize", "scipy.linalg"}
 
 
 def test_the_tab_key_completes_in_a_shell(csv: Path) -> None:
