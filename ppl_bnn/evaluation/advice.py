@@ -1,10 +1,6 @@
 """Advice before fitting: which methods apply to a model and its data, and how many seconds each will take.
 
-    advice = bnn.advise(model, x, y, seconds=300)
-    print(advice)
-
-For each method it is checked whether it refuses the model, how many gradients it takes (`Method.effort`), and what its
-known limitations are. Seconds are computed from a short measurement of one gradient on this machine.
+The estimate combines the number of gradients of a method (`Method.effort`) with the measured seconds of one gradient.
 """
 
 from __future__ import annotations
@@ -42,14 +38,13 @@ FEASIBLE = ("yes", "likely", "unlikely", "no", "refused")
 MEASURING, FEWEST, MOST = 0.3, 5, 200
 # Number of gradients computed at once to measure the cost of one among many.
 MANY = 32
-# Cost of a step of a method, in gradients that are called one by one: less inside a compiled loop, which saves the
-# calls, and more if the step also draws and updates. The range over methods measured by
-# comparisons/performance/advice.py.
+# Cost of a step of a method, in gradients called one by one: less inside a compiled loop, more if the step also draws
+# and updates. Measured by comparisons/performance/advice.py.
 STEP: dict[str, tuple[float, float]] = {"numpyro": (0.3, 4.5), "pyro": (0.8, 2.0)}
 # Compile time of a method as a multiple of that of the gradient alone; measured by the same script.
 COMPILING: dict[str, float] = {"numpyro": 4.0, "pyro": 1.0}
-# Linear algebra operations per second in the worst case; the usual and the best case are ten and fifty times that. A
-# deliberately wide guess, not measured like the constants above.
+# Linear algebra operations per second in the worst case; the usual and the best case are ten and fifty times that.
+# This is a guess, not a measurement.
 OPERATIONS = 2e9
 # Share of the machine's memory that a fit may use.
 SHARE_OF_MEMORY = 0.5
@@ -62,24 +57,22 @@ class Advice:
     Parameters
     ----------
     table : pd.DataFrame
-        One row per method, the feasible ones first, in the order of `FEASIBLE`. Columns:
+        One row per method, the feasible ones first. Columns:
 
         feasible
-            "yes": its longest fit ends in time. "likely": its usual one does. "unlikely": only its shortest does. "no":
-            not even that one, or it needs more memory than there is. "refused": it cannot fit this model.
+            "yes", "likely" or "unlikely": its longest, its usual or only its shortest fit ends in time. "no": none
+            does, or memory is too small. "refused": it cannot fit this model.
         seconds_low, seconds, seconds_high
-            The shortest fit, the usual one (the geometric mean of the range of its overhead), and the longest.
+            The shortest fit, the usual one (by the geometric mean of the range of overheads), and the longest.
         gradients_low, gradients, gradients_high
             Evaluations of the gradient over all rows.
         memory
-            Memory it uses besides the model and the data, in MB of 10^6 bytes.
-        reason
-            Why it is not feasible.
-        limitations
-            What it is known to get wrong.
+            MB of 10^6 bytes, besides the model and the data.
+        reason, limitations
+            Why it is not feasible; what it is known to get wrong.
     facts : dict of str to float
-        Rows, parameters, outputs, cores, memory (MB), and for each system the seconds of a gradient and of compiling
-        it; if a method computes many at once, also the seconds of one among many (`_together`).
+        Rows, parameters, outputs, cores, memory (MB), and for each system the seconds of a gradient, of compiling it,
+        and of one among many (`_together`), if a method computes many at once.
     seconds : float
         The time budget in seconds.
     """
@@ -97,17 +90,7 @@ class Advice:
         return self.text()
 
     def text(self, width: int = 110) -> str:
-        """The table as text.
-
-        Parameters
-        ----------
-        width : int
-            Number of characters per line.
-
-        Returns
-        -------
-        str
-        """
+        """The table as text, with `width` characters per line."""
         facts = self.facts
         measured = [
             f"{1000.0 * facts[key]:.3g} ms in {name}"
@@ -153,9 +136,8 @@ def advise(
     seconds : float
         Time budget of a fit in seconds.
     methods : mapping or sequence, optional
-        A dict label -> method, a list of methods, or names of rows of `models/methods.toml` such as "nuts" and
-        "laplace-kron", which are methods at their defaults. None: all of those, in NumPyro if they exist there, else
-        (or if NumPyro is missing) in Pyro.
+        A dict label -> method, a list of methods, or names of rows of `models/methods.toml` such as "laplace-kron".
+        Default: all rows, in NumPyro where possible, else in Pyro.
     device, observed, standardise
         As for `fit`.
 
@@ -165,18 +147,15 @@ def advise(
 
     Raises
     ------
-    InputError
-        Invalid arguments.
-    UnknownNameError
-        A name that does not exist.
-    ModelError
-        A model that is not valid.
+    InputError, UnknownNameError, ModelError
+        Invalid arguments, an unknown name, or a model that is not valid.
 
-    Notes
-    -----
-    The cost of a gradient does not depend much on where it is evaluated. The number of gradients needed does vary,
-    above all for samplers: the seconds are an order of magnitude. Numbers of iterations that are fixed by a setting are
-    certain, and so are refusals.
+    Notes ----- The seconds are an order of magnitude, above all for samplers, whose number of gradients varies.
+    Refusals and numbers of iterations that are fixed by a setting are certain.
+
+    Examples
+    --------
+    >>> print(bnn.advise(model, x, y, seconds=300))
     """
     if between()(seconds):
         raise InputError.of("seconds", "a positive number", repr(seconds), "seconds=300")
@@ -270,7 +249,7 @@ def _ppl(method: Method, written: str) -> str:
 class _Probe:
     """The size of a problem, and the seconds of one gradient of its log joint and of compiling it, in one system.
 
-    together: the seconds of one among `MANY` that are computed at once; None: not measured. measured: (many at once) ->
+    `together` is the seconds of one among `MANY` computed at once, None if not measured. `measured(at once)` returns
     (seconds of a call, seconds of compiling).
     """
 

@@ -1,8 +1,4 @@
-"""Result of fitting several methods to one model and one data set, with one table.
-
-The reference of a comparison is one of its methods. If it has not converged the table says so, and the gaps to it are
-not reliable.
-"""
+"""The result of `compare`: posteriors, predictions and scores of several methods, with one table."""
 
 from __future__ import annotations
 
@@ -38,33 +34,17 @@ class Comparison:
     Parameters
     ----------
     table : pd.DataFrame
-        One row per method in the order given, columns as in `COLUMNS`; NaN or "" is a blank.
-    posteriors : dict of str to Posterior
-        Method -> posterior, for the methods that finished.
-    predictions : dict of str to Prediction
-        Method -> prediction at the test rows.
-    trees : dict of str
-        Method -> DataTree.
-    diagnoses : dict of str
-        Method -> diagnosis.
+        One row per method in the order given, columns as in `COLUMNS`; a blank is NaN or "".
+    posteriors, predictions, trees, diagnoses, failures, fits : dict
+        By method. Predictions are of the test rows, `failures` are reasons, `fits` remain without the posteriors.
     reference : str, optional
-        Name of the reference method.
+        Name of the reference method. If it has not converged, the table says so and gaps to it are not reliable.
     notes : dict
-        (method, column) -> one sentence, for each blank that needs a reason and each number that needs a warning.
-    data : dict
-        The data of the comparison (rows, names, units, hashes).
-    test_inputs, test_targets
-        The test rows, original units.
-    failures : dict of str to str
-        Method -> why it failed.
-    fits : dict of str to FitSummary
-        Method -> information on its fit, also available without the posterior.
-    drawn : dict of str to Prediction
-        For a comparison loaded from a folder, the predictions of its figures at the inputs `drawn_at`.
-    drawn_at : np.ndarray, optional
-        Inputs of `drawn`.
-    missing : tuple of str
-        Methods that were requested but not fitted, if the comparison was interrupted or is still running.
+        (method, column) -> one sentence on a blank or on a number that needs a warning.
+    data, test_inputs, test_targets
+        Description of the data (rows, names, units, hashes), and the test rows in original units.
+    drawn, drawn_at, missing
+        After `load`: predictions for the figures, their inputs, and the methods that were not fitted.
     """
 
     table: pd.DataFrame
@@ -90,34 +70,15 @@ class Comparison:
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Comparison:
-        """Load what `compare(..., out=folder)` or `save(folder)` wrote, also from an unfinished run.
+        """Load the folder that `compare(..., out=folder)` or `save(folder)` wrote, also of an unfinished run.
 
-        Everything is restored except `posteriors`: a model is code and is not stored in a folder (`Posterior.save`
-        keeps single posteriors). Table, notes, predictions and trees are identical to the last bit, and so is a report
-        of them.
-
-        Parameters
-        ----------
-        folder : str or PathLike
-            Folder of a comparison.
-
-        Returns
-        -------
-        Comparison
+        Everything is restored bit for bit except `posteriors`, since a model is code (see `Posterior.save`). A folder
+        of an older version without checksums gives a warning.
 
         Raises
         ------
-        InputError
-            Not a folder of a comparison.
-        DamagedError
-            A damaged folder.
-        UnsupportedError
-            A folder of a newer format.
-
-        Warns
-        -----
-        UserWarning
-            The folder was written by an older version, which wrote no checksums.
+        InputError, DamagedError, UnsupportedError
+            Not a folder of a comparison; a damaged one; one of a newer format.
         """
         words = files.read_manifest(folder)
         if words is None:
@@ -175,26 +136,15 @@ class Comparison:
         return "\n\n".join(parts) + "\n"
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
-        """Write the comparison to a folder.
+        """Write the comparison to a folder: a tree per method, the table, a figure, and what `load` needs.
 
-        The folder gets `<method>.nc` per tree, `comparison.csv`, `figure.png` and the other files that `load` needs.
-        All files appear together at the end: a save that fails or is interrupted leaves the previous content. All files
-        of another comparison are replaced; other files in the folder stay.
-
-        Parameters
-        ----------
-        folder : str or PathLike
-            The folder.
-
-        Returns
-        -------
-        Path
-            The folder.
+        All files appear together at the end, so an interrupted save leaves the previous content. They replace the files
+        of another comparison; other files stay. Returns the folder.
 
         Raises
         ------
         InputError
-            The folder cannot be written, or has files of these names that are not those of a comparison.
+            The folder cannot be written, or has files of these names that no comparison has written.
         """
         folder = Path(folder)
         try:
@@ -227,10 +177,7 @@ def _staged(folder: Path, comparison: Comparison) -> AbstractContextManager[Path
 
 
 def _own_files(entries: Sequence[Path], comparison: Comparison) -> set[str]:
-    """The entries of a folder that a comparison has written there, or would write.
-
-    Raises InputError if the new files would replace files that no comparison has written.
-    """
+    """Entries that a comparison has written, or would write; InputError if it would replace other files."""
     found = {entry.name for entry in entries}
     methods = {name.removesuffix(files.PREDICTION) for name in found if name.endswith(files.PREDICTION)}
     theirs = bool(methods) or files.TEST_ROWS in found

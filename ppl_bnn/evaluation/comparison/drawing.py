@@ -45,28 +45,11 @@ CLASS_MARKS = "os^DvPX*"
 
 
 def draw_curve(axes: Axes, x: np.ndarray, prediction: Prediction) -> None:
-    """Draw a prediction of one number along a single input: E[y | x] and two bands of 90 %.
+    """Draw a prediction of one number at x (N,), in any order: E[y | x] and two central 90 % bands.
 
-    The outer band is the central interval of observations, by quantiles of the mixture. The inner band is that of the
-    mean function, which is also a mixture: of the means of the draws, each a normal with variance `epistemic_within` if
-    a component has one (a linearised prediction). More data would narrow the inner band, but not the distance between
-    the two.
-
-    Parameters
-    ----------
-    axes : Axes
-        The axes to draw on.
-    x : np.ndarray
-        (N,), in any order, the input of each row of the prediction.
-    prediction : Prediction
-        The prediction.
-
-    Raises
-    ------
-    InputError
-        x of another shape.
-    UnsupportedError
-        A prediction of classes or of several outputs.
+    The outer band is that of observations. The inner band is that of the mean function, a mixture over draws, each a
+    normal with variance `epistemic_within` if the prediction is linearised. Raises InputError for x of another shape,
+    UnsupportedError for classes or several outputs.
     """
     if prediction.is_classes or len(prediction.shape) != 1:
         wanted, advice = "a prediction of one number for each row", "draw_class_map for classes"
@@ -138,8 +121,8 @@ def marked_targets(comparison: Comparison) -> list[tuple[np.ndarray, np.ndarray,
 class Intervals:
     """Predictive means and central 90 % intervals of observed test rows, flattened.
 
-    rows: how many were observed; shown: how many of them are drawn; truth: the observed values (n,); ends: method ->
-    mean, lower and upper end.
+    `rows` and `shown` count the rows that are observed and drawn; `truth` is (n,); `ends` is method -> mean, lower,
+    upper.
     """
 
     rows: int
@@ -190,18 +173,7 @@ class Intervals:
 
 
 def grid_points(across: np.ndarray, up: np.ndarray) -> np.ndarray:
-    """The inputs at which `draw_class_map` needs predictions.
-
-    Parameters
-    ----------
-    across, up : np.ndarray
-        (A,) and (B,), points along the two inputs.
-
-    Returns
-    -------
-    np.ndarray
-        (A B, 2), all grid points, row after row from below.
-    """
+    """Inputs (A B, 2) for `draw_class_map` from points across (A,) and up (B,), row after row from below."""
     return np.stack(np.meshgrid(across, up), axis=-1).reshape(-1, 2)
 
 
@@ -220,30 +192,11 @@ def draw_class_map(
     prediction: Prediction,
     levels: Sequence[float] | None = None,
 ) -> None:
-    """Draw class probabilities over a rectangle.
+    """Draw class probabilities over the rectangle of across (A,) and up (B,), predicted at `grid_points(across, up)`.
 
-    Each point has the colour of its most probable class, paler if that class is less probable, and contour lines are
-    drawn.
-
-    Parameters
-    ----------
-    axes : Axes
-        The axes to draw on.
-    across, up : np.ndarray
-        (A,) and (B,), points along the two inputs, evenly spaced.
-    prediction : Prediction
-        The prediction of the rows `grid_points(across, up)`.
-    levels : sequence of float, optional
-        Levels of the contour lines. For two classes they are of the probability of class 1, by default 0.1, 0.3, 0.5,
-        0.7 and 0.9, and 0.5 is drawn thick. For more classes they are of the probability of the most probable class, by
-        default 0.7 and 0.9: along a border of two classes that is a half. A level that is not reached has no line.
-
-    Raises
-    ------
-    InputError
-        Another number of rows.
-    UnsupportedError
-        A prediction of numbers.
+    The colour is that of the most probable class, paler if it is less probable. Contour `levels` of two classes are of
+    the probability of class 1, and 0.5 is drawn thick; of more classes, of that of the most probable class. Raises
+    InputError for another number of rows, UnsupportedError for numbers.
     """
     from matplotlib.colors import to_rgb
 
@@ -273,21 +226,7 @@ def draw_class_map(
 
 
 def draw_classes(axes: Axes, x: np.ndarray, y: np.ndarray, names: Sequence[str], size: float = 4.0) -> None:
-    """Draw rows with a mark and a colour for each of their labels.
-
-    Parameters
-    ----------
-    axes : Axes
-        The axes to draw on.
-    x : np.ndarray
-        Rows (N, 2).
-    y : np.ndarray
-        Labels (N,).
-    names : sequence of str
-        Names of the labels, (C,).
-    size : float
-        Size of the marks.
-    """
+    """Draw rows x (N, 2) with a mark and a colour for each label y (N,)."""
     for label, name in enumerate(names):
         rows, mark = y == label, CLASS_MARKS[label % len(CLASS_MARKS)]
         edge = {"markeredgecolor": "black", "markeredgewidth": 0.5, "markersize": size}

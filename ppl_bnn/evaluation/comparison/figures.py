@@ -1,7 +1,4 @@
-"""The figure of a comparison, drawn without pyplot.
-
-There is no window and no global state, and the bytes are the same with or without a display.
-"""
+"""The figure of a comparison, drawn without pyplot: no window, no global state, same bytes without a display."""
 
 from __future__ import annotations
 
@@ -28,12 +25,10 @@ if TYPE_CHECKING:
 
 
 def predictions_figure(comparison: Comparison) -> Figure:
-    """Predictions of the test rows with central 90 % intervals against the truth, one panel per method.
+    """Predictions of the test rows against the truth, one panel per method, in original units on shared axes.
 
-    Numbers: predictive mean against truth, with the interval; for a single input the mean and the interval as curves
-    over x, and inside it the 90 % band of the mean function alone. Classes: how often the predicted class was correct
-    (with 90 % Clopper-Pearson intervals), above the probabilities given to the class that occurred. A method that
-    failed has a panel with its reason. Axes are in original units and shared.
+    Numbers: means with 90 % intervals, or curves over a single input. Classes: reliability above the probabilities
+    given to the class that occurred. A method that failed has a panel with its reason.
     """
     figure = drawing.new_figure()
     if comparison.task == "classification":

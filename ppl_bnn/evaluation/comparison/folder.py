@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 # Further files of a comparison, besides its trees, its table and its figure, which are needed to read it again.
-# Version 2 added checksums of all files.
+# Version 2 added checksums.
 KIND, FORMAT = "ppl_bnn comparison", 2
 FIGURE = "figure.png"
 MANIFEST, TEST_ROWS, PREDICTION = "comparison.json", "comparison.safetensors", ".prediction.safetensors"
@@ -184,10 +184,7 @@ def _drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Predic
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The content of `comparison.json` in a folder; None if there is no such file.
-
-    Raises DamagedError, and UnsupportedError for a newer format.
-    """
+    """The content of `comparison.json`, or None. Raises DamagedError, and UnsupportedError for a newer format."""
     return READER.manifest(Path(folder) / MANIFEST, KIND, FORMAT, _SCHEMA, sealed_since=2)
 
 

@@ -39,10 +39,10 @@ class FitSummary:
 
 @dataclass
 class Record:
-    """Results of one method, made by `fitted`.
+    """The results of one method, made by `fitted`.
 
-    `figures` and `notes` are by column of `COLUMNS`; `tree` is the one that leave-one-out was computed from;
-    `pointwise` is the log score of each test row, (N,); `failure` is why there are no results, or "".
+    `figures` and `notes` are by column of `COLUMNS`; `tree` is used for leave-one-out; `pointwise` is the log score of
+    each test row, (N,); `failure` is the reason of a failure, or "".
     """
 
     name: str
@@ -61,10 +61,7 @@ class Record:
 def fitted(
     name: str, fit: Callable[[], Posterior], x_test: Any, y_test: np.ndarray, seed: int, device: str
 ) -> Record:
-    """All results of one method that do not need another method.
-
-    `x_test` and `y_test` are in original units. An error of the fit or of the prediction becomes the reason of the row.
-    """
+    """The results of one method that need no other method. An error becomes the `failure` of the record."""
     with peak_memory() as peak:
         record = _fitted(name, fit, x_test, y_test, seed, device)
     record.figures["peak_memory"] = peak()

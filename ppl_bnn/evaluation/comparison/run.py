@@ -68,8 +68,7 @@ def compare(
     Parameters
     ----------
     model : Model
-        The model. If it has a keyword-only parameter `classes`, that is set from `class_names` or else from the
-        training labels.
+        The model. A free keyword-only parameter `classes` is set from `class_names`, else from the training labels.
     train, test : tuple
         (x, y) in original units.
     methods : mapping of str to Method
@@ -83,16 +82,11 @@ def compare(
     progress : bool or Progress, optional
         Whether and where to report progress.
     standardise : bool
-        Whether to fit on standardised inputs and targets. All scores are in original units in any case.
+        Whether to fit on standardised inputs and targets. Scores are always in original units.
     out : str or PathLike, optional
-        A folder. As soon as a method has finished, its tree is written to `<name>.nc`, its prediction to
-        `<name>.prediction.safetensors`, the table to `comparison.csv` and the other data that `Comparison.load` needs
-        to `comparison.json`; a figure `figure.png` follows at the end. Existing files of those names are removed first,
-        so that the folder holds one run.
-    feature_names : sequence of str, optional
-        Names of the columns of x.
-    class_names : sequence of str, optional
-        Names of the classes.
+        A folder for `Comparison.load`, written after each method. Existing files of a comparison are removed first.
+    feature_names, class_names : sequence of str, optional
+        Names of the columns of x, and of the classes.
     target_name : str, optional
         Name of the target.
     observed : str, optional
@@ -109,9 +103,9 @@ def compare(
     InputError, UnknownNameError, ModelError, DeviceError
         Errors that concern all methods; raised before the first fit.
     ComparisonInterrupted
-        Ctrl-C. Its `partial` holds what had finished.
+        Ctrl-C. Its `partial` holds the methods that had finished.
     ComparisonNotWrittenError
-        `out` can no longer be written, for example because the disk is full. Its `partial` holds what had finished.
+        `out` can no longer be written, for example because the disk is full. It also has a `partial`.
     """
     methods = _checked_methods(methods)
     feature_names, class_names = clean_all(feature_names), clean_all(class_names)
@@ -179,10 +173,7 @@ def compare(
 
 
 def bind_classes(model: Model, y: np.ndarray, class_names: Sequence[str] | None = None) -> Model:
-    """Set the free keyword-only parameter `classes` of a model, if it has one, to the number of classes.
-
-    That is the number of `class_names`, or else of different labels in `y`, which must be 0..K-1.
-    """
+    """Set a model's free parameter `classes` to the number of `class_names`, else of the labels in `y` (0..K-1)."""
     parameter = inspect.signature(model).parameters.get("classes")
     bound = isinstance(model, functools.partial) and "classes" in model.keywords
     if parameter is None or parameter.kind is not inspect.Parameter.KEYWORD_ONLY or bound:
@@ -241,9 +232,9 @@ def _check_model(
     device: str,
     observed: str | None,
 ) -> str:
-    """Trace the model once as every fit will, so that errors that concern all methods are raised before the first fit.
+    """Trace the model once and return the task, so that errors common to all methods come before the first fit.
 
-    A missing system or device that only some methods need is reported in their rows. Returns the task.
+    A missing system or device that only some methods need is reported in their rows.
     """
     failure: BNNError | None = None
     for name in dict.fromkeys(method.ppl for method in methods.values()):

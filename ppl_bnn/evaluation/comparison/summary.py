@@ -1,14 +1,8 @@
-"""Conclusions of a comparison, in three sentences computed from its table.
+"""Conclusions of a comparison in three sentences: the best prediction, distances to the reference, its reliability.
 
-The first names the method that predicts best, the second the distance of the others to the reference and their cost,
-the third whether the reference is reliable. A difference of log scores is claimed only if the mean over test rows of
-the paired differences d_n = log p_a(y_n) - log p_b(y_n) exceeds twice its standard error,
-
-    se = sd(d_n) / sqrt(N),
-
-so that effects common to both methods (for example an unusual row) neither hide nor create a difference, and only if it
-exceeds a practical margin of 0.01 nats per row (1 % of a predictive density): with many rows a difference can be
-certain and irrelevant. Below the margin methods are called level.
+A difference of log scores is claimed if the mean over test rows of d_n = log p_a(y_n) - log p_b(y_n) exceeds both
+2 sd(d_n) / sqrt(N) and a practical margin of 0.01 nats per row. Pairing removes effects of unusual rows that both
+methods share. The margin matters because with many rows a difference can be certain and irrelevant.
 """
 
 from __future__ import annotations
@@ -31,9 +25,9 @@ IN_WORDS = f"two standard errors and {MARGIN:g} nats per test row"
 
 
 def is_difference(difference: float, error: float, margin: float = MARGIN) -> bool:
-    """Whether a mean paired difference is claimed: it exceeds both two standard errors and the practical margin.
+    """Whether a mean paired difference is claimed: it exceeds two standard errors and the practical margin.
 
-    An infinite difference is always claimed, and a finite one of unknown standard error (NaN) never.
+    An infinite difference is always claimed, and one of unknown standard error (NaN) never.
     """
     return difference == math.inf or (difference > STANDARD_ERRORS * error and difference > margin)
 

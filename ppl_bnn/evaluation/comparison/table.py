@@ -80,9 +80,9 @@ def typed(table: Any, words: Collection[str]) -> pd.DataFrame:
 def table_of(
     records: Mapping[str, Record], reference: str | None, task: str, *, ranked: bool = True
 ) -> tuple[pd.DataFrame, Notes]:
-    """The table of the methods so far, and (method, column) -> a sentence about a value.
+    """The table of the methods so far, and (method, column) -> a note.
 
-    ranked: whether to compare the methods by leave-one-out, which takes longer than all the rest.
+    `ranked` compares the methods by leave-one-out, which takes longer than all the rest.
     """
     import pandas as pd
 

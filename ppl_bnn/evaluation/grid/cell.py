@@ -1,14 +1,11 @@
 """A cell of a grid: one fit with its scores. Its key, its computation and its file.
 
-The key is a hash of everything that a result depends on and that is known before it is computed: the source of the
-model, its bound arguments and its sites; the class and the fields of the method; data and rows; the seed; the versions
-of this library and of the system that runs the method. Cells with the same key are the same cell.
+The key hashes everything that a result depends on: the model's source, bound arguments and sites; the method's class
+and fields; data and rows; the seed; the versions of this library and of the system. Equal keys are the same cell.
 
-A file `KEY.safetensors` holds a finished cell: small arrays at the test rows (`ARRAYS`), and everything else as JSON in
-its header, including its checksum (`ppl_bnn.core.stored`). The file appears whole or not at all; a damaged one is
-computed again. A cell keeps numbers of its test rows (log scores, mean function, position of each target in its
-predictive distribution) and not its posterior. The page of a grid is drawn from these. Bands, ranks of draws and loss
-curves need more and are available for a single comparison (`bnn.compare`) only.
+A file `KEY.safetensors` holds small arrays at the test rows (`ARRAYS`), and everything else as JSON in its header with
+a checksum (`ppl_bnn.core.stored`). It appears whole or not at all; a damaged one is computed again. The posterior is
+not kept.
 """
 
 from __future__ import annotations
@@ -111,11 +108,10 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 
 def of_model(model: Callable[..., Any], sketch: Sketch | None) -> dict[str, Any]:
-    """Part of the key that identifies a model: the source of its file, its bound arguments and its sites.
+    """Part of the key that identifies a model: the source of its file without comments, bound arguments and sites.
 
-    Comments and layout do not count. For a model in a notebook, or in a script (`__main__`) that also defines the grid,
-    the parts of its module that it uses count instead of the file. Other modules that it imports count only as far as
-    they affect the sites.
+    In a notebook or a script (`__main__`), only the parts of the module that the model uses count, because the grid is
+    defined there too. Other imported modules count only as far as they affect the sites.
     """
     function, arguments = model, {}
     while isinstance(function, functools.partial):
@@ -153,10 +149,7 @@ def of_split(split: Split) -> str:
 
 
 def of_device(device: str) -> str:
-    """The kind of a device; which of several GPUs computes a number does not change the number.
-
-    "auto" is resolved on the machine where the cells are planned.
-    """
+    """The kind of a device, since results do not depend on which GPU is used; the planning machine resolves "auto"."""
     kind = resolve_device(device)[0]
     return ("cuda" if gpus() else "cpu") if kind == "auto" else kind
 
@@ -194,8 +187,8 @@ def computed(
 ) -> bytes:
     """The content of the file of a cell.
 
-    `work` is the result of `Work.written`, `parts` the parts of the key as JSON, `x` and `y` the whole table in
-    original units, `train` and `test` the row numbers of the split.
+    `work` is from `Work.written`, `parts` the key's parts as JSON, `x` and `y` the whole table in original units,
+    `train` and `test` the row numbers of the split.
     """
     begun, clock = time.time(), time.perf_counter()
     # Another process was writing the entry that this one read, so this one compiled it itself.
@@ -265,10 +258,9 @@ def _kept(record: Record, y: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def gap(arrays: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float]:
-    """Mean gap and ratio of standard deviations between the mean functions of two cells at the same rows.
+    """Gap of means and ratio of standard deviations (`scores.fidelity`) of two cells' mean functions, at equal rows.
 
-    `arrays` and `of` are the arrays of a cell and of the reference. The figures are those of `scores.fidelity`; if
-    `classes`, (N, C) are the C classes of a row. Raises InputError for missing arrays, other shapes, or a reference
+    With `classes`, mean functions are (N, C). Raises InputError for missing arrays, other shapes, or a reference
     without spread.
     """
     if "mean" not in arrays or "mean" not in of:
@@ -287,8 +279,7 @@ def gap(arrays: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray], classes:
 class Store:
     """The finished cells in a folder, one file each. Only one process writes to it.
 
-    `damaged`: key -> what is wrong with the file of a cell, which counts as missing. `unsealed`: keys of cells that an
-    older version wrote, without a checksum.
+    `damaged` is key -> reason, of cells that count as missing. `unsealed` are keys of old cells without a checksum.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):

@@ -1,9 +1,7 @@
-"""Tasks sent to the processes of a cluster, and what happens when one of these, or the cluster, ends.
+"""Tasks sent to the processes of a cluster, which retry if a process or the connection ends.
 
-A `Cluster` sends one task to one process and reports when it is finished; errors are handled in `computed`. An error
-raised by a task itself is returned as a value, so any error raised in between comes from the cluster: a process that
-ended during a task, or a lost connection. joblib's back ends for Dask and Ray, which scikit-learn uses, raise the first
-such error and lose which task it concerns and what is finished, so tasks are sent by the clients of Dask and Ray.
+A task returns its own error as a value, so an error raised in between comes from the cluster. joblib's back ends for
+Dask and Ray lose which task such an error concerns and what is finished, so the clients of Dask and Ray are used.
 """
 
 from __future__ import annotations
@@ -31,9 +29,8 @@ PATIENCE = 10.0
 RESTART = 60.0
 # Number of times that a task is started if its process ends each time. Dask uses the same number.
 TRIES = 4
-# Environment variables that Ray reads, some on import and some when it connects. Without them Ray ends this process a
-# minute after its head has ended, if a call waits for the head then, and when connecting it retries a head that has
-# ended for many minutes.
+# Environment variables that Ray reads on import and when it connects. Without them Ray ends this process a minute
+# after its head has ended if a call waits, and when connecting retries for many minutes.
 _OF_RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(10**6), "RAY_gcs_server_port_wait_time_s": "2"}
 # The exit status of a process of this machine that exceeded its memory limit.
 OVER_LIMIT = 77
@@ -138,13 +135,12 @@ def computed(
     jobs: int | None,
     tries: int = TRIES,
 ) -> Generator[tuple[int, Any], None, None]:
-    """Yield (number, `function(*task)`) for each of the tasks, as they finish.
+    """Yield (number, `function(*task)`) for each of the tasks number -> arguments, as they finish; `jobs` run at once.
 
-    `connect` opens a connection to the cluster, which messages call `name`; `tasks` are number -> arguments, and `jobs`
-    of them are computed at once. A task whose process ended is tried again; after `tries` its result is `Lost`. A lost
-    connection is re-established. An error raised by the function is raised here and ends everything. Raises
-    ClusterError if the cluster has ended or has had no process for a minute, and InputError if it does not answer at
-    first or has no process.
+    `connect` opens a connection to the cluster called `name`; a lost one is opened again. A task whose process ended is
+    tried again; after `tries` its result is `Lost`. An error of the function is raised here and ends everything. Raises
+    ClusterError if the cluster ended or had no process for a minute, InputError if it does not answer or has none at
+    first.
     """
     waiting = dict(tasks)
     count: Counter[int] = Counter()
@@ -374,9 +370,9 @@ def on_ray(address: str, device: str) -> Iterator[Cluster]:
 
 
 def _answered(call: Callable[[], Any]) -> Any:
-    """The result of a call that may never return if the head of the cluster has ended.
+    """The result of a call that may hang if the head has ended; TimeoutError after a minute.
 
-    Raises TimeoutError after a minute. The thread then keeps waiting: it cannot be ended.
+    The thread then keeps waiting, because it cannot be ended.
     """
     answer: Future[Any] = Future()
 

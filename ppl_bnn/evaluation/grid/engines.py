@@ -1,24 +1,16 @@
-"""Engines that run independent tasks: processes of this machine, or a Dask or Ray cluster.
+"""Engines that run independent tasks: this machine's processes (`workers.py`), Dask or Ray clusters (`clusters.py`).
 
-`Engine.of("local")` is processes of this machine (`workers.py`); "sequential" is this process, one task after the
-other; "dask://HOST:PORT" is the cluster of that scheduler and "ray://HOST:PORT" (or "ray://auto", the one that runs on
-this machine) a Ray cluster (`clusters.py`). `outcomes` computes tasks on an engine and returns results as they finish.
+Processes of this machine are started for each call and never forked, since the threads of XLA and torch do not survive
+a fork. Each has a share of the cores, a memory limit and one GPU, if there are any, and ends with its parent. They
+share functions compiled by JAX in a temporary folder, or in JAX_COMPILATION_CACHE_DIR.
 
-Processes of this machine are started for each call and never forked, since neither the threads of XLA nor those of
-torch survive a fork. Each has its share of the cores for all its libraries, ends when the process that started it does,
-and has a memory limit; if there are GPUs each sees one of them. Functions that one of them compiles with JAX are read
-by the others, from a folder that is removed at the end (or one of the user's own, JAX_COMPILATION_CACHE_DIR). Resources
-of a cluster's own processes are managed by the cluster.
+If the head of a cluster ends, the call ends in a `ClusterError` after returning what was finished: within seconds if
+connections are refused, within minutes if Ray does not answer. Two faults of Ray itself:
 
-Ray's server for clients, to which "ray://HOST:PORT" leads, forks while its threads are at work in gRPC. If gRPC's fork
-handlers are enabled, the child is sometimes aborted, and the client reports that it could not connect: start the head
-with GRPC_ENABLE_FORK_SUPPORT=0 in its environment.
-
-If the head of a cluster ends (Dask's scheduler, or the head of Ray), the call ends in a `ClusterError`, after returning
-what was finished: within seconds if connections are refused, after half a minute through Ray's server for clients,
-after some minutes at most if Ray does not answer. In two situations Ray itself ends the process with exit status 1:
-while it registers a process that joins by "ray://auto", which takes a fraction of a second; and, if `ray` was imported
-before this engine was first used, during a call to the head. The folder of a grid then still has all that was finished.
+- Its server for clients ("ray://HOST:PORT") forks while gRPC's threads run. The child is sometimes aborted, and the
+  client cannot connect: start the head with GRPC_ENABLE_FORK_SUPPORT=0.
+- Ray ends this process with status 1 if the head ends while it registers a process that joins by "ray://auto", or
+  during a call if `ray` was imported before this engine was first used. Finished cells are still in the folder.
 """
 
 from __future__ import annotations
@@ -61,7 +53,7 @@ class Engine:
 
     @classmethod
     def of(cls, word: str) -> Engine:
-        """The engine named "local", "sequential", "dask://HOST:PORT", "ray://HOST:PORT" or "ray://auto".
+        """The engine "local", "sequential", "dask://HOST:PORT", "ray://HOST:PORT" or "ray://auto" (on this machine).
 
         Raises UnknownNameError, InputError for a cluster without an address, and MissingFrameworkError.
         """
@@ -88,9 +80,8 @@ class Engine:
 def share(jobs: int | None = None, device: str = "auto", memory: int | None = None) -> tuple[int, Share]:
     """The number of processes on this machine, and the resources of each.
 
-    The cores are divided evenly, and each process has its own GPU as far as there are enough. By default there is one
-    process per GPU if the work goes to GPUs, else as many as cores and memory allow, each with an equal part of 90 % of
-    the memory of the machine (or of its container).
+    Default: one process per GPU if the work goes to GPUs, else as many as cores and memory allow. The cores, and 90 %
+    of the memory of the machine or its container, are divided evenly.
     """
     import joblib
 
@@ -171,31 +162,12 @@ def outcomes(
 ) -> Generator[tuple[int, Any], None, None]:
     """Yield (number of the task, `function(*task)`) for each of the tasks, as they finish.
 
-    A task whose process ended is tried again: once on this machine, up to three times on a cluster, the last time with
-    nothing beside it. If its process ends each time its result is `Lost`. An error raised by `function` ends everything
-    and is raised here.
+    A task whose process ended is tried again: once on this machine, up to three times on a cluster, the last time
+    alone. Then its result is `Lost`. An error of `function` ends everything and is raised here. Function and arguments
+    must be picklable. `jobs`, `device` and `memory` (bytes per process) are as in `share`.
 
-    Parameters
-    ----------
-    engine : Engine
-        Where to compute.
-    function, tasks
-        The function and its arguments for each task, which must be picklable. Large arrays among the arguments are
-        shared between processes of this machine.
-    jobs : int, optional
-        Number of tasks at once. None: as `share` decides, or what the cluster has room for.
-    device : str
-        Device of the work, which determines the GPUs that a process sees.
-    memory : int, optional
-        Bytes of a process of this machine (see `share`).
-
-    Raises
-    ------
-    InputError
-        A cluster that does not answer, that has no process, or whose processes have several threads each (a fit sets
-        globals of torch and JAX).
-    ClusterError
-        A cluster that ended during the call.
+    Raises InputError for a cluster that does not answer, has no process, or has processes of several threads (a fit
+    sets globals of torch and JAX), and ClusterError for one that ended during the call.
     """
     check(engine, jobs, device, memory)
     numbered = dict(enumerate(tasks))

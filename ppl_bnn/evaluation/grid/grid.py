@@ -1,19 +1,7 @@
 """Many fits: every model on every data set, over splits, by every method, with every seed.
 
-    grid = Grid(
-        models=["regression_mlp", "linear_regression"],
-        data=["yacht", "concrete"],
-        methods={"nuts": bnn.NUTS(), "svi": bnn.SVI(ppl="pyro"), "map": bnn.MAP()},
-        splits="random:5@0.9",
-        seeds=2,
-        reference="nuts",
-    )
-    result = grid.run("uci", jobs=4)
-    result.table()
-
 A cell is one fit with its scores. Finished cells are files of the folder and are never computed twice: an interrupted
-run continues with the missing cells, and an extended grid computes only the new ones. A cell that fails is a row with
-its reason.
+run continues with the missing cells, and an extended grid computes only the new ones.
 """
 
 from __future__ import annotations
@@ -72,36 +60,36 @@ class Grid:
     """A comparison over models, data sets, methods, splits and seeds.
 
     Each axis is a dict label -> value, or a sequence whose items provide their own labels. A model and a data set of
-    different tasks cannot be combined and have no cells (`left_out` lists them).
+    different tasks have no cells (`left_out`). A cell that fails is a row with its reason.
 
     Parameters
     ----------
     models
-        Functions, or names of the zoo. A function is labelled by its own name. A free parameter `classes` of a model is
-        set for each data set.
+        Functions, labelled by their names, or names of the zoo. A free parameter `classes` is set for each data set.
     data
         Names of data sets (`ppl_bnn.data.datasets()`), or tables.
     methods
-        Methods, or names of `ppl_bnn.inference.registry` such as "nuts" and "laplace-kron", at their defaults in
-        NumPyro.
+        Methods, or names of the registry such as "nuts" and "laplace-kron", at their defaults in NumPyro.
     splits
-        Names of splits, as `ppl_bnn.datasets.splits` reads them, or a dict label of the data -> names if they differ.
+        Names of splits (see `ppl_bnn.datasets.splits`), or a dict label of the data -> names.
     seeds
-        How many: 3 means 0, 1 and 2; or which. These are the seeds of the fits; splits have their own.
+        Seeds of the fits: how many (3 means 0, 1 and 2), or which. Splits have their own.
     reference : str, optional
-        Label of the method whose posterior the gaps of the others are measured against, within the same model, data,
-        split and seed. Another one can be chosen when a result is loaded.
+        Label of the method whose posterior the others are compared with, within the same model, data, split and seed.
     standardise : bool
-        Whether to fit on standardised inputs and targets. Scores are in original units in any case.
+        Whether to fit on standardised inputs and targets. Scores are always in original units.
     device : str
         "auto", "cpu" or "cuda[:i]", for every fit.
 
     Raises
     ------
-    InputError
-        An axis that is empty or of the wrong type.
-    UnknownNameError
-        A name that does not exist.
+    InputError, UnknownNameError
+        An axis that is empty or of the wrong type; a name that does not exist.
+
+    Examples
+    --------
+    >>> grid = Grid(["regression_mlp"], ["yacht"], {"nuts": bnn.NUTS(), "map": bnn.MAP()}, "random:5@0.9", 2, "nuts")
+    >>> grid.run("uci", jobs=4).table()
     """
 
     models: Any
@@ -141,17 +129,7 @@ class Grid:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Grid:
-        """The grid that a TOML file describes (format: `ppl_bnn.evaluation.grid.toml_file`).
-
-        Parameters
-        ----------
-        path : str or PathLike
-            The file.
-
-        Returns
-        -------
-        Grid
-        """
+        """The grid of a TOML file, whose format `ppl_bnn.evaluation.grid.toml_file` describes."""
         from ppl_bnn.evaluation.grid import toml_file
 
         return toml_file.read(path, cls)
@@ -166,10 +144,9 @@ class Grid:
 
     @property
     def cells(self) -> list[Cell]:
-        """All cells, in the order in which they are computed.
+        """All cells in the order of computation: split by split, so that what is compared is computed together.
 
-        The order is split by split, and within a split everything that is to be compared. Tables are read for this, and
-        models are run once without a framework.
+        Tables are read for this, and models are run once without a framework.
         """
         return [planned.cell for planned in self._plan.cells]
 
@@ -198,14 +175,13 @@ class Grid:
         Parameters
         ----------
         out : str or PathLike
-            A folder: new, empty, or of an earlier state of this grid. Each finished cell is written there at once; when
-            all are done (or on Ctrl-C), `cells.csv`, `table.csv` and, if pyarrow is installed, `cells.parquet` follow.
+            A folder: new, empty, or of an earlier state of this grid. Finished cells are written at once; at the end,
+            or on Ctrl-C, `cells.csv`, `table.csv` and, with pyarrow, `cells.parquet` follow.
         engine : str
             "local" (processes of this machine), "sequential" (this process), "dask://HOST:PORT", "ray://HOST:PORT" or
-            "ray://auto"; see `ppl_bnn.evaluation.grid.engines`.
+            "ray://auto".
         jobs : int, optional
-            Number of cells at once. Default: as many as cores and memory of the machine allow, or one per GPU, or what
-            the cluster has room for.
+            Number of cells at once. Default: as cores and memory allow, or one per GPU, or as the cluster has room.
         resume : bool
             If False, existing cells are computed again.
         progress : bool or Progress, optional
@@ -213,8 +189,7 @@ class Grid:
         retry_failed : bool
             Whether to compute failed cells again.
         memory : int, optional
-            Bytes that a process of this machine may use; a cell that needs more fails. Default: an equal part of the
-            memory of the machine.
+            Bytes per process of this machine; a cell that needs more fails. Default: an equal part of the memory.
 
         Returns
         -------
@@ -224,10 +199,8 @@ class Grid:
         ------
         InputError, UnknownNameError, DeviceError, MissingFrameworkError
             Raised before anything is computed.
-        GridInterrupted
-            Ctrl-C. Its `partial` holds the cells that had finished, and the next run continues from there.
-        ClusterError
-            The cluster ended. The cells that had finished are in the folder; the next run continues from there.
+        GridInterrupted, ClusterError
+            Ctrl-C (its `partial` holds the finished cells), or the cluster ended. The next run continues from there.
         """
         place = engines.Engine.of(engine)
         engines.check(place, jobs, self.device, memory)
@@ -238,8 +211,7 @@ class Grid:
         tasks = plan.tasks(engines.device_inside(place, self.device))
         folder = writable(out)
         with _locked(folder):
-            # The manifest is written first, so that a folder with other files is known as that of a grid after a kill
-            # at any time.
+            # The manifest comes first, so that after a kill the folder is recognised as that of a grid.
             stored.write_manifest(folder / MANIFEST, plan.manifest(self))
             store = Store(folder / CELLS)
             store.folder.mkdir(exist_ok=True)
@@ -388,7 +360,7 @@ class _Plan:
         return [planned for key, planned in first.items() if not resume or not finished(key)]
 
     def tasks(self, device: str) -> dict[_Planned, tuple[Any, ...]]:
-        """The arguments of `cells.computed` for each cell. device: its name where the cells are computed.
+        """The arguments of `cells.computed` for each cell, with the `device` as named where the cells are computed.
 
         Raises InputError for a model or a method that cannot be sent to another process.
         """
@@ -502,10 +474,7 @@ def _own_system(model: Any, table: Table, sketch: zoo.Sketch | None) -> str | No
 
 
 def _check_folder(grid: Grid, out: str | os.PathLike[str]) -> None:
-    """Refuse a folder of another grid.
-
-    An extended or changed grid shares labels with its earlier state on each axis.
-    """
+    """Refuse a folder of another grid. An earlier state of this grid shares labels with it on each axis."""
     folder = Path(out)
     try:
         # It will be written with a checksum.
@@ -552,8 +521,8 @@ def _locked(folder: Path) -> Iterator[None]:
 class _Meter:
     """Counts finished and failed cells, and estimates the remaining time.
 
-    The estimate for a cell is the mean time of the cells of its model, data and method, or of all cells if there are
-    none; the number of cells at once is taken to be its average so far.
+    The time of a cell is the mean over its model, data and method, else over all; the number at once is its average so
+    far.
     """
 
     def __init__(self, plan: _Plan, waiting: Sequence[_Planned], store: Store, progress: Progress):

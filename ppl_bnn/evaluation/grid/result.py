@@ -1,7 +1,6 @@
 """The result of a grid: a row for each cell, and a row for each model, data set and method.
 
-The unit of a comparison is the split. Seeds are averaged within a split first, and differences between methods are
-taken split by split, so that effects of a split common to all methods (unusual test rows) cancel in every difference.
+Seeds are averaged within a split, and methods are compared split by split, so that common effects of a split cancel.
 """
 
 from __future__ import annotations
@@ -82,12 +81,11 @@ class GridResult:
     Parameters
     ----------
     cells : pd.DataFrame
-        One row for each cell that is finished or has failed, in the order of the grid: the labels model, data, split,
-        method, seed; the columns of a comparison (`COLUMNS`) without its ranks; those of `cells.COLUMNS`; `key`. A
-        blank is NaN or "". `log_score_se` is the standard error over test rows here.
+        One row per cell that finished or failed, in the order of the grid: the labels model, data, split, method, seed;
+        the columns of a comparison (`COLUMNS`) without ranks; those of `cells.COLUMNS`; `key`. A blank is NaN or "".
+        `log_score_se` is over test rows here.
     notes : dict
-        Key -> column -> one sentence, for blanks that need a reason and numbers that need a warning; the warnings of a
-        fit are under "warnings".
+        Key -> column -> one sentence on a blank or a number; the warnings of a fit are under "warnings".
     axes : dict of str to list
         Name of the axis -> labels, in the order of the grid.
     reference : str, optional
@@ -101,8 +99,7 @@ class GridResult:
     absent : tuple of Cell
         The cells that have not been computed.
     settings : dict
-        "methods": label -> class, fields and versions; "models": label -> bound arguments and likelihood; "data": label
-        -> `Table.card`, if it was kept; "standardise", "device".
+        "methods", "models" and "data": label -> settings, bound arguments or `Table.card`; "standardise", "device".
     """
 
     cells: pd.DataFrame
@@ -132,6 +129,8 @@ class GridResult:
     def load(cls, folder: str | os.PathLike[str], reference: str | None = None) -> GridResult:
         """Load the folder of a grid, also while it is being computed.
 
+        A damaged cell gives a warning and counts as missing.
+
         Parameters
         ----------
         folder : str or PathLike
@@ -145,17 +144,8 @@ class GridResult:
 
         Raises
         ------
-        InputError
-            Not a folder of a grid.
-        DamagedError
-            A damaged manifest.
-        UnknownNameError
-            A reference that is not a method of the grid.
-
-        Warns
-        -----
-        UserWarning
-            A cell is damaged; it counts as missing.
+        InputError, DamagedError, UnknownNameError
+            Not a folder of a grid; a damaged manifest; a reference that is not a method of the grid.
         """
         manifest = read_manifest(folder)
         if manifest is None:
@@ -192,17 +182,7 @@ class GridResult:
         )
 
     def arrays(self, key: str) -> dict[str, np.ndarray]:
-        """The stored arrays of a cell (`cells.ARRAYS`), read from the folder; empty for a failed cell.
-
-        Parameters
-        ----------
-        key : str
-            Key of the cell.
-
-        Returns
-        -------
-        dict of str to np.ndarray
-        """
+        """The stored arrays of the cell with this key (`cells.ARRAYS`); empty for a failed cell."""
         return {} if self.folder is None else cells.Store(self.folder / CELLS).arrays(key)
 
     def by_split(self, score: str = "log_score") -> pd.DataFrame:
@@ -216,7 +196,7 @@ class GridResult:
         Returns
         -------
         pd.DataFrame
-            NaN if a method has no result. Methods without any result, and splits without any, are left out.
+            NaN if a method has no result. Methods and splits without any result are left out.
         """
         import pandas as pd
 
@@ -234,9 +214,8 @@ class GridResult:
         Parameters
         ----------
         corrected : bool
-            Splits of one table share training rows, so that their results are dependent and sd / sqrt(J) over J splits
-            is too small. If True, errors are sd sqrt(1 / J + test rows / training rows) (Nadeau and Bengio 2003). If
-            False, sd / sqrt(J), as in many published tables. With one split there is no error.
+            Whether to allow for training rows that splits share: errors over J splits are sd sqrt(1 / J + test rows /
+            training rows) (Nadeau and Bengio 2003) instead of sd / sqrt(J). With one split there is no error.
 
         Returns
         -------
@@ -244,22 +223,17 @@ class GridResult:
             Columns:
 
             splits, cells, failures
-                Number of splits and of cells with a result, and number of failed cells. Means are over available
-                results.
+                Number of splits and cells with a result, and of failed cells. Means are over available results.
             reference
-                "reference" if gaps are measured against this method, with the reasons why it may not be a valid
-                reference and the number of cells concerned.
-            a score (log_score, rmse, crps, accuracy, brier, ece, concordance, elpd_loo)
-                Its mean over splits, and
-                `<score>_se`, its standard error over splits;
-                `<score>_to_best`, `<score>_to_best_se`: mean and standard error, over common splits, of the paired
-                differences to the method with the best mean among those with the most splits. It is this method minus
-                the best, so negative if this one is worse in a score of which larger is better;
-                `<score>_to_reference`, `<score>_to_reference_se`: the same to the reference.
+                "reference" for the reference method, with the reasons why it may not be a valid one.
+            log_score, rmse, crps, accuracy, brier, ece, concordance, elpd_loo
+                Mean over splits. `<score>_se` is its standard error. `<score>_to_best` and `<score>_to_best_se` are the
+                mean and standard error of paired differences, over common splits, of this method minus the one with the
+                best mean among those with the most splits. `<score>_to_reference` is the same for the reference.
+            converged
+                Share of the chains' cells that converged.
             the rest
-                Means over splits; for r_hat, k_hat and the Pareto k of leave-one-out the largest, for ess_min the
-                smallest of all cells.
-                converged: the share of the chains' cells that converged.
+                Means over splits; the largest r_hat, k_hat and Pareto k of all cells, and the smallest ess_min.
 
         References
         ----------
@@ -316,9 +290,7 @@ class GridResult:
         return row
 
     def save(self, folder: str | os.PathLike[str] | None = None) -> Path:
-        """Write `cells.csv` and `table.csv`, and `cells.parquet` if pyarrow is installed.
-
-        Each file appears whole or not at all.
+        """Write `cells.csv` and `table.csv`, and `cells.parquet` if pyarrow is installed, each whole or not at all.
 
         Parameters
         ----------
@@ -346,10 +318,7 @@ class GridResult:
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The manifest of a folder of a grid; None if there is none.
-
-    Raises DamagedError, and UnsupportedError for a newer format.
-    """
+    """The manifest of a grid's folder, or None. Raises DamagedError, and UnsupportedError for a newer format."""
     file = Path(folder) / MANIFEST
     words = _READER.manifest(file, KIND, FORMAT, _SCHEMA, sealed_since=2)
     for index, entry in enumerate([] if words is None else words["cells"]):
@@ -439,10 +408,7 @@ def _floor(of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float] |
 
 
 def _settings(finished: list[cells.Cell], store: cells.Store, manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of methods and models, from the first cell of each, and the cards of the data.
-
-    All cells of one run have the same settings. Manifests of older versions have no cards.
-    """
+    """Settings of methods and models from the first cell of each, and the cards of the data, if they were kept."""
     found: dict[str, Any] = {"methods": {}, "models": {}, "data": dict(manifest.get("data", {}))}
     for cell in finished:
         if cell.method in found["methods"] and cell.model in found["models"]:

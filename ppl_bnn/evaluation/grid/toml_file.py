@@ -66,10 +66,10 @@ _OF = {
 
 
 def read(path: str | os.PathLike[str], kind: type[Grid]) -> Grid:
-    """The grid of a TOML file, an instance of the class `kind`.
+    """The grid of a TOML file, an instance of the class `kind`. Each error names the file and the key.
 
-    Each error names the file and the key: InputError (no such file, invalid TOML, or a value that is missing or of the
-    wrong type), UnknownNameError (a key or a name that does not exist), ModelError (a model's file that cannot be run).
+    Raises InputError (no such file, invalid TOML, a missing value or one of the wrong type), UnknownNameError (a key or
+    a name), ModelError (a model's file that cannot be run).
     """
     file = Path(path)
     return _Reader(file.name, file.parent, read_toml(file)).grid(kind)

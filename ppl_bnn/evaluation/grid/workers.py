@@ -1,7 +1,7 @@
 """Processes of this machine: one executor of one process for each task that runs at once.
 
-joblib's `Parallel` ends at the first process that is killed and does not say under which task it was. Here a killed
-process ends its own task only, and a task can be tried again. The executor is the one that joblib itself uses.
+joblib's `Parallel` ends at the first process that is killed and does not say under which task. Here only that task is
+affected and can be tried again. The executor is joblib's own.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _PREFIX, PROGRAMS = "ppl-bnn-", "programs"
 class Share:
     """Resources of each process of this machine.
 
-    `threads` of each library; the bytes of `memory` above which it is ended, or None for no limit; the `gpus` that the
-    processes share, one each, as in CUDA_VISIBLE_DEVICES: () hides all, None changes nothing.
+    `threads` of each library; `memory` in bytes above which it is ended, or None; `gpus` that the processes share, one
+    each, as in CUDA_VISIBLE_DEVICES: () hides all, None changes nothing.
     """
 
     threads: int
