@@ -31,17 +31,10 @@ INTERVAL = 5.0
 
 @dataclass
 class Checkpoint:
-    """The latest state of one fit: arrays, and a fingerprint of the fit that they belong to.
+    """The latest state of one fit: arrays, and the `fingerprint` of the fit, in one file with a checksum.
 
-    Both are in one file with a checksum (`ppl_bnn.core.stored`). The file is replaced as a whole, so an interruption
-    during a write leaves the previous state.
-
-    Attributes
-    ----------
-    path : Path or None
-        The file; None for a checkpoint that keeps nothing.
-    fingerprint : dict
-        What the fit depends on, in plain values (see `fingerprint`).
+    The file is replaced as a whole, so an interruption during a write leaves the previous state. Without a `path`
+    nothing is kept.
     """
 
     path: Path | None
@@ -50,10 +43,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, folder: Any, fingerprint: Mapping[str, Any], name: str) -> Checkpoint:
-        """The checkpoint `name` in a folder, which is created; without a folder one that keeps nothing.
-
-        `fingerprint` is what the fit depends on.
-        """
+        """The checkpoint `name` in a folder, which is created; without a folder, a checkpoint that keeps nothing."""
         if folder is None:
             return cls(None, dict(fingerprint))
         return cls(
@@ -101,8 +91,7 @@ def fingerprint(
 ) -> dict[str, Any]:
     """What a fit depends on, in plain values: settings, sites, the log joint at a point, data, seed and dtype.
 
-    Settings in `left_out` do not change the stored arrays; `settings` are those that `Method.settings` does not
-    distinguish.
+    Settings in `left_out` do not change the stored arrays; `settings` are added to those of the method.
     """
     start = method.start
     if is_network(start, problem):

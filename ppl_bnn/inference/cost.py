@@ -8,17 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Size:
-    """The size of a problem.
-
-    Attributes
-    ----------
-    rows : int
-        N, the number of rows.
-    parameters : int
-        P, the number of unconstrained coordinates.
-    outputs : int
-        K, the number of outputs of the network for a row.
-    """
+    """The size of a problem: N `rows`, P unconstrained coordinates (`parameters`), K `outputs` of the network."""
 
     rows: int
     parameters: int
@@ -36,13 +26,12 @@ class Effort:
     Attributes
     ----------
     fewest, usual, most : float
-        Evaluations of the gradient of the log joint over all rows, counted as in `info.gradient_evaluations`. `fewest`
-        and `most` are bounds. `usual` is a guess, based on networks of some hundred weights where that was measured. If
-        the settings determine the number, all three are equal.
+        Gradients of the log joint over all rows: bounds, and a guess (measured on networks of some hundred weights).
+        All are equal if the settings determine the number.
     parallel : int
         Number of cores that can share the gradients.
     together : int
-        Number of gradients that are computed in one call, which for small networks costs far less than one by one.
+        Gradients computed in one call, which for small networks costs far less than one by one.
     numbers : float
         Numbers held in memory at once, besides a few copies of the parameters.
     operations : float
@@ -73,10 +62,7 @@ class Effort:
         )
 
     def after(self, first: Effort | None) -> Effort:
-        """The effort of this fit after another, if there is one.
-
-        `parallel` and `together` are those of this fit, which is the longer of the two.
-        """
+        """The effort of this fit after a shorter one, if any; `parallel` and `together` are those of this fit."""
         if first is None:
             return self
         return replace(

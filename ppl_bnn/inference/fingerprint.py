@@ -1,8 +1,7 @@
 """Fingerprints of settings in plain values: equal in every process, and different if the fits could differ.
 
-A `repr` is not enough: it contains memory addresses of functions, omits the middle of an array, and gives only the name
-of a network or a function. Here an array is represented by the hash of its numbers, a network by its weights, and a
-function by its source, its defaults, its closure and the arguments bound to it.
+A `repr` contains memory addresses and omits the middle of an array. Here an array is represented by the hash of its
+numbers, a network by its weights, and a function by its source, defaults, closure and bound arguments.
 """
 
 from __future__ import annotations
@@ -38,11 +37,7 @@ _LIBRARIES = tuple(
 
 
 def identity(value: Any) -> Any:
-    """Plain values that differ if two settings differ: numbers, strings, lists and dicts with string keys.
-
-    Functions of installed packages count by their names, because the versions of packages are recorded elsewhere. An
-    object whose state cannot be read counts by its class.
-    """
+    """Plain values that differ if two settings differ; functions of installed packages count by name."""
     return _identity(value, ())
 
 
@@ -77,7 +72,7 @@ def _identity(value: Any, outer: tuple[int, ...]) -> Any:
         return {"partial": each(value.func), "args": each(value.args), "keywords": each(value.keywords)}
     if inspect.ismethod(value):
         return {"method": value.__name__, "of": each(value.__self__)}
-    # `functools.wraps` hides the function and its signature; a `functools.partial` has no `__name__` (see above).
+    # `functools.wraps` hides the function and its signature.
     function = inspect.unwrap(value) if callable(value) else value
     if isinstance(function, types.FunctionType):
         held = [_content(cell) for cell in function.__closure__ or ()]
@@ -113,10 +108,7 @@ def _identity(value: Any, outer: tuple[int, ...]) -> Any:
 
 
 def source(function: Any) -> str:
-    """The source, without comments, that a function or class comes from.
-
-    It is the whole file; for a function of a script (`__main__`), the parts of the script that the function reaches.
-    """
+    """The source file of a function or class, without comments; for `__main__`, the parts that it reaches."""
     if function.__module__ != "__main__":
         with suppress(OSError, TypeError, SyntaxError):
             return ast.unparse(ast.parse(Path(str(inspect.getsourcefile(function))).read_bytes()))
@@ -131,10 +123,7 @@ def _reached(function: Any) -> str:
 
 
 def _code(value: Any) -> dict[str, str]:
-    """A hash of the reached source, for code that is not part of an installed package.
-
-    The rest of the module does not count: a checkpoint must stay valid after an unrelated function was changed.
-    """
+    """A hash of the reached source, for code outside installed packages: changes of other functions do not count."""
     module = value.__module__ or ""
     with suppress(OSError, TypeError):
         file = str(Path(str(inspect.getsourcefile(value))).resolve())

@@ -1,7 +1,6 @@
 """The flat vector: the unconstrained coordinates of the latent sites, concatenated in the order of the program.
 
-Gaussians, curvatures and Jacobians are defined on this vector or on some of its positions. `system_values` converts
-NumPy values back to arrays of a system.
+Gaussians, curvatures and Jacobians are defined on this vector or on some of its positions.
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def system_values(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, An
 
 
 def first_rows(problem: Problem) -> tuple[Any, Any]:
-    """(x, y) for computations that need only its shape, such as priors: one row, or all if rows cannot be separated."""
+    """(x, y) where only shapes matter, as for priors: one row, or all if rows cannot be separated."""
     program = problem.program
     if program.has_local or program.coupled or not program.language:
         return problem.x, problem.y
@@ -73,8 +72,7 @@ def first_rows(problem: Problem) -> tuple[Any, Any]:
 def somewhere(problem: Problem) -> dict[str, np.ndarray]:
     """A generic point, for computations whose result does not depend on the point.
 
-    No two elements of a site are equal, because a prior whose curvature changes with the value would otherwise look as
-    if it had the same curvature for the whole tensor.
+    No two elements of a site are equal: a curvature that changes with the value would otherwise look constant.
     """
     return {
         name: (0.1 + 0.2 * np.modf(np.arange(1, site.size + 1) * 0.6180339887498949)[0]).reshape(
@@ -86,16 +84,9 @@ def somewhere(problem: Problem) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class Where:
-    """The part of the flat vector that a curvature covers.
+    """The part of the flat vector that a curvature covers: the `sites` involved and the `size` of their flat vector.
 
-    Attributes
-    ----------
-    sites : tuple of str
-        The sites with at least one position in it.
-    size : int
-        The size of the flat vector of these sites.
-    kept : ndarray or None
-        Positions in that vector; None for all.
+    `kept` are the positions in that vector; None for all.
     """
 
     sites: tuple[str, ...]
@@ -135,5 +126,5 @@ class Where:
         return self.size if self.kept is None else len(self.kept)
 
     def chosen(self, array: np.ndarray) -> np.ndarray:
-        """Select the positions along the last axis, which is the flat vector of `sites`; it then has length Q."""
+        """Select the positions along the last axis, (..., size) to (..., Q)."""
         return array if self.kept is None else array[..., self.kept]

@@ -41,28 +41,24 @@ DTYPES = ("auto", "float64", "float32")
 
 @dataclass
 class Outcome:
-    """What `Method.run` returns: the approximation and how it was computed (see `FitInfo`).
+    """What `Method.run` returns: the approximation, and how it was computed (see `FitInfo`).
 
     Attributes
     ----------
     approximation : Approximation
         The approximation of the posterior.
-    statistics : dict of str to ndarray
-        Sampler statistics for the posterior.
-    history : dict of str to ndarray
-        Curves over the fit, such as losses.
-    compile_seconds : float
-        Wall time of compilation.
-    run_seconds : float
-        Wall time without compilation.
+    statistics, history : dict of str to ndarray
+        Sampler statistics; curves over the fit, such as losses.
+    compile_seconds, run_seconds : float
+        Wall time of compilation, and of the rest.
     gradient_evaluations : float or None
         Gradients of the log joint over all rows (a mini-batch counts as its share); None if unknown.
     warnings : tuple of str
         Warnings for the user.
     figures : dict of str to float
-        Scalar results of the fit, such as "converged".
+        Scalar results, such as "converged".
     target : str
-        What was fitted, if it is not the posterior of the model; otherwise empty.
+        What was fitted, if it is not the posterior of the model.
     """
 
     approximation: Approximation
@@ -101,7 +97,7 @@ class Method(ABC):
     systems : tuple of str
         The systems that the method supports.
     serves_local : bool
-        Whether the method supports models with latent variables per row.
+        Whether the method supports latent variables per row.
     finds_centre : bool
         Whether the approximation has a mode or a mean that another method can start from.
     serves_priors : frozenset of str
@@ -173,18 +169,14 @@ class Method(ABC):
         return False
 
     def check_support(self, problem: Problem) -> None:  # noqa: B027 - a method may support every problem
-        """Refuse what the method does not support, before anything is computed.
+        """Refuse what the method does not support (`UnsupportedError`, `InputError`), before anything is computed.
 
-        `fit` and `refusal` call this before `run`, inside the session. A subclass raises `UnsupportedError` or
-        `InputError`.
+        `fit` and `refusal` call this before `run`, inside the session.
         """
 
     @abstractmethod
     def run(self, problem: Problem, progress: Progress) -> Outcome:
-        """Fit a problem inside a session of its system; called by `fit`.
-
-        A subclass refuses what it does not support in `check_support`. It reports the seconds of compilation separately
-        from the seconds of running.
+        """Fit a problem inside a session of its system; called by `fit`, after `check_support`.
 
         Parameters
         ----------
@@ -196,7 +188,7 @@ class Method(ABC):
         Returns
         -------
         Outcome
-            The approximation, and how it was computed.
+            The approximation, and how it was computed. Seconds of compilation are separate from those of running.
         """
 
     @final
@@ -219,14 +211,13 @@ class Method(ABC):
         Parameters
         ----------
         model : callable
-            The model, a function `(x, y=None)`. A model written in NumPyro or Pyro runs in its own system, whatever
-            `ppl` is.
+            The model, a function `(x, y=None)`. One written in NumPyro or Pyro runs in its own system.
         x : array or dict of arrays
-            Inputs, shape (N, F). A model written in NumPyro or Pyro may have inputs of shape (N,), or a tuple of
-            inputs, one for each of its parameters.
+            Inputs, shape (N, F). A NumPyro or Pyro model may have inputs of shape (N,), or a tuple of inputs, one for
+            each of its parameters.
         y : array
-            Targets, shape (N,) or (N, K); for a model written in NumPyro or Pyro also (N, 1). Class labels are 0..K-1.
-            Labels that are text or 1..K are mapped to 0..K-1 in order, and predictions keep the original labels.
+            Targets, shape (N,) or (N, K); for a NumPyro or Pyro model also (N, 1). Class labels are 0..K-1. Labels that
+            are text or 1..K are mapped to these in order, and predictions keep the original labels.
         seed : int, default 0
             From 0 to 2**31 - 1. The same seed on the same machine gives the same bits.
         device : str, default "auto"
@@ -234,13 +225,11 @@ class Method(ABC):
         progress : bool, Progress or None
             True shows progress bars.
         observed : str or None
-            The observed site of a plain NumPyro or Pyro model.
+            The observed site of a NumPyro or Pyro model.
         standardise : bool, default False
             Whether to fit on standardised inputs and targets. Predictions stay in original units.
-        feature_names : tuple of str or None
-            Names of the columns of `x`.
-        class_names : tuple of str or None
-            Names of the classes.
+        feature_names, class_names : tuple of str or None
+            Names of the columns of `x`, and of the classes.
 
         Returns
         -------
@@ -250,13 +239,13 @@ class Method(ABC):
         Raises
         ------
         InputError
-            The data, the seed or another argument is not valid. Raised before anything is compiled.
+            The data, the seed or another argument is not valid.
         ModelError
-            The model is not valid. Raised before anything is compiled.
+            The model is not valid.
         UnsupportedError
-            The method does not support the model. Raised before anything is compiled.
+            The method does not support the model.
         DeviceError
-            The device is not available. Raised before anything is compiled.
+            The device is not available. All of these are raised before anything is compiled.
         """
         prepared = self._prepared(model, x, y, seed, device, observed, standardise)
         with prepared as (method, problem, standardisation, original):
@@ -298,7 +287,7 @@ class Method(ABC):
             feature_names=clean_all(feature_names),
             class_names=class_names,
             labels=original,
-            # A tuned posterior uses another program than the one that was fitted, and builds it on demand.
+            # A tuned posterior uses another program than the fit did, and builds it on demand.
             programs={problem.device: program} if outcome.approximation.program(model) is model else {},
         )
 
@@ -494,10 +483,9 @@ class _StopsAtOnce:
 
 
 class _Unseeded:
-    """A system that stops the fit at its first random draw (such as a starting point from the prior).
+    """A system that stops the fit at its first random draw, such as a starting point from the prior.
 
-    Everything else is passed through, because some methods look at the curvature of a prior, or at the linear maps of
-    one row, to decide what to refuse.
+    Everything else works: some methods need curvatures or linear maps to decide what to refuse.
     """
 
     seeds = staticmethod(_begin)
@@ -521,13 +509,7 @@ def plain(value: Any) -> Any:
 
 
 def versions() -> dict[str, str]:
-    """Versions of this library and of the packages whose arithmetic a posterior depends on.
-
-    Returns
-    -------
-    dict of str to str
-        Package name to version, or to "not installed".
-    """
+    """Versions of this library and of the packages whose arithmetic a posterior depends on, or "not installed"."""
     found = {}
     for package in ("ppl-bnn", "numpy", "jax", "numpyro", "torch", "pyro-ppl", "arviz"):
         try:

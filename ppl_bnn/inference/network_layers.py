@@ -25,25 +25,9 @@ ADVICE = "a network of the same layers, or start={'site': array} in the shapes o
 class ProgramMap:
     """A linear map or a convolution of the program.
 
-    Attributes
-    ----------
-    name : str
-        The name of the map.
-    kind : str
-        "linear" or "conv".
-    shape : tuple of int
-        The shape of the weight.
-    weight, bias : str or None
-        The sites of the weight and the bias. None if the program computes the values from other sites, or has no bias.
-    has_bias : bool
-        Whether the map has a bias.
-    geometry : Geometry or None
-        Stride and padding of a convolution.
-    after_channels : int or None
-        Channels of the convolution that precedes a linear map; None if there is none.
-    channels_first : bool or None
-        Whether channels come first in the flattened image that enters a linear map; None if the input is not a
-        flattened image, or if the order cannot be determined.
+    `kind` is "linear" or "conv"; `weight` and `bias` are sites, None if the program computes the values from other
+    sites (or has no bias). `after_channels`: channels of the convolution before a linear map. `channels_first`: their
+    order in the flattened image that enters it, None if unknown or not an image.
     """
 
     name: str
@@ -62,22 +46,9 @@ class ProgramMap:
 
 @dataclass(frozen=True)
 class Layer:
-    """A layer of the network, in the layout of the program.
+    """A layer of the network in the layout of the program; its `kind` is "linear" or "conv".
 
-    Attributes
-    ----------
-    name : str
-        The name of the layer in the network.
-    kind : str
-        "linear" or "conv".
-    weight : ndarray
-        The weight.
-    bias : ndarray or None
-        The bias, if there is one.
-    geometry : Geometry or None
-        Stride and padding of a convolution, if known.
-    flattens_channels_first : bool
-        Whether the network flattens images with channels first, as torch does.
+    `flattens_channels_first`: the network flattens images with channels first, as torch does.
     """
 
     name: str
@@ -104,16 +75,13 @@ def is_torch_module(value: Any) -> bool:
 
 
 def without_collection(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters inside the Flax collection "params", if that is the only collection; otherwise the input.
-
-    Other collections stay, so that error messages show their names.
-    """
+    """The parameters inside the Flax collection "params" if it is the only one; otherwise the input."""
     inner = parameters.get("params")
     return inner if set(parameters) == {"params"} and isinstance(inner, Mapping) else parameters
 
 
 def as_array(name: str, value: Any) -> np.ndarray:
-    """A copy in float64, so that later changes of the network have no effect; refuses what is no finite number."""
+    """A copy in float64, unaffected by later changes of the network; values that are not finite are refused."""
     array = finite_numbers(value)
     if array.dtype.kind not in "fiu" or not np.isfinite(array).all():
         got = "NaN or an infinity" if array.dtype.kind in "fiu" else f"an array of {array.dtype}"
@@ -148,10 +116,10 @@ def _from_torch(name: str, weight: Any, bias: Any, geometry: Geometry | None = N
 
 
 def torch_layers(module: Any, problem: Problem, convolutional: bool) -> list[Layer]:
-    """The layers of a torch module, in the order in which they run on a row of the data, if the module runs on it.
+    """The layers of a torch module in the order in which they run on a row, or of registration if none runs.
 
-    Otherwise they are in the order of registration. If the program is `convolutional`, a row of data is an image.
-    Layers other than linear ones and plain convolutions in one or two dimensions are refused.
+    If the program is `convolutional`, a row is an image. Only linear layers and plain convolutions in one or two
+    dimensions are supported.
     """
     torch = sys.modules["torch"]
     layers = {}
@@ -197,7 +165,7 @@ def _torch_order(module: Any, names: set[str], problem: Problem, convolutional: 
         row = row.movedim(-1, 1)
     order: list[str] = []
     try:
-        # A copy, because running a module may change it, and because its mode must not be changed.
+        # A copy, because running a module may change it.
         trial = copy.deepcopy(module).eval()
         for name, part in trial.named_modules():
             if name in names:
@@ -252,8 +220,7 @@ def flax_layers(parameters: Mapping[tuple[str, ...], Any]) -> list[Layer]:
 def in_order_of(wanted: list[ProgramMap], layers: list[Layer]) -> list[Layer]:
     """Layers from a dict without a meaningful order, in the order of the program.
 
-    Layers are matched by name if all names are those of the program, otherwise by shape, and among equal shapes by the
-    number in their name. If names and shapes do not match, they stay in their own order.
+    They are matched by name if all names agree, else by shape and the number in their name; else the order is kept.
     """
     by_name = {layer.name: layer for layer in layers}
     if set(by_name) == {each.name for each in wanted}:

@@ -1,11 +1,8 @@
 """Networks that were trained elsewhere, as values of the sites of a program.
 
-The parameters of a `bnn.module` in the program have the names that they have in the framework. They are matched with a
-network of the same framework by name and shape, and the values are used without a change of layout.
-
-For layers of the language, names are not comparable. The linear maps and the convolutions of the program, in the order
-in which they run, are matched with the layers of a torch module, of its `state_dict`, or of the parameters of a Flax
-module. The layouts differ, and each is converted:
+The parameters of a `bnn.module` are matched with a network of the same framework by name and shape. For layers of the
+language names are not comparable: the linear maps and convolutions of the program, in the order in which they run, are
+matched with the layers of a torch module, a `state_dict`, or Flax parameters. The layouts differ:
 
 =============  =================  ==================  ============================
 layer          here               torch               Flax
@@ -16,12 +13,9 @@ along time     (k, C, O)          (O, C, k)           kernel (k, C, O)
 flattening     (H, W, C)          (C, H, W)           (H, W, C)
 =============  =================  ==================  ============================
 
-The rows of the first linear map after a torch convolution are therefore reordered to the order in which the program
-flattens. That order is found by running the program with a different value in each channel of each convolution.
-
-Properties that weights do not show are not compared: activations and pooling, the stride and padding of a convolution
-for bare arrays, and the functions of a module. torch, Flax and Equinox are recognised by their types and are not
-imported here.
+So the rows of the first linear map after a torch convolution are reordered. The order of the program is found by a run
+with a different value in each channel of each convolution. Activations, pooling, and stride and padding of bare arrays
+are not compared. Frameworks are recognised by their types and are not imported here.
 """
 
 from __future__ import annotations
@@ -50,21 +44,17 @@ NAMED = 6
 
 @dataclass(frozen=True)
 class ProgramModule:
-    """A `bnn.module` of the program that has at least one parameter that is not held fixed.
-
-    `sites` has the site of each of its parameters; None for a parameter without a site.
-    """
+    """A `bnn.module` of the program that has free parameters; `sites` has the site of each parameter, or None."""
 
     use: ModuleUse
     sites: tuple[str | None, ...]
 
 
 def is_network(start: Any, problem: Problem) -> bool:
-    """Whether a start is a module, a `state_dict` or the parameters of a module, and not a dict of sites.
+    """Whether a start is a module, a `state_dict` or parameters of a module, and not a dict of sites.
 
-    A flat dict with the names of the sites holds their values. A dict is a `state_dict` if torch has marked it as one,
-    or if it holds torch tensors under names that are not those of the sites. A dict that contains networks maps names
-    of modules to networks.
+    A dict is a `state_dict` if torch has marked it as one, or if it has torch tensors under names other than those of
+    the sites. A dict that contains networks maps names of modules to networks.
     """
     if _is_whole(start):
         return True
@@ -77,21 +67,12 @@ def is_network(start: Any, problem: Problem) -> bool:
 
 
 def weights_of(module: Any, problem: Problem) -> dict[str, np.ndarray]:
-    """The values of the sites of the program that are weights and biases of its network.
+    """The values of the sites of the program that are weights and biases of its network: constrained, float64, by site.
 
-    In a program with a `bnn.module`, the network must be of the same framework (torch, Flax NNX, Equinox). Names and
-    shapes must match the module in the program, or exactly one of several modules. Values that the program takes from
-    its own module must be equal in both: parameters that are held, and buffers and variables if the network has them.
-
-    In a program of layers, the layers of a torch module are taken in the order in which they run on a row of the data,
-    or in the order of registration if the module does not run on it; the layers of a `state_dict` are taken in its
-    order. Flax dicts may have been sorted by name, so layers are matched by name if all names are those of the program,
-    otherwise by shape, and among equal shapes by the number in their name (`Dense_0`, `Dense_1`).
-
-    A dict {name of a module: network} selects the module, and may also have values of other sites.
-
-    Returns constrained values, float64, by site. Sites without a counterpart in a network, such as the noise or the
-    scale of a prior, are not in the dict.
+    A `bnn.module` takes a network of its framework with the same names and shapes; values that the program does not
+    sample must be equal in both. A dict {name of a module: network} selects the module, and may have values of other
+    sites. Layers are matched in the order in which they run (see `torch_layers`, `in_order_of`). Sites without a
+    counterpart in a network, such as the noise, are not in the dict.
     """
     if not problem.program.language:
         wanted = "a model in the language, whose linear maps are known"
@@ -143,8 +124,8 @@ def _of_layers(module: Any, problem: Problem) -> dict[str, np.ndarray]:
 class _Record(Handler):
     """Records the linear maps and convolutions in the order in which they first run.
 
-    Each channel of a convolution outputs a value of its own, the same at every place. Activations and pooling keep
-    this, so the input of a linear map shows in which order the image was flattened.
+    Each channel of a convolution outputs its own constant. Activations and pooling keep this, so the input of a linear
+    map shows in which order the image was flattened.
     """
 
     def __init__(self, values: Mapping[str, np.ndarray]):
@@ -240,7 +221,7 @@ def _refuse_computed(computed: list[str]) -> None:
 
 
 class _RecordModules(Handler):
-    """Records the modules that have a parameter which is not held, and whether there are also linear maps."""
+    """Records the modules with a free parameter, and whether there are also linear maps."""
 
     def __init__(self, sites: Iterable[str]):
         self.known = set(sites)

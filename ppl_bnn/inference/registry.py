@@ -1,8 +1,6 @@
 """The methods of the library by name, and the classes that saved posteriors may name.
 
-The public names of the package, the command line, grids, advice, `extend` and the zoo's table of what fits what read
-this file. A new method is one line of `MODULES` and one of `ROWS`; a new class of approximation is one line of
-`APPROXIMATIONS`.
+A new method is one line of `MODULES` and one of `ROWS`; a new class of approximation is one line of `APPROXIMATIONS`.
 """
 
 from __future__ import annotations
@@ -44,20 +42,10 @@ MODULES: dict[str, str] = {
 
 @dataclass(frozen=True)
 class MethodRow:
-    """A method by name, with its settings.
+    """A method by `name` (on the command line, "laplace-kron"): a class of `MODULES` and some arguments.
 
-    Attributes
-    ----------
-    name : str
-        The name on the command line and in files, such as "laplace-kron".
-    class_name : str
-        The class, a key of `MODULES`.
-    settings : mapping
-        Arguments that differ from the defaults.
-    quick : mapping
-        Arguments for a run of seconds whose numbers do not matter.
-    member : str or None
-        The name of the member method, for a method that combines fits of another one.
+    `quick` are arguments for a run of seconds whose numbers do not matter. `member` is the name of the member method of
+    a method that combines fits of another one.
     """
 
     name: str
@@ -137,11 +125,9 @@ def method_class(name: str) -> type[Method]:
 
 
 def row(name: str) -> MethodRow:
-    """The row with a given name.
+    """The row with a given name; case, spaces, hyphens and underscores do not matter.
 
-    Case, spaces, hyphens and underscores do not matter: "MC_Dropout" and "mcdropout" are "mc-dropout". A method that
-    has members takes the name of the member after a hyphen, at the defaults of its class: "ensemble-swag",
-    "stacked-nuts".
+    A method with members takes the name of the member after a hyphen, at the defaults of its class: "ensemble-swag".
     """
     found = _found(name)
     if found is None:

@@ -1,4 +1,4 @@
-"""Where a fit starts: at a draw from the prior, where another method arrives, in a posterior, or at given values."""
+"""Starting points of a fit: draws from the prior, the result of another method, a posterior, or given values."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ class Fits(Protocol):
 
 
 def check_start(problem: Problem, start: Start) -> None:
-    """Refuse a start of another type, of another model, with wrong shapes, or a method that does not support the model.
-
-    A dict may name some of the sites only.
-    """
+    """Refuse a start of another type or model, with wrong shapes, or a method that does not support the model."""
     if isinstance(start, Fits):
         error = start.refusal(*_fitted_to(problem), device=problem.device, observed=_observed(problem))
         if error is not None:
@@ -50,28 +47,13 @@ def check_start(problem: Problem, start: Start) -> None:
 def resolve_start(
     problem: Problem, start: Start, progress: Progress, count: int = 1
 ) -> list[dict[str, np.ndarray]]:
-    """Starting points for a problem.
+    """`count` starting points for a problem, each site -> array (NumPy) in unconstrained coordinates.
 
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    start : Method, Posterior, mapping, network or None
-        - None: draws from the prior.
-        - A method: it is fitted first, once per starting point, each with its own seed.
-        - A posterior: draws from it, or its point if it is one.
-        - A dict of constrained values, site to array. It may name some sites only (the values of `Point` weights, for
-          example); the other sites are drawn from the prior.
-        - A trained network (a torch module, Flax parameters): a dict of weights, as `pretrained.weights_of` finds them.
-    progress : Progress
-        Receives the progress of a method that is fitted first.
-    count : int, default 1
-        Number of starting points.
-
-    Returns
-    -------
-    list of dict
-        `count` dicts, site to array (NumPy) in unconstrained coordinates.
+    - None: draws from the prior.
+    - A method: it is fitted first, once per starting point, each with its own seed.
+    - A posterior: draws from it, or its point if it is one.
+    - A dict of constrained values, site to array. Other sites are drawn from the prior.
+    - A trained network (a torch module, Flax parameters): a dict of weights, as `pretrained.weights_of` finds them.
     """
     if isinstance(start, Fits):
         fitted = (fitted_start(problem, start, progress, index) for index in range(count))
@@ -101,7 +83,7 @@ def _one_by_one(u: Mapping[str, np.ndarray], count: int) -> list[dict[str, np.nd
 
 
 def _given_values(problem: Problem, start: Start) -> dict[str, np.ndarray]:
-    """The values of a dict or of a network by site, checked; not all sites need be there."""
+    """The values of a dict or of a network by site, checked; some sites may be missing."""
     if is_network(start, problem):
         start = weights_of(start, problem)
     if not isinstance(start, Mapping):
