@@ -22,18 +22,8 @@ Loss = Callable[..., tuple[Any, tuple[Any, ...]]]
 
 @dataclass(frozen=True)
 class Stretch:
-    """The inputs of several steps of the loop, one entry per step.
-
-    Attributes
-    ----------
-    rates : ndarray
-        Learning rates.
-    averaged : ndarray
-        Whether the iterate is part of the average.
-    weights : ndarray
-        Weights of the complexity cost.
-    indices : ndarray or None
-        Rows of the batches, shape (steps, B); None for all rows.
+    """The inputs of several steps, one entry per step: learning `rates`, weights of the complexity cost (`weights`),
+    whether the iterate is `averaged`, and the rows of the batches, `indices` (steps, B) or None for all rows.
     """
 
     rates: np.ndarray
@@ -54,18 +44,8 @@ class Stretch:
 class Descent:
     """Adam over a dict of unconstrained arrays, which are passed in and out as NumPy arrays.
 
-    Attributes
-    ----------
-    problem : Problem
-        The program and its data.
-    loss : callable
-        (parameters, seed, weight of the complexity, x, y) -> (loss, further costs).
-    start : mapping of str to ndarray
-        Parameters of the right shapes.
-    batch : int or None
-        Rows per step; None for all rows.
-    streamed : bool, default False
-        Whether batches are taken from the rows in host memory, one stretch at a time, so that no other rows are moved.
+    `loss` maps (parameters, seed, weight of the complexity, x, y) to (loss, further costs). `batch` is the rows per
+    step, None for all. If `streamed`, batches are taken from the rows in host memory, one stretch at a time.
     """
 
     problem: Problem
@@ -79,14 +59,14 @@ class Descent:
         """Set up the steps, compiled if the system compiles."""
 
     def begin(self, parameters: Mapping[str, np.ndarray], seed: int) -> None:
-        """Start at these parameters, with this seed of the random numbers of the loss, and discard the state."""
+        """Discard the state and start at these parameters, with this seed of the random numbers of the loss."""
         raise NotImplementedError
 
     def advance(self, stretch: Stretch) -> np.ndarray:
         """Take the steps of a stretch; return (loss, further costs) of each, shape (n, 1 + costs).
 
-        n < len(stretch) if a loss was not finite; that loss is the last row. If the loss of the last step was finite
-        and its gradient was not, the row is NaN.
+        n < len(stretch) if a loss was not finite; that loss is the last row. If only the last gradient was not finite,
+        the row is NaN.
         """
         raise NotImplementedError
 
@@ -248,8 +228,7 @@ class _JaxDescent(Descent):
 class _TorchDescent(Descent):
     """Steps one by one, with one fused Adam for all parameters.
 
-    A loss with parameters of its own (Pyro keeps those of its guides in a store) provides them as `loss.leaves`,
-    tensors by name. For any other loss the tensors are created here.
+    The tensors are created here, unless the loss has its own as `loss.leaves` (Pyro keeps those of guides in a store).
     """
 
     def __post_init__(self) -> None:

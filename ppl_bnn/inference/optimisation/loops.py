@@ -1,4 +1,4 @@
-"""The training loop of all methods that take many small steps, and what they share: schedules, batches, plateaus.
+"""The training loop of all methods that take many small steps, with schedules, batches and plateaus.
 
 A step is a pure function over arrays of a system. JAX runs a stretch of steps as one compiled loop, torch one by one.
 """
@@ -59,7 +59,7 @@ def rows_per_step(
 ) -> int | None:
     """The rows of a batch, None if each step takes all rows; refuses a model whose rows cannot be separated.
 
-    Streamed rows always come in batches. `advice` is what the error for such a model suggests.
+    Streamed rows always come in batches. `advice` is part of the error.
     """
     if batch_size is None or (batch_size == problem.rows and not streamed):
         return None
@@ -111,7 +111,7 @@ def first_half(total: int) -> int:
 def settled(losses: np.ndarray, total: int) -> bool:
     """Whether the loss was on a plateau when the learning rate began to fall; after that, any loss looks flat.
 
-    A rule other than descent may converge from either side, so the loss may neither rise nor fall.
+    The loss may neither rise nor fall, because a rule other than descent may converge from either side.
     """
     window, constant = total // 10, first_half(total)
     return plateau(losses[:constant], window, rising=False)
@@ -120,8 +120,7 @@ def settled(losses: np.ndarray, total: int) -> bool:
 def plateau(losses: np.ndarray, window: int, rising: bool = True) -> bool:
     """Whether the mean of the last `window` losses is not below that of the window before, within noise.
 
-    Within noise means by no more than max(2 standard errors of the difference, 0.1 nats). Without `rising` it may not
-    be above it either. Losses of different steps use different draws, so they are independent.
+    That is max(2 standard errors of the difference, 0.1 nats). Without `rising` it may not be above it either.
     """
     if window < 2 or len(losses) < 2 * window:
         return False
@@ -141,10 +140,7 @@ def unsettled_warning(method: str, steps: int, learning_rate: float) -> str:
 
 
 def divergence(method: str, losses: np.ndarray, advice: str, found: str = "") -> DivergenceError | None:
-    """The error for the first loss that is not finite, with its step and the losses before, or None.
-
-    `found` is appended to what was got.
-    """
+    """The error for the first loss that is not finite, or None; `found` is appended to what was got."""
     wrong = np.flatnonzero(~np.isfinite(losses))
     if not len(wrong):
         return None
@@ -176,7 +172,7 @@ def evidence_bound(
 def adam(state: Mapping[str, Any], gradient: Any, step: Any) -> tuple[Any, State]:
     """The direction of Adam (Kingma and Ba, 2015) at step 1, 2, ..., and the new moments "first" and "second".
 
-    Over `ops`, for steps that are mapped over problems, where torch's own optimiser cannot be used.
+    Over `ops`, for steps mapped over problems, where torch's optimiser cannot be used.
     """
     first = 0.9 * state["first"] + 0.1 * gradient
     second = 0.999 * state["second"] + 0.001 * gradient**2
@@ -185,10 +181,9 @@ def adam(state: Mapping[str, Any], gradient: Any, step: Any) -> tuple[Any, State
 
 
 def batch_indices(rows: int, size: int, seed: int) -> Iterator[np.ndarray]:
-    """Row numbers (size,) of one batch after another, without end.
+    """Row numbers (size,) of one batch after another, without end: permutations of all rows, cut into batches.
 
-    Permutations of all rows are concatenated and cut into batches, so every row occurs once per epoch even if `size`
-    does not divide the number of rows.
+    Every row occurs once per epoch, also if `size` does not divide the number of rows.
     """
     rng = np.random.default_rng(site_seed("batches", seed))
     waiting = np.empty(0, dtype=np.int64)
@@ -230,26 +225,10 @@ def iterate(
     title: str,
     advice: str,
 ) -> Iterated:
-    """Apply an update rule once for each entry of `inputs`.
+    """Apply `rule`, (state, inputs of the step, x, y, randomness) -> (state, loss), once per entry of `inputs`.
 
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    rule : callable
-        (state, inputs of the step, x, y, randomness) -> (state, loss), a pure function of arrays of the system.
-    start : mapping of str to ndarray
-        The initial state.
-    inputs : mapping of str to ndarray
-        Inputs of the steps, shape (steps,) each.
-    batch : int or None
-        Rows per step, with every row once per epoch; None for all rows.
-    progress : Progress
-        Receives reports of progress.
-    title : str
-        Title of the progress bar and of errors.
-    advice : str
-        What the error suggests if the loss is not finite.
+    `inputs` have shape (steps,) each. `batch` is the rows per step, with every row once per epoch; None for all rows.
+    `title` is that of the progress bar and of errors, `advice` what the error for a loss that is not finite suggests.
     """
     system = problem.system
     total = len(next(iter(inputs.values())))
@@ -293,8 +272,6 @@ class Loop:
 
     Attributes
     ----------
-    problem : Problem
-        The program and its data.
     step : callable
         (state, inputs of the step, key, *data) -> (state, record), a pure function of arrays of the system. `key` is a
         key of JAX if there is a `seed`; torch has one generator, which is seeded.
@@ -302,16 +279,12 @@ class Loop:
         The initial state, then the latest: arrays of the system.
     example : mapping of str to ndarray
         Inputs of at least one step, in the shapes of all later ones: (steps, ...).
-    data : tuple
-        Passed to each step.
-    length : int, default STRETCH
+    length : int
         Maximum number of steps of an `advance`.
-    seed : int, optional
-        Seed of the random numbers.
     axes : tuple, optional
-        Map the step over several problems: the axis of each part of `data`, None for data that they share. State,
-        inputs of a step and records then have a first axis over problems.
-    stops : bool, default False
+        Map the step over several problems: the axis of each part of `data`, None for shared data. State, inputs of a
+        step and records then have a first axis over problems.
+    stops : bool
         Whether the loop ends at a step whose record (its first element) is not finite. In torch its state is that
         before this step.
     key : object, optional
@@ -335,7 +308,7 @@ class Loop:
             self.step = self.problem.system.vmap(self.step, in_axes=(0, 0, None, *self.axes))
 
     def advance(self, given: Mapping[str, Any]) -> np.ndarray:
-        """Take the steps with the inputs `given`; returns their records."""
+        """Take the steps with the inputs `given`; return their records."""
         raise NotImplementedError
 
 
@@ -404,7 +377,7 @@ class _JaxLoop(Loop):
         return carry, np.asarray(count), filled, *self.data
 
     def run(self, carry: Any, given: Mapping[str, Any]) -> tuple[Any, np.ndarray]:
-        """The carry after the steps of `given` from another one, and the records."""
+        """The carry after the steps of `given` from a carry, and the records."""
         done, carry, records = self._stretch(*self._arguments(carry, given))
         return carry, np.array(records[: int(done)], dtype=np.float64)
 

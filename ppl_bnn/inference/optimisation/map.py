@@ -23,12 +23,10 @@ from ppl_bnn.posterior.approximation import Point
 class MAP(Method):
     """Maximum a posteriori: the mode of the posterior in unconstrained coordinates, the same in both systems.
 
-    The estimate is
+        argmax_u log p(w(u), D) + log |dw/du|
 
-        argmax_u log p(w(u), D) + log |dw/du|.
-
-    A mode depends on the coordinates. `space="constrained"` omits the second term, which gives the mode of the density
-    of w. Weights are unconstrained, so the two differ only in scales such as the noise.
+    `space="constrained"` omits the second term, which gives the mode of the density of w. Weights are unconstrained, so
+    the two differ only in scales such as the noise.
 
     Parameters
     ----------
@@ -45,12 +43,12 @@ class MAP(Method):
     start : Start
         A method, a posterior, or a dict of constrained values; None starts from the prior.
     restarts : int, default 1
-        Number of starts from draws of the prior. The highest mode is kept. `history["restart_log_joint"]` has the log
-        joint of each in order; the reported costs are those of all starts.
+        Number of starts from draws of the prior. The highest mode is kept; `history["restart_log_joint"]` has the log
+        joint of each. The costs are those of all starts.
     validation : float or None
-        None, or the share of rows held out for early stopping. Adam then maximises the log joint of the other rows. The
-        iterate with the largest mean log likelihood of the held-out rows is kept. The optimisation stops 1000 steps
-        after that iterate, and there is no polish.
+        The share of rows held out for early stopping, or None. Adam then maximises the log joint of the other rows,
+        keeps the iterate with the largest mean log likelihood of the held-out rows, and stops 1000 steps after it.
+        There is no polish.
 
     Raises
     ------
@@ -61,9 +59,8 @@ class MAP(Method):
 
     Notes
     -----
-    With `validation`, the result is a point on the path to a mode, and the fit states in its `target` that it is not a
-    mode. This helps with a weak prior and is not needed with a good one. Figures: "validation_score", the mean log
-    likelihood of the held-out rows in nats in the units of the fit, and "best_step".
+    With `validation`, the result is a point on the path to a mode, as its `target` states. Figures:
+    "validation_score", the mean log likelihood of the held-out rows in nats, and "best_step".
     """
 
     steps: int = setting(20_000, whole())
@@ -133,7 +130,7 @@ class MAP(Method):
     ) -> list[Outcome | DivergenceError] | None:
         """Fit several problems of one program in one vectorised loop; a problem that failed has its error.
 
-        None if these settings do not allow a joint loop, so that each problem must be fitted separately.
+        None if these settings do not allow a joint loop.
         """
         return None if self.restarts > 1 else self._together(problems, progress)
 

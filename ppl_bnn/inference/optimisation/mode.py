@@ -1,9 +1,7 @@
 """Finding a mode: shared by MAP, Laplace and warm starts.
 
-Adam runs with a learning rate that halves on each plateau of the loss, until it has shrunk by a given factor. In
-float64 on the CPU, L-BFGS follows, because a Laplace approximation needs a zero gradient and Adam alone stops at a
-distance set by its step size. This polish also makes the modes of the two systems agree to many digits, so that a
-difference between them is meaningful.
+The learning rate of Adam halves on each plateau of the loss. In float64 on the CPU, L-BFGS follows: a Laplace
+approximation needs a zero gradient, and Adam alone stops at a distance set by its step size.
 """
 
 from __future__ import annotations
@@ -40,37 +38,13 @@ RISE = 0.1
 
 @dataclass(frozen=True)
 class Mode:
-    """A mode of the log joint, and how it was found.
+    """A mode of the log joint at `u` (unconstrained, NumPy, by site), and how it was found.
 
-    Attributes
-    ----------
-    u : dict of str to ndarray
-        The point in unconstrained coordinates (NumPy).
-    log_joint : float
-        The log joint at the point.
-    gradient_norm : float
-        Euclidean norm of the gradient of the log joint.
-    losses : ndarray
-        Minus the log joint at each step of Adam.
-    converged : bool
-        Whether the loss reached a plateau at the smallest learning rate before the steps ran out. With early stopping:
-        whether the last `WAIT` steps gave no better score.
-    evaluations : int
-        Number of gradients.
-    compile_seconds, run_seconds : float
-        Seconds of compilation, and of the rest.
-    failures : tuple of str
-        Warnings about other starts.
-    held_score : float or None
-        For a point chosen by early stopping, which is not a mode: the mean of log p(y | x, w) over the held-out rows,
-        in nats.
-    best_step : int or None
-        The step at which `held_score` was reached.
-    rise : float or None
-        If the log joint has kinks, its rise along its gradient in nats; the gradient need not vanish at a kink. None
-        otherwise.
-    gain : float or None
-        The gain of a Newton step in nats, if computed. It then replaces the gradient norm as the criterion.
+    `losses` are minus the log joint at each step of Adam; `evaluations` counts gradients; `failures` are warnings about
+    other starts. `converged`: the loss reached a plateau at the smallest learning rate (with early stopping: the last
+    `WAIT` steps gave no better score). With early stopping, `held_score` is the mean of log p(y | x, w) over the
+    held-out rows at `best_step`. `rise`, if the log joint has kinks, is its rise along its gradient in nats, which need
+    not vanish there. `gain` of a Newton step in nats, if computed, replaces the gradient norm as the criterion.
     """
 
     u: dict[str, np.ndarray]
@@ -129,35 +103,9 @@ def find_mode(
 ) -> Mode:
     """Maximise the log joint over u, including parameters without a prior.
 
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    start : Start
-        See `starting_point`.
-    steps : int, default 20000
-        Maximum number of Adam steps.
-    learning_rate : float, default 0.02
-        Initial learning rate.
-    tolerance : float, default 1e-4
-        In nats. A stretch of steps that lowers the mean loss by less is part of a plateau.
-    polish : bool, default True
-        Whether to finish with L-BFGS (float64 only).
-    jacobian : bool, default True
-        Whether log |dw/du| is part of the density (the mode in unconstrained coordinates).
-    held : collection of str
-        Sites that stay at the start.
-    progress : Progress
-        Receives reports of progress.
-    title : str
-        Title of the progress bar and of errors.
-    restart : int, default 0
-        Index of the start among several.
-
-    Raises
-    ------
-    DivergenceError
-        The loss became infinite or NaN.
+    The sites `held` stay at the start; `restart` is the index of the start among several (see `starting_point`).
+    Without `jacobian` the density omits log |dw/du|. A stretch of steps that lowers the mean loss by less than
+    `tolerance` nats is part of a plateau. `DivergenceError` is raised if the loss is not finite.
     """
     program = problem.program
     u0 = starting_point(problem, start, progress, restart)
@@ -254,7 +202,7 @@ def effort_of_mode(steps: int, polish: bool = True) -> Effort:
 class Plateau:
     """The learning rate, which halves when stretches of steps no longer lower the mean loss by `tolerance` nats.
 
-    `reached` is True when the loss is on a plateau at the smallest rate.
+    `reached`: the loss is on a plateau at the smallest rate.
     """
 
     def __init__(self, rate: float, tolerance: float):
@@ -284,10 +232,9 @@ def starting_point(
 ) -> dict[str, np.ndarray]:
     """The point at which an optimisation begins, in unconstrained coordinates by site.
 
-    It is the centre of a posterior (a draw if it has none), another start as by `resolve_start`, or without a start a
-    draw from the prior; each `restart` has its own. From the prior, scalars start at the median of 15 draws. A weight
-    tensor starts at a draw, shrunk if its root mean square exceeds fan_in^(-1/2), because a draw from a wide prior
-    saturates every unit.
+    It is the centre of a posterior (a draw if it has none), another start as by `resolve_start`, or a draw from the
+    prior, one for each `restart`. From the prior, scalars start at the median of 15 draws, and weight tensors at a
+    `trainable` draw.
     """
     if isinstance(start, Posterior) and start.approximation.has_centre:
         return central_start(problem, start)
@@ -317,14 +264,12 @@ def trainable(value: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Changes:
-    """A change of hyper-parameters that a mode can follow without a new program.
+    """A change of hyper-parameters that a mode can follow without a new program. The log joint becomes
 
-    The log joint becomes
+        scale * log likelihood + log prior - 1/2 sum_i penalty_i (u_i - location_i)^2,
 
-        scale * log likelihood + log prior - 1/2 sum_i penalty_i (u_i - location_i)^2.
-
-    A prior precision multiplied by tau corresponds to the penalty (tau - 1) times that precision, a noise precision
-    multiplied by s to the scale s. `penalty` and `location` are over the flat vector of all sites, (P,).
+    with `penalty` and `location` over the flat vector of all sites, (P,). A prior precision times tau is the penalty
+    (tau - 1) times that precision, a noise precision times s the scale s.
     """
 
     penalty: np.ndarray
@@ -366,7 +311,7 @@ class Refinement:
     ) -> tuple[float, float, float | None]:
         """(log joint, norm of its gradient, rise along the gradient in nats if there are kinks, otherwise None).
 
-        The coordinates of the sites `held` do not count for the rise.
+        The rise is over coordinates of sites that are not `held`.
         """
         flat = flat_sites(self._problem, u)
         value, gradient = self.value_and_grad(flat)
@@ -381,9 +326,9 @@ class Refinement:
         return np.concatenate([np.full(site.size, site.name not in held) for site in sites])
 
     def _rise_along_gradient(self, flat: np.ndarray, value: float, gradient: np.ndarray) -> float:
-        """The largest gain of the log joint, in nats, on steps of length 1, 1/2, 1/4, ... 2^-20 along its gradient.
+        """The largest gain of the log joint, in nats, on steps of length 1, 1/2, ... 2^-20 along its gradient.
 
-        At a mode on a kink the gain is zero, however large the gradient on one side of the kink is.
+        It is zero at a mode on a kink, however large the gradient on one side is.
         """
         norm = float(np.linalg.norm(gradient))
         if not 0.0 < norm < math.inf:
@@ -422,11 +367,10 @@ class Refinement:
 
 
 def kinks(problem: Problem) -> str:
-    """The part of the model that gives the log joint kinks, at which the gradient of a mode does not vanish.
+    """The part of the model that gives the log joint kinks, where the gradient of a mode does not vanish, or "".
 
-    The log density of a Laplace (double-exponential) distribution has a kink at its location. In a likelihood it is at
-    residuals of zero, and the optimum has some of these (a median regression passes through as many rows as it has
-    weights). In a prior it is at weights of zero. "" if no kinks are known.
+    The log density of a Laplace distribution has a kink at its location: in a likelihood at residuals of zero (a median
+    regression passes through as many rows as it has weights), in a prior at weights of zero.
     """
     if problem.program.likelihood.has_kink:
         return "the Laplace likelihood"

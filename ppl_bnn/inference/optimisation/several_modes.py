@@ -43,12 +43,9 @@ def find_modes(
 ) -> list[Mode | DivergenceError]:
     """Run `find_mode` for several problems in one loop; returns a mode, or the error, of each.
 
-    The problems are of one program and differ in their seeds and rows. A step of all of them is one vectorised call.
-    Each has its own learning rate and stops moving when it has converged. The costs of the loop are shared evenly.
-
-    With `validation`, a share of the rows of each problem is held out, chosen by its seed. The loss is then that of the
-    other rows. The iterate with the largest mean log likelihood of the held-out rows is kept (early stopping). It is
-    not polished, because it is not a mode. The other arguments are those of `find_mode`.
+    The problems share a program and differ in seeds and rows. Each has its own learning rate and stops when converged;
+    costs are shared evenly. With `validation`, a share of the rows is held out, and the iterate with the largest mean
+    log likelihood of these is kept, without polish.
     """
     watch = Stopwatch()
     count, first = len(problems), problems[0]
@@ -135,8 +132,7 @@ def _adam_of_each(
 ) -> Any:
     """The loop of Adam over several problems at once, from the flat vectors `begins`, (problems, P).
 
-    `splits` has (remaining rows, held-out rows) of each problem. The state then has the best point so far, its score
-    and its step: "best", "score" and "at".
+    With `splits`, (remaining, held-out rows) of each, the state has the best point, its score and step.
     """
     first = problems[0]
     system, program, count = first.system, first.program, len(problems)
@@ -189,9 +185,9 @@ def held_out(problem: Problem, share: float) -> tuple[np.ndarray, np.ndarray]:
 def best_mode(
     problem: Problem, *, restarts: int, progress: Progress, title: str, **settings: Any
 ) -> tuple[Mode, np.ndarray]:
-    """The highest of the modes from `restarts` starts, by `find_mode`, with the costs of all starts.
+    """The highest of the modes from `restarts` starts, with the costs of all, and the log joint of each, (restarts,).
 
-    Also the log joint of each, (restarts,), -inf for a start that diverged. If all diverged, the first error is raised.
+    A start that diverged has -inf; if all did, the first error is raised.
     """
     best: Mode | None = None
     log_joints, failed = np.full(restarts, -np.inf), []
@@ -220,10 +216,9 @@ def failed_restarts(failed: Sequence[Exception], restarts: int) -> tuple[str, ..
 def stacked_rows(
     problems: Sequence[Problem], rows: Sequence[np.ndarray] | None = None
 ) -> tuple[Any, Any, int | None]:
-    """(x, y, axis): the data of several problems, or of the given rows of each, in arrays of the system.
+    """(x, y, axis): the data of several problems, or of the given `rows` of each, in arrays of the system.
 
-    The arrays have a first axis over problems (axis 0), or no such axis (axis None) if all problems share their data
-    and no `rows` are selected.
+    The axis over problems is 0, or None if all share their data and no `rows` are selected.
     """
     first = problems[0]
     if rows is None and all(each.x is first.x and each.y is first.y for each in problems):

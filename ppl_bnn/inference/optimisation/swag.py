@@ -31,7 +31,7 @@ SCHEDULES = ("constant", "cyclical")
 CYCLE_END = 0.01
 # Number of rows from whose gradients the noise of a batch is estimated.
 NOISE_ROWS = 256
-# If the median variance of the iterates is below this share of the variance from the curvature, the iterates have not
+# Smallest ratio of the median variance of the iterates to that from the curvature. Below it the iterates have not
 # spread: they were collected before SGD was stationary, or a stiff direction limited the rate.
 NARROW = 0.1
 # Maximum number of steps that are compiled together.
@@ -42,18 +42,8 @@ LONGEST = 1000
 class SWAGGaussian(Approximation):
     """The Gaussian of SWAG, N(mean, 1/2 diag(variance) + 1/(2 (K - 1)) D D').
 
-    D are the last K deviations of iterates from their running mean.
-
-    Attributes
-    ----------
-    mean, variance : dict of str to ndarray
-        By site, in unconstrained coordinates.
-    deviations : dict of str to ndarray
-        By site, shape (K, *shape).
-
-    Notes
-    -----
-    Coordinates of variance zero did not move. They have no spread, and the density is over the others.
+    D are the last K `deviations` of iterates from their running mean, (K, *shape) by site. Coordinates of variance zero
+    did not move: they have no spread, and the density is over the others.
     """
 
     mean: dict[str, np.ndarray]
@@ -138,12 +128,10 @@ class SWAG(Method):
     batch_size : int or None
         B; None for a tenth of the rows, at most 128.
     learning_rate : float or None
-        For the loss per row, as in the paper. None for the rate of the stationary Gaussian closest to the posterior
-        (see Notes).
+        For the loss per row, as in the paper. None for the rate of the stationary Gaussian closest to the posterior.
     schedule : {"constant", "cyclical"}
-        "cyclical": within each `every` steps the rate falls linearly from `learning_rate` to a hundredth of it, and
-        iterates are collected at the end of the cycle [4]_, where little of the noise is left. The spread is then that
-        between the ends of the cycles.
+        "cyclical": within each `every` steps the rate falls linearly to a hundredth, and iterates are collected at the
+        end of the cycle [4]_. The spread is then that between the ends of the cycles.
     start : Start
         Where SGD begins: a method (`MAP()`), a posterior or a dict of constrained values. None for a mode found by Adam
         from a draw of the prior.
@@ -161,19 +149,15 @@ class SWAG(Method):
     -----
     Iterates at a constant rate reach a stationary distribution around the mode. Its covariance S satisfies A S + S A =
     rate C / B to first order in the rate, where A is the Hessian of l / N and C the covariance of the gradients of
-    single rows. S equals the posterior covariance A^-1 / N only if C is a multiple of the identity and the rate is the
-    right one. If the model is true, C is close to A, and S is close to rate / (2 B) in every direction: too narrow
+    single rows. If the model is true, C is close to A, and S is close to rate / (2 B) in every direction: too narrow
     where the data say little, too wide where they say much.
 
     A rate of None is that of the stationary Gaussian closest to the posterior, 2 P B / (N trace C) ([2]_, theorem 1,
-    with C at the start). It is limited to 1 / (largest eigenvalue of C + trace C / B), beyond which steps overshoot. If
-    there are more weights than rows, iterates at a rate at which they stay near the mode spread less than the
-    posterior.
+    with C at the start), at most 1 / (largest eigenvalue of C + trace C / B), beyond which steps overshoot. With more
+    weights than rows, the iterates spread less than the posterior at any rate at which they stay near the mode.
 
-    Batches are drawn independently at each step, with replacement. (Shuffled passes over the rows, as from a data
-    loader, cancel most of the noise at the end of a pass, and the moments would depend on the shuffling.)
-
-    MultiSWAG [3]_ is `Ensemble(SWAG(), size=10)`.
+    Batches are drawn independently at each step, with replacement: shuffled passes over the rows cancel most of the
+    noise at the end of a pass. MultiSWAG [3]_ is `Ensemble(SWAG(), size=10)`.
 
     History: "loss", the mean of l over the steps up to each collection, burn-in included.
 
@@ -440,7 +424,7 @@ class _Moments:
 def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
     """(trace, largest eigenvalue) of C, the covariance between rows of the gradient of -log p(y_i | x_i, w(u)).
 
-    From at most 256 rows, chosen by the seed of the problem; NaN for a single row.
+    From at most 256 rows; NaN for a single row.
     """
     program, system = problem.program, problem.system
     rng = np.random.default_rng(site_seed("gradient noise", problem.seed))
