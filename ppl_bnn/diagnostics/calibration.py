@@ -29,15 +29,7 @@ UNDECIDED = "undecided"
 
 
 class CalibrationInterrupted(KeyboardInterrupt):
-    """Raised on Ctrl-C during `simulation_based_calibration`.
-
-    Parameters
-    ----------
-    text : str
-        The message.
-    partial : Calibration
-        The result of the simulations that had finished.
-    """
+    """Raised on Ctrl-C during `simulation_based_calibration`; `partial` is the `Calibration` of what had finished."""
 
     def __init__(self, text: str, partial: Calibration):
         super().__init__(text)
@@ -46,15 +38,12 @@ class CalibrationInterrupted(KeyboardInterrupt):
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """Ranks of the true values among posterior draws, one simulation per row.
-
-    Made by `simulation_based_calibration`. Below, S is the number of finished simulations and F the number of
-    functions that were ranked.
+    """Ranks of true values among posterior draws, one simulation per row, made by `simulation_based_calibration`.
 
     Parameters
     ----------
     subject : str
-        What was calibrated: the method and its system.
+        The method and its system.
     names : tuple of str
         Names of the functions, (F,).
     numbers : np.ndarray
@@ -74,14 +63,14 @@ class Calibration:
     not_converged : int
         How many of the S fits reported that they had not converged.
     error_rate : float
-        Probability that an exact method is called miscalibrated, over all functions and tests together (Bonferroni).
+        Probability that an exact method is called miscalibrated, over all functions and tests (Bonferroni).
     figures : dict of str to np.ndarray
         Name -> (S,): the figures computed from each fit, NaN where a fit has none.
 
     Notes
     -----
-    The ranks of an exact method are uniform even if some fits fail: whether a fit fails is decided by the data, and
-    given the data the truth is one draw from the posterior like any other.
+    The ranks of an exact method are uniform even if some fits fail: the data decide whether a fit fails, and given the
+    data the truth is one more draw from the posterior.
     """
 
     subject: str
@@ -109,7 +98,7 @@ class Calibration:
 
     @cached_property
     def tests(self) -> dict[str, Uniformity]:
-        """The tests of each function, by name; empty with fewer than 20 simulations, which are too few to test."""
+        """The tests of each function, by name; empty with fewer than 20 simulations."""
         if self.simulations < FEWEST:
             return {}
         # Enough draws of the null distribution for a p-value to fall well below the threshold of a single test.
@@ -167,15 +156,15 @@ class Calibration:
         return self.summary
 
     def ecdf_band(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Simultaneous band of the rank distribution function of one function.
+        """Simultaneous band of the rank distribution function of one function (see `ecdf_band`).
 
-        In an exact method, the share of simulations with a rank below z (draws + 1) stays inside the band for all z of
-        `levels` at once with probability at least 1 - error_rate.
+        With an exact method, the share of ranks below z (draws + 1) stays inside it, for all z of `levels` at once,
+        with probability at least 1 - error_rate.
 
         Returns
         -------
         levels, lower, upper : np.ndarray
-            The levels z and the band at each, see `ecdf_band`.
+            The levels z and the band at each, (L,).
         """
         return ecdf_band(self.simulations, self.draws, self.error_rate)
 
@@ -187,10 +176,6 @@ class Calibration:
         per : {"function", "simulation"}
             "function": one row per function with its tests. "simulation": one row per simulation and function, with the
             columns simulation (its number), function, truth, rank and probability.
-
-        Returns
-        -------
-        pd.DataFrame
 
         Raises
         ------
@@ -221,11 +206,10 @@ class Calibration:
         Parameters
         ----------
         kind : {"ecdf", "histogram"}
-            "ecdf": the share of simulations with a rank below z (draws + 1), minus z, inside a band. If the method is
-            exact, the curves of all functions together stay in the band with probability at least 1 - error_rate. A
-            curve above the band at the left and below it at the right means draws that are too narrow; the reverse, too
-            wide; above or below throughout, biased. "histogram": the ranks in as many bins as `uniformity` uses; the
-            range holds all counts of all functions together with the same probability.
+            "ecdf": the share of ranks below z (draws + 1), minus z. All curves of an exact method stay in the band
+            together with probability at least 1 - error_rate. Above the band at the left and below it at the right:
+            draws too narrow; the reverse: too wide; on one side throughout: biased. "histogram": the ranks in bins,
+            with the range that holds all counts with the same probability.
 
         Returns
         -------
@@ -281,8 +265,8 @@ class Calibration:
         Returns
         -------
         xarray.DataTree
-            One variable per function, of shape (chain 1, draw S): (rank + v) / (draws + 1) with v uniform on [0, 1). It
-            is uniform on [0, 1) if the ranks are uniform. The values are the same at every call.
+            One variable per function, (chain 1, draw S): (rank + v) / (draws + 1) with v uniform on [0, 1) and fixed.
+            It is uniform on [0, 1) if the ranks are uniform.
         """
         import xarray
 
@@ -299,10 +283,8 @@ class Uniformity:
 
     Parameters
     ----------
-    simulations : int
-        Number of ranks S.
-    draws : int
-        Number of draws L; ranks are in 0..L.
+    simulations, draws : int
+        Number of ranks S, and number of draws L; ranks are in 0..L.
     mean_probability : float
         Mean share of the draws above the truth.
     asymmetry, asymmetry_p : float
@@ -311,10 +293,8 @@ class Uniformity:
         Spread relative to that of uniform ranks, and its p-value.
     ecdf_p : float
         p-value of the distribution function.
-    chi2, chi2_p : float
-        Pearson's statistic and its p-value; NaN if not even two bins can be made.
-    bins : int
-        Number of bins of the chi2 test.
+    chi2, chi2_p, bins : float, float, int
+        Pearson's statistic, its p-value (NaN if there are not even two bins), and the number of bins.
     """
 
     simulations: int
@@ -335,17 +315,7 @@ class Uniformity:
         return min(self.asymmetry_p, self.spread_p, self.ecdf_p)
 
     def words(self, threshold: float) -> str:
-        """Describe the shape of the ranks in words.
-
-        Parameters
-        ----------
-        threshold : float
-            The p-value below which a test is significant.
-
-        Returns
-        -------
-        str
-        """
+        """Describe the shape of the ranks in words, where a test is significant below `threshold`."""
         found = []
         if self.asymmetry_p < threshold:
             side = "upwards" if self.mean_probability > 0.5 else "downwards"
@@ -367,40 +337,19 @@ class Uniformity:
 
 
 def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: int = 0) -> Uniformity:
-    """Test whether ranks are uniform on 0..L, with L = `draws`.
+    """Test whether ranks (S,) are uniform on 0..L, with L = `draws`.
 
-    - Symmetry (Yao et al. 2018): D = sup_t |F(t) - G(t)|, where F and G are the distribution functions of p and of
-      1 - p, and p is the share of draws above the truth. p and 1 - p are one sample, not two. The null distribution of
-      D is therefore not the table of Kolmogorov and Smirnov but comes from random reflections of each p about 1/2,
-      which leave a symmetric distribution unchanged: the test is exact. Asymmetry is bias.
-    - Spread: mean squared distance of (rank + 1/2) / (L + 1) from 1/2, over its expectation. Above 1 the ranks pile up
-      at the ends (a U): the draws are too narrow for their error. Below 1: too wide. Two-sided, from simulated uniform
-      ranks.
+    - Symmetry (Yao et al. 2018): D = sup_t |F(t) - G(t)| of the distribution functions of p and 1 - p, with p the share
+      of draws above the truth. p and 1 - p are one sample, so the null distribution comes from random reflections of
+      each p about 1/2 and not from Kolmogorov and Smirnov's table; the test is exact. Asymmetry is bias.
+    - Spread: mean squared distance of (rank + 1/2) / (L + 1) from 1/2, over its expectation, two-sided. Above 1 the
+      draws are too narrow for their error, below 1 too wide.
     - ECDF (Säilynoja et al. 2022): gamma = min over v of 2 min(P(B_v <= k_v), P(B_v >= k_v)), with k_v the number of
       ranks at most v and B_v ~ Binomial(S, (v + 1) / (L + 1)). Its p-value is P(gamma' <= gamma) over simulated uniform
-      ranks: whether the distribution function leaves the simultaneous band of `ecdf_band` at that level.
-    - Pearson's chi2 over bins of equal size. The number of bins divides L + 1, is at most 20, and leaves at least 5
-      expected ranks in each. NaN if not even two bins can be made. It is reported and does not enter the verdict.
+      ranks.
+    - Pearson's chi2 over bins of equal size, which does not enter the verdict. NaN if there are not even two bins.
 
-    Parameters
-    ----------
-    ranks : array_like
-        Ranks (S,), integers in 0..L.
-    draws : int
-        L, the number of draws that each truth is ranked among.
-    null_draws : int
-        Number of draws of the null distributions.
-    seed : int
-        Seed of the null distributions.
-
-    Returns
-    -------
-    Uniformity
-
-    Raises
-    ------
-    InputError
-        No ranks, or ranks that are not integers in 0..L.
+    Raises InputError for no ranks, or ranks that are not integers in 0..L.
 
     References
     ----------
@@ -452,24 +401,10 @@ def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: in
 
 
 def ecdf_band(simulations: int, draws: int, error_rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Simultaneous band of the distribution function of uniform ranks.
+    """Simultaneous band (levels, lower, upper), each (L,), of the distribution function of uniform ranks, L = `draws`.
 
     The share of ranks at most v lies in [lower, upper] for all v at once with probability at least 1 - error_rate, over
-    9999 simulated sets of uniform ranks (see `uniformity`).
-
-    Parameters
-    ----------
-    simulations : int
-        Number of ranks.
-    draws : int
-        L; ranks are in 0..L.
-    error_rate : float
-        Probability that uniform ranks leave the band anywhere.
-
-    Returns
-    -------
-    levels, lower, upper : np.ndarray
-        Each (L,). Levels are z = (v + 1) / (L + 1) for v = 0..L-1.
+    9999 simulated sets of uniform ranks. Levels are (v + 1) / (L + 1) for v = 0..L-1.
     """
     null = _null(simulations, draws, NULL_DRAWS)
     # The smallest gamma still inside: at most a share `error_rate` of the null is below it.

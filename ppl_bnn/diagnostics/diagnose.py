@@ -86,22 +86,14 @@ def diagnose(
 ) -> Diagnosis:
     """Judge a posterior by the diagnostics that are defined for its kind.
 
-    - Chains: R-hat and ESS in function space (`diagnostics.function_space.convergence`), and divergences, saturated
-      trees and E-BFMI if the sampler recorded them. The verdict is "converged"; "converged per mode only" if each chain
-      converged by itself and they disagree: they are in parts of the posterior that they do not leave, whose
-      probabilities are unknown; "not converged"; or "undecided" if R-hat and ESS are good but more than 1 % of the
-      transitions diverged, an E-BFMI is below 0.3, or the run was ended by its budget. If the chains target another
-      distribution than the posterior (a tempered target, a sampler with a bias), the reasons say so: the chains
-      converged to that.
-    - Approximations: whether the optimisation settled, by the method's own test and by the loss over its last two
-      tenths; the ELBO with its standard error; Pareto k-hat of p(w, D)/q(w); the importance-weighted evidence
-      log mean p/q with its standard error (not reliable if k-hat exceeds 0.7) and its gap to the ELBO; and, if the
-      approximation was fitted from several starts, whether these agree in function space
-      (`diagnostics.function_space.agreement`). k-hat alone never gives "inadequate": above 0.7 the verdict is
-      "undecided", as it is if restarts differ, and only a reference can decide. The reasons also name a tempered
-      target, an objective other than the ELBO, weights held at a value, and the method's own warnings (an approximate
-      estimator, an improper prior). If q has no density (particles, dropout masks), the figures based on p/q are not
-      defined, and the reasons say so.
+    - Chains: R-hat and ESS in function space, and divergences, saturated trees and E-BFMI if they were recorded.
+      Verdicts: "converged"; "converged per mode only" if each chain converged by itself and they disagree; "not
+      converged"; "undecided" if R-hat and ESS are good but more than 1 % of transitions diverged, an E-BFMI is below
+      0.3, or the budget ended the run. A tempered target or a biased sampler is named in the reasons.
+    - Approximations: whether the optimisation settled; the ELBO; Pareto k-hat of p(w, D)/q(w); the importance-weighted
+      evidence log mean p/q (not reliable if k-hat exceeds 0.7); and whether restarts agree in function space. k-hat
+      above 0.7 or restarts that differ give "undecided", never "inadequate": only a reference can decide. Figures based
+      on p/q do not exist for particles and dropout masks, which have no density q.
     - A point: whether the optimisation settled; it has no spread to judge.
 
     Parameters
@@ -109,16 +101,14 @@ def diagnose(
     posterior : Posterior
         The posterior to judge.
     reference : Posterior, optional
-        A posterior of chains of the same model on the same data. If it has converged ("per mode only" is not enough;
-        stacked chains and chains of another target do not qualify), the approximation is compared with it at up to 200
-        training rows. It is "inadequate" if its predictive mean is off by more than 0.5 epistemic standard deviations
-        of the reference, or if the standard deviations differ by more than a factor of 1.5, unless that is within the
-        noise floor, the same figures between two halves of the reference.
+        Converged chains of the same model on the same data, neither stacked nor of another target. The approximation is
+        compared with it at up to 200 training rows. It is "inadequate" if its predictive mean is off by more than 0.5
+        epistemic standard deviations, or if the standard deviations differ by more than a factor of 1.5, unless that is
+        within the noise floor (the same figures between two halves of the reference).
     calibration : Calibration or Method, optional
-        A `Calibration` from `bnn.simulation_based_calibration`, or the method to calibrate: it is then fitted
-        `simulations` times to data drawn from the posterior's own model at its training inputs (in the units of the
-        fit). Calibration is a property of the method on this model, averaged over all data that the prior allows.
-        Miscalibration turns "adequate" and "converged" into "undecided", never into "inadequate".
+        A result of `bnn.simulation_based_calibration`, or a method that is fitted to `simulations` data sets drawn from
+        the posterior's model. Calibration is an average over all data that the prior allows, so miscalibration turns
+        "adequate" and "converged" into "undecided", never into "inadequate".
     simulations : int
         Number of simulations, if `calibration` is a method.
     seed : int
@@ -318,8 +308,7 @@ class _Judge:
     def loss_curve(self, settled: bool | None) -> bool:
         """Whether the optimisation settled, by the method's own test or else by the end of the loss curve.
 
-        By the loss curve it settled if the mean over the last tenth of the losses is below that of the tenth before by
-        at most max(2 standard errors of the difference, 0.1 nats).
+        The mean of the last tenth may be below that of the tenth before by max(2 standard errors, 0.1 nats).
         """
         losses = np.asarray(self.info.history.get("loss", ()), dtype=np.float64)
         window = len(losses) // WINDOWS

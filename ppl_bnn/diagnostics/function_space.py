@@ -1,17 +1,12 @@
-"""Convergence of chains in function space.
+"""Convergence of chains, and agreement of restarts, in function space.
 
-The weights of a network have symmetric modes (hidden units can be exchanged, signs flipped). Chains that agree on every
-prediction may be in different copies of one mode; R-hat of the weights is then large and not informative. The
-diagnostics here are computed from the network's outputs at probe inputs, the log likelihood and the scale parameters,
-which these symmetries leave unchanged. Restarts of an approximation are compared in the same quantities, each restart
-as a chain.
+Hidden units can be exchanged and signs flipped without changing the function. Chains in different copies of one mode
+agree on every prediction, while R-hat of their weights is large. So the diagnostics are computed from the outputs at
+probe inputs, the log likelihood and the scale parameters. R-hat does not apply to the independent draws of one
+approximation; only restarts are compared by it, each as a chain.
 
-R-hat is for chains only. Draws of an approximation are independent, and their R-hat would describe the random number
-generator.
-
-Chains that stay in different modes are distinguished from chains that mix badly by examining each chain alone:
-variation within chains and variation between them are two findings. "Converged per mode only" is therefore a separate
-verdict: its remedies are stacking, more chains or `SMC`, not more draws.
+Variation within chains and between chains are separate findings: "converged per mode only" calls for stacking, more
+chains or `SMC`, not for more draws.
 """
 
 from __future__ import annotations
@@ -38,9 +33,8 @@ from ppl_bnn.posterior.convergence import (
 )
 from ppl_bnn.posterior.posterior import MEMORY
 
-# The limit does not grow with the number of components. Chains that exceed it have too few effective draws, rather than
-# the worst of 50 components exceeding it by chance: default numbers of transitions are chosen so that the bulk ESS
-# reaches 400, and a larger limit would call shorter chains converged with the same errors.
+# The limit does not grow with the number of components: chains exceed it by too few effective draws, not by chance.
+# Default numbers of transitions reach a bulk ESS of 400; a larger limit would pass shorter chains.
 RHAT_LIMIT = 1.01
 # R-hat of the halves of one chain of ESS 200 sometimes exceeds 1.01 by chance; it seldom exceeds this.
 WITHIN_LIMIT = 1.05
@@ -62,39 +56,15 @@ _FIGURES = (
 class Convergence:
     """Convergence of chains in function space, made by `convergence`.
 
-    Parameters
-    ----------
-    converged : bool
-        Whether the chains converged.
-    rhat, ess_bulk, ess_tail, mcse : float
-        The worst over all `quantities` (weights excluded).
-    chains, draws, probes : int
-        Number of chains, of draws and of probe inputs.
-    quantities : dict of str to Mixing
-        The figures of each quantity.
-    weights : Mixing, optional
-        Figures of all weights in unconstrained coordinates, on request.
-    reasons : tuple of str
-        What fails, one sentence each.
-    layers : dict of str to Mixing
-        Figures of the weights by layer, on request.
-    still : tuple of int
-        The chains that never move.
-    superchains : int, optional
-        Number of starting points, if several chains started at each (R-hat is then the nested one), else None.
-    rhat_within, ess_within : float
-        The worst R-hat (of its halves) and ESS of a single chain. With more than about ten chains, in some of the
-        components of f, evenly chosen.
-    between_share, between_share_max : float
-        Share of the variance of f that lies between chains, median and largest over its components; about 1 / ESS of a
-        chain if they agree.
-    rhat_between : float
-        The largest R-hat over the single chains (not nested) of the quantity `between`.
-    per_mode : bool
-        Whether each chain by itself converged and they disagree.
-    between : str
-        The quantity of `rhat_between`: f, or another one in which the chains disagree while f agrees, for example if a
-        symmetry of the model gives two modes the same predictions.
+    - `rhat`, `ess_bulk`, `ess_tail`, `mcse`: the worst over all `quantities` (weights excluded).
+    - `superchains`: number of starting points, if several chains share one (R-hat is then nested).
+    - `weights`, `layers`: figures of unconstrained weights, on request. `still`: the chains that never move.
+    - `rhat_within`, `ess_within`: the worst of a single chain (with more than ten chains, in some components of f
+      only).
+    - `between_share`, `between_share_max`: share of the variance of f between chains, median and largest over
+      components; about 1 / ESS of a chain if they agree. `rhat_between`: the largest plain R-hat, of the quantity
+      `between`.
+    - `per_mode`: whether each chain converged by itself and they disagree. `reasons`: what fails, in sentences.
     """
 
     converged: bool
@@ -128,54 +98,22 @@ class Convergence:
 def convergence(
     posterior: Any, probe: Any = None, max_rows: int = PROBES, *, weights: bool = False
 ) -> Convergence:
-    """R-hat, ESS and MCSE of a posterior of chains in function space.
+    """R-hat, ESS and MCSE of chains in function space, at `probe` inputs (M, F) or `max_rows` training rows.
 
-    The quantities are "f", the predictor eta at the probe inputs, each row and output a component (the noise, which is
-    the same in every row, counts once); "log_likelihood", sum_i log p(y_i | x_i, draw) over the training rows; and each
-    scalar random variable of the model, such as "noise", by its name. Components that do not vary over any draw are
-    left out and counted.
+    The quantities are "f", the predictor eta at the probe inputs (each row and output a component); "log_likelihood",
+    sum_i log p(y_i | x_i, draw) over training rows; and each scalar random variable. Components that do not vary are
+    left out. `weights` adds all sites, unconstrained, which never enter the verdict. Raises UnsupportedError without
+    chains.
 
-    Parameters
-    ----------
-    posterior : Posterior
-        A posterior of chains.
-    probe : optional
-        Inputs (M, F) in original units. Default: `max_rows` training rows, chosen evenly without replacement by a
-        generator seeded from the seed of the fit.
-    max_rows : int
-        Number of training rows, if `probe` is not given.
-    weights : bool
-        Whether to add all sites in unconstrained coordinates, together in `weights` and by layer in `layers` ("hidden0"
-        is hidden0.weight and hidden0.bias). They never enter the verdict.
+    Converged (Vehtari et al. 2021, Bayesian Analysis 16): at least 2 chains, all moving, and for every component R-hat
+    < 1.01 and bulk and tail ESS > 100 per chain. If several chains started at one point or belong to one member of an
+    ensemble, R-hat is nested (Margossian et al. 2024) and the ESS is required per group.
 
-    Returns
-    -------
-    Convergence
-
-    Raises
-    ------
-    UnsupportedError
-        The posterior is not one of chains.
-
-    Notes
-    -----
-    Converged, after Vehtari et al. (2021), means: at least 2 chains (4 are advised), all of which move, and for every
-    component R-hat < 1.01 and bulk and tail ESS > 100 per chain (400 for 4 chains). If several chains started at one
-    point, or belong to one member of an ensemble, R-hat is nested (Margossian et al. 2024) and the ESS is required per
-    group.
-
-    Converged per mode means: not converged, but every chain by itself has R-hat below 1.05 between its halves and ESS
-    above 50, and over all chains R-hat of f, or of another quantity, is 1.05 or more: means at least half a standard
-    deviation apart. The variation between chains is then not slow mixing but parts of the posterior that they do not
-    leave. For groups of chains too short to show that: if nested R-hat is below 1.01 and plain R-hat is not below
-    sqrt(1 + 4 / e), with e the mean over chains of their own ESS in that quantity. This limit is twice the excess that
-    chains of this length have if they agree. (Nested R-hat does not detect chains that fall into modes by chance, when
-    the chains of each group fall into all of them alike.)
-
-    References
-    ----------
-    Vehtari, Gelman, Simpson, Carpenter and Bürkner (2021), Bayesian Analysis 16.
-    Margossian et al. (2024), nested R-hat.
+    Converged per mode: not converged, but each chain by itself has R-hat below 1.05 between its halves and ESS above
+    50, and over chains R-hat of f, or of another quantity, is at least 1.05: means half a standard deviation apart. For
+    groups of chains too short for that: nested R-hat below 1.01 and plain R-hat at least sqrt(1 + 4 / e), with e the
+    mean ESS of single chains, twice the excess of chains that agree. (Nested R-hat misses modes that every group visits
+    alike.)
     """
     if posterior.kind != "chains":
         expected = "a posterior of chains, whose draws depend on each other"
@@ -275,7 +213,8 @@ def _judged(posterior: Any, probe: Any) -> dict[str, np.ndarray]:
 class _Parted:
     """Figures of single chains and of the variation between them (see `Convergence`).
 
-    short_limit: limit of rhat_between for short chains. words: how much lies between chains, in which quantity.
+    `short_limit` is the limit of `rhat_between` for short chains; `words` name the quantity and the share between
+    chains.
     """
 
     rhat_within: float = math.nan
@@ -407,7 +346,7 @@ def _chosen_rows(posterior: Any, max_rows: int) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Agreement:
-    """Differences in function space between `count` fits of an approximation from several starts, made by `agreement`.
+    """Differences in function space between `count` fits from several starts, made by `agreement`.
 
     `quantities` has R-hat and further figures between them; `elbo`, (count,), is None if the fit does not report it.
     """
@@ -433,30 +372,11 @@ class Agreement:
 
 
 def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS) -> Agreement:
-    """Compare the members of an approximation that was fitted from several starts, each as a chain.
+    """Compare the members of an approximation fitted from several starts, each as a chain of independent draws.
 
-    The quantities are those of `convergence`: the predictor and the log likelihood at up to `max_rows` training rows,
-    and each scalar random variable. The draws are independent, so R-hat above 1 does not mean slow mixing. It means
-    that the restarts ended in distributions that differ in location or width, by an amount that a single restart would
-    not show. Weights are not compared: symmetric copies of one mode agree.
-
-    Parameters
-    ----------
-    posterior : Posterior
-        A posterior whose approximation has members.
-    max_rows : int
-        Largest number of training rows.
-    draws : int
-        Number of draws of each member.
-
-    Returns
-    -------
-    Agreement
-
-    Raises
-    ------
-    UnsupportedError
-        The approximation does not have at least two `members`.
+    The quantities are those of `convergence`; weights are not compared, since symmetric copies of one mode agree. R-hat
+    above 1 means that restarts ended in distributions of other location or width. UnsupportedError for under two
+    `members`.
     """
     members = list(getattr(posterior.approximation, "members", None) or ())
     if len(members) < 2:

@@ -1,8 +1,7 @@
 """Importance weights as a check of approximations, and for leave-one-out cross-validation.
 
-Both fit a generalised Pareto distribution to the largest weights. Its shape k-hat measures whether the weights can be
-trusted (Vehtari, Simpson, Gelman, Yao and Gabry 2024, Journal of Machine Learning Research 25): they can if it is
-below 0.7.
+Both fit a generalised Pareto distribution to the largest weights. Weights can be trusted if its shape k-hat is below
+0.7 (Vehtari, Simpson, Gelman, Yao and Gabry 2024, Journal of Machine Learning Research 25).
 """
 
 from __future__ import annotations
@@ -36,28 +35,11 @@ LINEAR_DRAWS = 20
 
 @dataclass(frozen=True)
 class ParetoK:
-    """Quality of an approximation q as an importance proposal for the posterior, made by `pareto_k`.
+    """Quality of an approximation q as an importance proposal, from S `draws`, made by `pareto_k`.
 
-    Parameters
-    ----------
-    k : float
-        Pareto shape of the weights p(w, D) / q(w); -inf if all weights are equal.
-    log_evidence : float
-        log mean of the weights, in the units of the fit. To be trusted only if `reliable`.
-    log_evidence_se : float
-        Its standard error by the delta method.
-    relative_ess : float
-        (sum w)^2 / (S sum w^2), in (0, 1].
-    draws : int
-        Number of draws S.
-    elbo, elbo_se : float
-        Mean of the log weights over the same draws, and its standard error.
-    gap, gap_se : float
-        log_evidence - elbo >= 0 of these draws, and its standard error; errors common to both cancel.
-
-    Notes
-    -----
-    E[elbo] <= E[log_evidence] <= log p(D), both by Jensen's inequality (Burda, Grosse and Salakhutdinov 2016).
+    `k` is the Pareto shape of w = p(w, D) / q(w), -inf if all are equal; `log_evidence` is log mean w, in the units of
+    the fit; `relative_ess` is (sum w)^2 / (S sum w^2); `elbo` is mean log w; `gap` is log_evidence - elbo >= 0, with
+    the noise that they share removed. E[elbo] <= E[log_evidence] <= log p(D) (Jensen; Burda et al. 2016).
     """
 
     k: float
@@ -77,30 +59,12 @@ class ParetoK:
 
 
 def pareto_k(posterior: Any, draws: int | None = None) -> ParetoK:
-    """Pareto k-hat of the importance weights of a variational or Laplace posterior.
+    """Pareto k-hat of the weights w_s = p(u_s, D) / q(u_s), u_s ~ q, of a variational or Laplace posterior.
 
-    The weights are w_s = p(u_s, D) / q(u_s) with u_s ~ q, both densities in unconstrained coordinates. log mean_s w_s
-    estimates the log evidence log p(D), for the targets in the units that the model works in (standardised, if the fit
-    standardises). With hundreds of weights in the network k-hat nearly always exceeds 0.7, however well q predicts:
-    alone it never shows that an approximation is inadequate.
-
-    Parameters
-    ----------
-    posterior : Posterior
-        A posterior with a density q.
-    draws : int, optional
-        Number of draws. Default: 1000, or as many as take 2e12 multiplications over all rows, but at least 100.
-
-    Returns
-    -------
-    ParetoK
-
-    Raises
-    ------
-    UnsupportedError
-        The posterior has no density q (chains, a point).
-    InputError
-        Fewer than 25 draws.
+    Densities are in unconstrained coordinates and the units of the fit. With hundreds of weights in a network k-hat
+    nearly always exceeds 0.7, however well q predicts. `draws` is 1000 by default, or as many as take 2e12
+    multiplications over all rows, at least 100. Raises UnsupportedError without a density q, InputError for fewer than
+    25 draws.
     """
     if draws is not None and (expected := whole(25)(draws)):
         raise InputError.of("draws", expected, repr(draws), f"draws={DRAWS}")
@@ -165,31 +129,11 @@ def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
 
 @dataclass(frozen=True)
 class LeaveOneOut:
-    """PSIS-LOO of a posterior, made by `leave_one_out`. Values are NaN, with a `reason`, if it is not defined.
+    """PSIS-LOO of a posterior, made by `leave_one_out`; NaN with a `reason` if it is not defined.
 
-    Parameters
-    ----------
-    elpd : float
-        Sum over rows of log p(y_i | the other rows), original units.
-    se : float
-        Its standard error.
-    p_loo : float
-        Effective number of parameters.
-    worst_k : float
-        The largest Pareto k over rows; infinite if a row has none because its tail could not be fitted.
-    share_above : float
-        Share of rows with Pareto k above 0.7.
-    reason : str
-        Why the value is not defined.
-    corrected_elpd, corrected_se : float
-        For an approximation, the value with the weights p/q; NaN with a `corrected_reason` if it is not to be trusted.
-    corrected_reason : str
-        Why there is no corrected value.
-    elpd_data
-        The input of ArviZ's `compare`.
-    corrected_k : np.ndarray, optional
-        (N,), the Pareto k of each row for the corrected value, also if the value is withheld because of them; None if
-        they were not computed.
+    `elpd` is sum_i log p(y_i | the other rows) in original units, `p_loo` the effective number of parameters. `worst_k`
+    and `share_above` (0.7) describe the Pareto k of rows, infinite if a tail could not be fitted. `corrected_*` is the
+    value with weights p/q, or the reason why there is none. `elpd_data` is for ArviZ's `compare`.
     """
 
     elpd: float
@@ -216,32 +160,15 @@ class LeaveOneOut:
 
 
 def leave_one_out(source: Any, tree: Any = None) -> LeaveOneOut:
-    """Expected log predictive density under leave-one-out cross-validation, by Pareto-smoothed importance sampling.
+    """Expected log predictive density under leave-one-out cross-validation, by PSIS, of a posterior or its tree.
 
-    Parameters
-    ----------
-    source : Posterior or xarray.DataTree
-        A posterior, or its tree.
-    tree : xarray.DataTree, optional
-        The tree of the posterior `source`, if it has been made already.
+    The figures are those of `arviz_stats.loo(tree, pointwise=True)`; draws of an approximation count as posterior
+    draws. They are not defined for a single point, nor for weights chosen by stacking, which have used every row.
 
-    Returns
-    -------
-    LeaveOneOut
-
-    Notes
-    -----
-    The figures are those of `arviz_stats.loo(tree, pointwise=True)` and can be recomputed from a saved tree. Draws of
-    an approximation are treated as draws from the posterior.
-
-    The corrected figures (`arviz_stats.loo_approximate_posterior`; Magnusson, Andersen, Jonasson and Vehtari 2019)
-    weight 10 000 new draws by p/q. They need the posterior itself: a tree alone gives none. They are reported only if
-    k-hat of p/q and the Pareto k of every row are at most 0.7: `comparisons/corrected_leave_one_out.py` finds them
-    nearer the exact value there and not elsewhere. p/q belongs to the network itself; for a linearised predictive it is
-    used if the predictor is linear in the weights, so that the two agree.
-
-    It is not defined for a single point, which has no spread, nor for weights chosen by stacking, which have used every
-    row.
+    The corrected figures (`arviz_stats.loo_approximate_posterior`; Magnusson et al. 2019) weight 10 000 new draws by
+    p/q and need the posterior itself. They are reported only if k-hat of p/q and the Pareto k of every row are at most
+    0.7: nearer the exact value only there (comparisons/corrected_leave_one_out.py). p/q belongs to the network itself,
+    so a linearised predictive has them only if its predictor is linear in the weights.
     """
     posterior = None if hasattr(source, "children") else source
     tree = source if posterior is None else tree

@@ -1,9 +1,6 @@
-"""Checks of a prior before a model is fitted: the prior as a posterior, and whether it suits the data.
+"""Checks of a prior before a model is fitted.
 
-`prior_predictive` gives the prior as a posterior with all its functions. `check_prior` compares draws from the prior
-with the data and reports settings that are almost certainly mistakes. It runs the program with its own NumPy
-interpretation: every random variable is drawn from its prior as the model runs, so that no system is imported and
-nothing is compiled.
+Every random variable is drawn from its prior in NumPy as the model runs: nothing is compiled, no system imported.
 """
 
 from __future__ import annotations
@@ -47,8 +44,8 @@ DRAWS_PER_MAP, MOST_MAPS = 10, 12
 # Mixed-up units give factors of a hundred and more. A sound prior on standardised data stays within some tens: relu
 # layers without a scale by fan-in, the widest of the zoo, reach 31.
 FACTOR = 50.0
-# If the targets were drawn from the prior, 0.2 % of them would be outside. They are not independent, so up to fifty
-# times as many are not evidence against the prior; more are.
+# If the targets were drawn from the prior, 0.2 % of them would be outside. They are not independent, so only more than
+# fifty times as many are evidence against the prior.
 TAIL, OUTSIDE = 0.001, 0.10
 # Residuals about a constant have the standard deviation of the targets, so noise of twice that is too large. Noise of
 # a thousandth of it means a function that explains all but a millionth of their variance.
@@ -76,10 +73,8 @@ class PriorFinding:
     ----------
     rule : str
         "overflow", "functions", "range", "noise", "rates" or "classes" (see `check_prior`).
-    found : str
-        The numbers, and the sites with their priors.
-    advice : str
-        What to try.
+    found, advice : str
+        The numbers and the sites with their priors; what to try.
     """
 
     rule: str
@@ -100,9 +95,9 @@ class PriorCheck:
         The problems; empty if none were found.
     figures : dict of str to float
         The numbers that are defined: "overflow", the share of draws that are not finite; "f_spread", "y_sd" and their
-        ratio "f_ratio", of the output that is furthest off; "outside", the share of targets outside the central 99.8 %
-        of the prior predictive; "noise", the median of its standard deviation or scale, and "noise_ratio", over that of
-        the targets; "log_rate_spread"; "entropy", the median over prior draws of the entropy over log C.
+        ratio "f_ratio", of the output that is furthest off; "outside", the share of targets outside the central 99.8 %;
+        "noise", its median standard deviation or scale, and "noise_ratio", over that of the targets;
+        "log_rate_spread"; "entropy", the median over prior draws of the entropy over log C.
     draws, rows : int
         Number of draws and rows that were used.
     """
@@ -150,17 +145,14 @@ def check_prior(
     The check does not judge beliefs. Each rule detects a setting that is almost certainly a mistake, mostly of units:
 
     - functions: f varies over draws and rows by less than 1/50 or more than 50 times the standard deviation of y. Its
-      variation is half the distance between its 16 % and its 84 % quantiles, the standard deviation of a normal, which
-      a single extreme draw under a prior with heavy tails does not change. Mixed-up units differ by 100 or more; sound
-      priors of networks by some tens at most.
-    - range: more than 10 % of the targets lie outside the central 99.8 % of the prior predictive of their rows, 0.2 %
-      being expected. Reported if the variation of f is sound, or for counts: then the location of y is the cause.
-    - noise: of the draws 99 % have noise of more than twice the standard deviation of y, which is what a constant
-      leaves, or of less than a thousandth of it, which explains all but a millionth of the variance.
-    - rates, for counts: the log rate varies by more than log 50 (measured as f above).
-    - classes: the entropy of a draw's probabilities, averaged over rows, has a median over draws below 5 % of log C:
-      half of the draws are certain of all labels before they have seen any. This needs logits with a standard deviation
-      of about 40.
+      variation is half the distance between its 16 % and 84 % quantiles, which extreme draws of heavy tails do not
+      change.
+    - range: more than 10 % of the targets lie outside the central 99.8 % of the prior predictive. Reported if the
+      variation of f is sound, or for counts.
+    - noise: 99 % of the draws have noise of more than twice the standard deviation of y, or of less than a thousandth.
+    - rates, for counts: the log rate varies by more than log 50.
+    - classes: half of the draws have a mean entropy over rows below 5 % of log C. They are certain of all labels before
+      they have seen any, which needs logits with a standard deviation of about 40.
     - overflow: more than 5 % of the draws are not finite.
 
     Parameters
@@ -184,19 +176,15 @@ def check_prior(
 
     Raises
     ------
-    InputError
-        Invalid input.
-    ModelError
-        A model that is not valid.
+    InputError, ModelError
+        Invalid input, or a model that is not valid.
 
     Notes
     -----
-    A finding names the layer that accounts for more than half of the difference if its map is rescaled to keep the size
-    of its input, with its sites and their priors; or the inputs; or, if the units of y are off, the last layer.
+    A finding names the sites of the layer that causes more than half of the difference, or the inputs.
 
     At most `draws` draws and 50 rows are used (all rows if they interact), fewer for large networks, so that the check
-    takes less than half a second up to some hundred thousand weights; nothing is compiled. A plain model of a system is
-    drawn from by `prior_predictive`, which takes longer.
+    takes less than half a second up to some hundred thousand weights. A plain model of a system takes longer.
     """
     if wanted := whole(2)(draws):
         raise InputError.of("check_prior draws", wanted, repr(draws), "draws=100")
@@ -262,7 +250,7 @@ def _tried(model: Model, x: Any, seed: int) -> tuple[PriorDraw, RecordedMaps, np
 def _in_its_system(
     model: Model, x: Any, y: np.ndarray, draws: int, standardise: bool, **options: Any
 ) -> PriorCheck:
-    """The same for a model that only a system can draw from; nothing is known about its layers."""
+    """The check of a model that only its system can draw from, without findings on its layers."""
     prior = prior_predictive(model, x, y, draws=draws, standardise=standardise, **options)
     eta = prior.predictor(x)
     eta = eta.reshape(-1, *eta.shape[2:])
@@ -276,11 +264,11 @@ def _in_its_system(
 
 @dataclass(eq=False)
 class _Rules:
-    """The rules of `check_prior`, and what they need of the model and of the data.
+    """The rules of `check_prior`, and what they need.
 
-    layers: None where nothing is known about them. last, noise: the sites of the last layer and of the noise. inputs:
-    root mean square of x. outputs: of the network. every_y: all targets, for their spread; y: those of the rows drawn
-    at. standardised: the data are in the units of a fit that standardises, so standardising is not advised.
+    `layers` is None for a model of a system; `last` and `noise` are the sites of the last layer and the noise; `inputs`
+    is the root mean square of x; `outputs` counts outputs; `every_y` are all targets, `y` those of the rows drawn at;
+    `standardised` data are not advised to be standardised.
     """
 
     layers: _Layers | None
@@ -482,7 +470,7 @@ class _Layers:
     drawn: Sites
 
     def accountable(self, size: Size, wanted: float) -> str | None:
-        """The sites of the map that accounts for more than half of log(size of eta / wanted), or None.
+        """The sites of the map that causes more than half of log(size of eta / wanted), or None.
 
         Each map in turn is rescaled to keep the size of its input, under the same draws of all weights.
         """

@@ -31,10 +31,9 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Prior(Method):
-    """Independent draws from the prior, w ~ p(w).
+    """Independent draws from the prior, w ~ p(w); the targets only determine the units.
 
-    The targets only determine the units. No gradient is computed. A parameter without a prior keeps the value at which
-    a fit would start it.
+    A parameter without a prior keeps the value at which a fit would start it.
 
     Parameters
     ----------
@@ -74,8 +73,7 @@ def prior_predictive(
     x : array or dict of array
         Inputs (N, F), which determine the shapes of the model.
     y : array
-        Targets (N,) or (N, K). They determine the shapes and, with `standardise`, the units; predictions are in the
-        units of y. Their values are not used otherwise.
+        Targets (N,) or (N, K). They determine shapes and, with `standardise`, units; predictions are in the units of y.
     draws : int
         Number of draws.
     seed : int
@@ -86,10 +84,8 @@ def prior_predictive(
         The observed site of a plain NumPyro or Pyro model.
     standardise : bool
         Whether the prior is meant for standardised inputs and targets.
-    feature_names : tuple of str, optional
-        Names of the columns of x.
-    class_names : sequence of str, optional
-        Names of the classes.
+    feature_names, class_names : sequence of str, optional
+        Names of the columns of x, and of the classes.
 
     Returns
     -------
@@ -97,12 +93,8 @@ def prior_predictive(
 
     Raises
     ------
-    InputError
-        Invalid input, before anything is drawn.
-    ModelError
-        A model that is not valid, before anything is drawn.
-    UnsupportedError
-        A prior from which nothing can be drawn, before anything is drawn.
+    InputError, ModelError, UnsupportedError
+        Invalid input, an invalid model, or a prior that cannot be drawn from; raised before anything is drawn.
     """
     return Prior(draws=draws, ppl=ppl).fit(
         model,
@@ -122,7 +114,7 @@ def _normal(rng: np.random.Generator, a: Draws, shape: Shape) -> np.ndarray:
 
 
 class _Draws:
-    """Takes the place of `scipy.stats` in the table of families: draws, since freezing distributions is slow."""
+    """Replaces `scipy.stats` in the table of families by plain draws, since freezing distributions is slow."""
 
     def __init__(self, rng: np.random.Generator, shape: tuple[int, ...]):
         self._options = {"size": shape, "random_state": rng}
@@ -197,8 +189,8 @@ def _kronecker(rng: np.random.Generator, given: Draws, shape: Shape) -> np.ndarr
 def _lkj(rng: np.random.Generator, concentration: float, shape: tuple[int, ...]) -> np.ndarray:
     """Cholesky factors by partial correlations (Lewandowski, Kurowicka and Joe 2009).
 
-    Those of column i are 2 B - 1 with B ~ Beta(b, b), b = concentration + (D - 2 - i) / 2, and each takes its share of
-    the remainder of a row.
+    Those of column i are 2 B - 1 with B ~ Beta(b, b), b = concentration + (D - 2 - i) / 2, times what is left of the
+    row.
     """
     size = shape[-1]
     factor = np.zeros(shape)
@@ -216,12 +208,7 @@ def _lkj(rng: np.random.Generator, concentration: float, shape: tuple[int, ...])
 class PriorDraw(Interpretation):
     """One draw of each random variable from its prior; the targets are left out.
 
-    Attributes
-    ----------
-    drawn : dict
-        Site -> (the distribution it was drawn from, its value).
-    f, likelihood
-        The network's output and the likelihood at the end of the model.
+    `drawn` is site -> (its distribution, its value); `f` and `likelihood` are those at the end of the model.
     """
 
     def __init__(self, rng: np.random.Generator):
@@ -268,15 +255,7 @@ class PriorDraw(Interpretation):
 
 
 class RecordedMaps(Handler):
-    """Records the linear maps of a run in order, and their cost.
-
-    Attributes
-    ----------
-    names : list of str
-        Names of the maps.
-    work : int
-        Number of multiplications of all rows.
-    """
+    """Records the `names` of the linear maps of a run in order, and their `work`, the multiplications of all rows."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
@@ -318,7 +297,7 @@ class PriorDraws:
 
 
 def draws_at(model: Model, x: Any, count: int, seed: int, *handlers: Handler) -> PriorDraws:
-    """Draws from the prior of a model, run under `handlers`, and their predictions at the inputs x.
+    """Finite draws from the prior of a model, run under `handlers`, and their predictions at the inputs x.
 
     Draws that are not finite are left out and counted.
     """

@@ -1,7 +1,6 @@
-"""Advice on settings of a method whose fit falls short: only settings that the method has, with values to try.
+"""Advice for a method whose fit falls short: only settings that the method has, with values to try.
 
-Settings are those of `FitInfo.settings`: plain values by the names of the method's fields. If a method was fitted
-several times, the settings of the member count.
+Settings are those of `FitInfo.settings`; for a method fitted several times, those of the member.
 """
 
 from __future__ import annotations
@@ -95,10 +94,7 @@ def longer_optimisation(settings: Settings) -> list[str]:
 
 
 def smaller_steps(settings: Settings, statistics: Mapping[str, Any]) -> str:
-    """What makes the steps of a sampler smaller.
-
-    It is chosen by the recorded statistics, because settings may name options that were not in use.
-    """
+    """What makes the steps of a sampler smaller, by the recorded statistics: some settings were not in use."""
     variance, multiplier = number(settings, "energy_variance"), number(settings, "step_size_multiplier")
     if "energy_variance" in statistics and variance is not None:
         return (

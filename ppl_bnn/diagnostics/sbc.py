@@ -1,9 +1,7 @@
 """Simulation-based calibration: a method is fitted to data simulated from known parameters.
 
-If (theta, y) is a draw from p(theta) p(y | theta), then theta is a draw from p(theta | y). For every function g, the
-rank of g(theta) among g(theta_1), ..., g(theta_L), with theta_l from a posterior fitted to y, is therefore uniform on
-0..L if the method is exact (Talts, Betancourt, Simpson, Vehtari and Gelman 2018). How the ranks deviate from uniform
-shows the kind of error (for variational inference: Yao, Vehtari, Simpson and Gelman 2018, ICML).
+If (theta, y) ~ p(theta) p(y | theta), then theta ~ p(theta | y). So for every function g the rank of g(theta) among
+g(theta_1), ..., g(theta_L) of an exact posterior is uniform on 0..L. How ranks deviate shows the kind of error.
 """
 
 from __future__ import annotations
@@ -79,49 +77,43 @@ def simulation_based_calibration(
     """Test whether `method` is calibrated on `model` at inputs `x`, averaged over the prior and over data.
 
     Each simulation draws all unknowns from the prior and y from the likelihood at x, fits `method` to (x, y), takes
-    `draws` draws of the posterior (thinned evenly from all, if it is one of chains) and finds the rank of the truth
-    among them for each function. The tests of the ranks are described in `uniformity`, the result in `Calibration`.
+    `draws` draws of the posterior (thinned evenly if it is one of chains) and ranks the truth among them for each
+    function. `uniformity` describes the tests, `Calibration` the result.
 
     Parameters
     ----------
     model : Model
-        The model. `x` is used unscaled, with the prior of the model: there is no `standardise` here, because units
-        made from simulated targets would change the prior in each simulation.
+        The model. There is no `standardise`: units made from simulated targets would change the prior in each
+        simulation.
     x
-        Inputs at which targets are simulated.
+        Inputs at which targets are simulated, in the units of the model.
     method : Method
-        The method to calibrate. Successive draws of a chain are correlated, and their ranks are then not uniform even
-        if the chain is exact: make the chain several times longer than `draws`.
+        The method. Draws of a chain are correlated, and their ranks then not uniform even if the chain is exact: make
+        the chain several times longer than `draws`.
     simulations : int
-        Number of simulations; each costs one fit. In NumPyro, functions that a method keeps with its program are
-        compiled once for all simulations.
+        Number of simulations; each costs one fit.
     draws : int
-        Number of posterior draws that each truth is ranked among. Ranks resolve no finer than 1 / (draws + 1); choose
-        a number for which draws + 1 has many divisors.
+        Number of posterior draws that each truth is ranked among; choose one for which draws + 1 has many divisors.
     functions : mapping of str to callable, optional
-        Name -> function(w, eta, y), in NumPy and over S draws at once: w are the constrained values of all sites
-        (S, *shape), eta (S, N, D) the predictor at x, y (N,) or (N, K) the simulated targets. It returns (S,) or
-        (S, K). eta is the predictor that the posterior predicts with by default (linearised, for Laplace). With a
-        `probe`, eta is taken there, (S, M, D), instead of at x. Default: the network's outputs f(x*) at inputs
-        x* = `probe`, or without it at 3 rows of x, evenly spaced; the log likelihood of y, the only one that can
-        detect a posterior that ignores the data, and which detects a wrong spread of many weights together (Modrák et
-        al. 2023); and each scalar random variable, such as "noise".
+        Name -> function(w, eta, y) in NumPy, returning (S,) or (S, K) over S draws at once: w constrained values of all
+        sites (S, *shape), eta (S, N, D) the default predictor at x or (S, M, D) at `probe`, y (N,) or (N, K) the
+        simulated targets. Default: outputs f at `probe` or at 3 rows of x; the log likelihood of y, which alone detects
+        a posterior that ignores the data (Modrák et al. 2023); and each scalar random variable.
     probe : optional
-        Inputs x* (M, F) of the network outputs.
+        Inputs (M, F) of the network outputs.
     figures : callable, optional
-        Function of each fitted posterior that returns name -> number, kept in `Calibration.figures`, such as its
-        convergence diagnostics. A figure "converged" is what `not_converged` counts by.
+        Function of each posterior that returns name -> number, kept in `Calibration.figures`. A figure "converged" is
+        counted by `not_converged`.
     seed : int
         Seed of the simulations and fits.
     progress : bool or Progress, optional
         Whether and where to report progress.
     jobs : int
-        Number of processes at a time; the result is identical to the bit. Processes and not threads, because a fit
-        changes global settings of its framework while it runs. The functions and the model are sent to the processes.
+        Number of processes (not threads, since a fit changes global settings of its framework). Results are identical
+        to the bit. Model and functions must be picklable.
     checkpoint : str or Path, optional
-        Folder where each simulation is saved as soon as it has finished, and from which the next call loads it. After
-        an interruption only the simulations in progress are lost, and a larger number of simulations continues a
-        smaller one. Simulations of another model, method or seed are refused by name.
+        Folder of finished simulations, which the next call continues, also with more simulations. Simulations of
+        another model, method or seed are refused.
     device : str
         Device of the fits.
     observed : str, optional
@@ -130,16 +122,14 @@ def simulation_based_calibration(
     Returns
     -------
     Calibration
-        A fit that fails is counted and named in its `failures`. Errors that concern the model or the method as a whole
-        are raised at once.
+        Fits that fail are listed in `failures`. Errors of the model or method as a whole are raised at once.
 
     Raises
     ------
     InputError
         Invalid arguments, or a checkpoint of other simulations.
     UnsupportedError
-        A method that gives a point; a model with parameters that have no prior, or with a factor or other
-        observations, from which no truth can be drawn.
+        A method that gives a point; a model with parameters without a prior, with a factor, or with other observations.
     CalibrationInterrupted
         Ctrl-C. Its `partial` holds what had finished.
 
