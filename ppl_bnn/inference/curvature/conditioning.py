@@ -1,13 +1,11 @@
 """Conditioning of the posterior at a point, a diagnostic for methods that scale each coordinate separately.
 
 Let A be the curvature of -log p(w(u), D) - log |dw/du| at a point, and R = diag(A)^(-1/2) A diag(A)^(-1/2). The
-eigenvalues of R give the convergence rate of a method that scales each coordinate by itself. 1 / (A_jj (A^-1)_jj) is
-the share of the variance of coordinate j that remains if all others are fixed, which is that of the best independent
-normals.
+eigenvalues of R give the convergence rate of such a method. 1 / (A_jj (A^-1)_jj) is the share of the variance of
+coordinate j that remains if all others are fixed, which is that of the best independent normals.
 
-IVON, SVGD and SWAG follow their papers and do not transform the coordinates (samplers do, see
-`ppl_bnn.inference.sampling.whitening`). They measure the curvature at the end of the fit instead, and report "not
-converged" with that reason if the posterior is too badly scaled for them.
+IVON, SVGD and SWAG do not transform the coordinates. They measure the curvature at the end of the fit, and report "not
+converged" if the posterior is too badly scaled for them.
 """
 
 from __future__ import annotations

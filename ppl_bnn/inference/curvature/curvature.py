@@ -1,10 +1,9 @@
 """The curvature of the data at a point, written once over the protocol.
 
 It is H = sum_n J_n' F_n J_n. J_n (D, P) is the Jacobian of the predictor eta_n in the flat vector of latent sites, and
-F_n (D, D) the Fisher information of p(y_n | eta_n) in eta. This generalised Gauss-Newton matrix is never indefinite,
-and for canonical links it uses the Hessian of -log p(y | f) itself (Martens 2020). The Fisher information in place of
-that Hessian keeps heteroscedastic noise positive. The alternatives are the empirical Fisher matrix, sum_n s_n s_n' with
-s_n the gradient of log p(y_n | eta_n), and the exact Hessian.
+F_n (D, D) the Fisher information of p(y_n | eta_n) in eta. This generalised Gauss-Newton matrix is never indefinite
+(Martens 2020); unlike the Hessian of -log p(y | eta), F keeps heteroscedastic noise positive. The alternatives are the
+empirical Fisher matrix, sum_n s_n s_n' with s_n the gradient of log p(y_n | eta_n), and the exact Hessian.
 
 All but the Hessian are computed from R_n' J_n with R_n R_n' = F_n (or its estimate), from the factors of `jacobian.py`.
 The prior's curvature is in `prior.py`.
@@ -54,58 +53,21 @@ def data_curvature(
     seed: int = 0,
     memory: int = 2**28,
 ) -> tuple[DataCurvature, float]:
-    """The curvature of -sum_n log p(y_n | x_n, u) over the training rows at u, and its cost.
+    """The curvature (float64) of -sum_n log p(y_n | x_n, u) over the training rows at u, and its gradients, in passes.
 
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    u : mapping
-        Unconstrained values by site.
-    curvature : {"ggn", "empirical", "hessian"}
-        "ggn" is sum_n J_n' F_n J_n, "empirical" sum_n s_n s_n' with the gradients s_n of log p(y_n | u), "hessian" the
-        exact Hessian, which may be indefinite.
-    fisher : {"exact", "sampled"}
-        "sampled": F_n estimated without bias from `samples` scores at targets drawn from p(y | eta_n).
-    samples : int
-        Targets per row with fisher="sampled".
-    structure : {"full", "kron", "diag", "lowrank"}
-        See Notes.
-    rank : int or None
-        Number of eigenpairs of structure "lowrank".
-    apart : sequence of str
-        Sites with a separate block under structure "lowrank".
-    sharing : {"expand", "reduce"}
-        Treatment of several places under structure "kron".
-    positions : ndarray or None
-        Positions of the flat vector to restrict the curvature to, in increasing order (a sub-network). For "kron",
-        whole sites only.
-    seed : int
-        Seed of sampled targets and of iterative eigenvalue solvers.
-    memory : int
-        Bytes that may be held besides the result.
-
-    Returns
-    -------
-    curvature : DataCurvature
-        The curvature, float64.
-    passes : float
-        The number of gradients in passes over the data.
-
-    Notes
-    -----
-    The structures are
+    `curvature` is "ggn" (sum_n J_n' F_n J_n), "empirical" (sum_n s_n s_n') or "hessian" (exact, may be indefinite).
+    With fisher="sampled" F_n is estimated without bias from `samples` scores at targets drawn from p(y | eta_n).
+    `positions` (increasing) restrict the curvature to a sub-network; "kron" takes whole sites only. `memory` bounds the
+    bytes besides the result. The structures are
 
     - "full": `FactorCurvature` B'B if the rows of R' J are fewer than P, else `FullCurvature`;
     - "kron": `KroneckerCurvature`, a block left (x) right for each weight of a linear map, left = mean of a a' over
       rows and places, right = sum of g g' over rows, cotangents and places (sharing="expand"); or, with
       sharing="reduce", left from the mean of a and right from the sum of g over places (Eschenhagen et al. 2023;
-      Martens and Grosse 2015). Exact for one row and one place. Biases and all other sites have a dense block each,
-      exact within it;
+      Martens and Grosse 2015). Exact for one row and one place. All other sites have a dense block each;
     - "diag": `DiagonalCurvature`, the exact diagonal;
-    - "lowrank": `FactorCurvature` with sqrt(lambda_i) v_i', the `rank` largest eigenpairs, without those that are not
-      positive. The sites of `apart` have a separate block, exact within it. The parameters of the likelihood (its
-      noise) are one direction among many, and without a block they would have the spread of their prior.
+    - "lowrank": `FactorCurvature` with sqrt(lambda_i) v_i', the `rank` largest positive eigenpairs, and an exact block
+      for the sites of `apart`. The noise needs one: it is one direction among many, and would keep its prior spread.
     """
     where = Where.of(problem, positions)
     sizes = [problem.program.sites[name].size for name in where.sites]
@@ -128,8 +90,7 @@ def data_curvature(
 def check_blocks_fit(problem: Problem, u: Values, sites: tuple[str, ...]) -> None:
     """Raise `UnsupportedError` if the blocks of structure "kron" over these sites cannot fit into memory.
 
-    A site that is not a weight of a linear map has a dense block, the square of its size. All sites of a `bnn.module`
-    have one, and sites from which weights are computed. u may be any point.
+    A site that is not a weight of a linear map has a dense block, the square of its size. u may be any point.
     """
     plan = plan_of(problem, u, sites)
     shapes = {linear.weight: linear.shape for linear in plan.maps.values()}
@@ -211,7 +172,7 @@ def _padded_rows(problem: Problem, data: Any, start: int, stop: int, size: int) 
 class _Rows:
     """Curvatures that are B'B, B the stacked R_n' J_n: one block of rows at a time, in float64.
 
-    passes: gradients so far, in passes over the data.
+    `passes`: gradients so far, in passes over the data.
     """
 
     problem: Problem
@@ -323,7 +284,7 @@ class _Rows:
     def low_rank(self, rank: int, own: np.ndarray, seed: int) -> DataCurvature:
         """Eigenpairs from a dense matrix, or its dual, if one is small; else from products with vectors.
 
-        own: (Q,) the positions with a separate block.
+        `own` (Q,) are the positions with a separate block.
         """
         size = self.where.count
         width = np.asarray(self.cotangents(self.plan.eta, slice(0, 1))).shape[-1]
@@ -416,11 +377,7 @@ def _low_rank_of_products(
 
 
 def _with_block(rows: np.ndarray, block: np.ndarray, own: np.ndarray) -> structures.FactorCurvature:
-    """Rows of a factor, and below them those of a block over the positions `own`.
-
-    The noise is one direction of the curvature among many. Without a block it would seldom be among the largest
-    eigenpairs, and would have the curvature of its prior alone.
-    """
+    """Rows of a factor, and below them those of a block over the positions `own`."""
     if not own.any():
         return structures.FactorCurvature(rows)
     values, vectors = np.linalg.eigh(block)
@@ -448,7 +405,7 @@ def _positive(values: np.ndarray, rows: np.ndarray, dual: bool = False) -> np.nd
 class _Hessian:
     """The Hessian of -sum log p(y_n | x_n, u), by products with vectors: the pullback of the gradient.
 
-    It is a sum over chunks of rows. Directions are taken as many at a time as memory allows.
+    It is a sum over chunks of rows, for as many directions at a time as memory allows.
     """
 
     problem: Problem

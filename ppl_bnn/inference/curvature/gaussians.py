@@ -1,8 +1,8 @@
 """Normals N(0, S) over the flat vector, one class per structure: draws, densities, variances, projections, storage.
 
-Each structure has a root W of its covariance, W W' = S, which is applied and never formed: draws are W eps, and
-projected variances J S J' = (J W)(J W)' cannot be negative. No array has size (P, P) except in `Full`, `covariance()`
-and `precision()`. All but `LowRankCovariance` come from a precision A = S^-1, see `structures.py`.
+A root W of the covariance, W W' = S, is applied and never formed: draws are W eps, and projected variances J S J' =
+(J W)(J W)' cannot be negative. No array has size (P, P) except in `Full`, `covariance()` and `precision()`. All but
+`LowRankCovariance` come from a precision A = S^-1, see `structures.py`.
 """
 
 from __future__ import annotations
@@ -124,8 +124,7 @@ class Full(FlatGaussian):
     def of(cls, precision: np.ndarray) -> Full:
         """Factorise a precision (P, P).
 
-        Raises `CurvatureError` if it is not finite, indefinite, or so close to singular that some direction has no
-        usable variance.
+        Raises `CurvatureError` if it is not finite, indefinite, or too close to singular.
         """
         from scipy.linalg import cholesky
 
@@ -239,10 +238,9 @@ class LowRankPrecision(FlatGaussian):
     """A = diag(d) + B' B, with d (P,) positive, B (R, P) and L (R, R): a dense matrix of R rows instead of P.
 
     With C = B diag(d)^-1/2 and K = I + C C' = L L', (R, R), the determinant is that of K times d, and W = diag(d)^-1/2
-    (I - C' L'^-1 (L + I)^-1 C) is a root of A^-1: the square root of a Kalman filter's update (Andrews 1968). A draw
-    and a projected row cost O(R P) each. A variance that data make k times smaller than the prior's has a relative
-    error of about eps sqrt(k), while subtraction by Woodbury's identity would have eps k. The rounding of K itself adds
-    up to eps |K|, as in a Cholesky factor of A. `variances` uses that subtraction.
+    (I - C' L'^-1 (L + I)^-1 C) is a root of A^-1, as in a Kalman filter's update (Andrews 1968). A draw and a projected
+    row cost O(R P). A variance that data make k times smaller than the prior's has a relative error of about
+    eps sqrt(k) + eps |K|; subtraction by Woodbury's identity, which `variances` uses, has eps k.
     """
 
     diagonal: np.ndarray
@@ -255,7 +253,7 @@ class LowRankPrecision(FlatGaussian):
     def of(cls, diagonal: np.ndarray, factor: np.ndarray, gram: np.ndarray | None = None) -> LowRankPrecision:
         """From d and B, and C C' (R, R) if it is known already.
 
-        Raises `CurvatureError` if B' B is so much larger than d that d is lost in rounding, or values are no precision.
+        Raises `CurvatureError` if d is lost in the rounding of B' B, or values are no precision.
         """
         from scipy.linalg import cholesky
 
@@ -550,8 +548,8 @@ def check_condition(smallest: float, largest: float, advice: str = "a proper pri
 def _check_regular(precision: np.ndarray, factor: np.ndarray) -> None:
     """Raise `CurvatureError` for a matrix that has a Cholesky factor by rounding alone.
 
-    The pivots of a singular matrix may be as large as 1e-4 of their diagonal entries, so they do not show it. The
-    condition number does (an estimate in the 1-norm, of the matrix with its diagonal scaled to ones).
+    Its pivots may be 1e-4 of their diagonal entries, so the condition number is checked (an estimate in the 1-norm, of
+    the matrix with its diagonal scaled to ones).
     """
     from scipy.linalg import get_lapack_funcs
 

@@ -1,9 +1,8 @@
 """The Jacobian of the predictor in the flat vector, row by row, from linear maps; written once over the protocol.
 
 The gradient of a weight (I, O) of a linear map is sum_t a_t g_t', with a_t (I,) the input of the map and g_t (O,) the
-gradient at its output, over the T places and uses of the map in one row. `linear_factors` returns a and g, from
-which every curvature and every projection is computed without a gradient of a weight for every row. `jacobians`
-multiplies them out. A site that is not simply the weight or the bias of linear maps is differentiated directly.
+gradient at its output, over the T places and uses of the map in one row. `linear_factors` returns a and g, which
+suffice for curvatures and projections; `jacobians` multiplies them out. Other sites are differentiated directly.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ Cotangents = Callable[[np.ndarray, slice], np.ndarray]
 class LinearMap:
     """A weight that is a site, a matrix of `shape` (I, O) in C order, with all its uses in a run on one row.
 
-    bias is the site added after each use; places is T, the number of positions and uses per row; a use is (name, number
-    of the use under that name). The map has the name of its first use.
+    `bias` is the site added after each use; `places` is T, the number of positions and uses per row; a use is (name,
+    number of the use under that name). The map has the name of its first use.
     """
 
     name: str
@@ -48,11 +47,11 @@ class LinearMap:
 
 @dataclass(frozen=True)
 class JacobianPlan:
-    """How the Jacobian of some sites is computed: through linear maps, and directly for the rest.
+    """How the Jacobian of some sites is computed: through linear maps, and directly for the `rest`.
 
-    added is the shape of the output of each use for one row; reached and moved are the outputs (D,) that depend on a
-    linear map (on any site, if there is no map) and on any of the sites; activations are the numbers that a forward
-    pass holds for one row; eta (1, D) is the predictor of one row.
+    `added` is the shape of the output of each use for one row; `reached` and `moved` are the outputs (D,) that depend
+    on a linear map (on any site, if there is no map) and on any of the sites; `activations` are the numbers that a
+    forward pass holds for one row; `eta` (1, D) is the predictor of one row.
     """
 
     sites: tuple[str, ...]
@@ -75,7 +74,7 @@ class JacobianPlan:
 def linear_maps(problem: Problem, u: Values, sites: Sequence[str] | None = None) -> dict[str, LinearMap]:
     """The linear maps and convolutions whose weight is a latent site without other use, by name.
 
-    With `sites` only those with a weight or a bias among them, as `linear_factors` with the same sites.
+    With `sites`, only those with a weight or a bias among them.
     """
     return plan_of(problem, u, tuple(latent_names(problem) if sites is None else sites)).maps
 
@@ -103,9 +102,8 @@ def _run(problem: Problem, w: Mapping[str, Any], row: Any, handler: Any) -> tupl
 def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianPlan:
     """Make the plan by running the model on one row.
 
-    A weight is served by its linear maps if it is a site, is a coordinate of the Gaussian itself (its transform to the
-    coordinates of the program is the identity), and is used nowhere else. The same holds for a bias. All other sites
-    are rest.
+    A weight or a bias is computed through linear maps if it is a site, its transform to the coordinates of the program
+    is the identity, and it is used nowhere else.
     """
     program, system = problem.program, problem.system
     check_separable_rows(problem)
@@ -201,8 +199,8 @@ def _depends(problem: Problem, w: Mapping[str, Any], row: Any, names: Sequence[s
 class Factors:
     """Factors of R' J for some rows.
 
-    eta (B, D) is the predictor; maps has for each linear map its inputs (B, T, I) and gradients (B, A, T, O) for the
-    cotangents `active` (A,); rest (B, C, R) is for all C cotangents, of which `resting` reach only the rest.
+    `eta` (B, D) is the predictor; `maps` has for each linear map its inputs (B, T, I) and gradients (B, A, T, O) for
+    the cotangents `active` (A,); `rest` (B, C, R) is for all C cotangents, of which `resting` reach only the rest.
     """
 
     rows: slice
@@ -252,8 +250,8 @@ def linear_factors(
     """Factors of R' J in float64 for chunks of the rows of x (NumPy).
 
     The gradient of a map's weight in column c is sum_t a_t g_ct' (I, O), that of its bias sum_t g_ct. R is the identity
-    (C = D, the Jacobian itself) without `cotangents`. Reverse mode goes back no further than to `sites`, by default all
-    latent ones. `memory` bounds the bytes held besides the result, of which `extra` numbers a row are the caller's.
+    without `cotangents`. Reverse mode goes back no further than to `sites`, by default all latent ones. `memory` bounds
+    the bytes held besides the result, of which `extra` numbers a row are the caller's.
     """
     system = problem.system
     plan = plan_of(problem, u, tuple(latent_names(problem)) if sites is None else sites)
@@ -301,8 +299,8 @@ def linear_factors(
 def compiled(problem: Problem, plan: JacobianPlan, kind: str) -> Callable[..., Any]:
     """The function (values, rows, R) -> eta, inputs, gradients, rest, compiled once for each program, kind and sites.
 
-    kind is "maps" for everything, "rest" if no linear map is reached, "predictor" for eta alone. Everything is computed
-    row by row and then mapped over rows, so that all computation within a row belongs to that row.
+    `kind` is "maps" for everything, "rest" if no linear map is reached, "predictor" for eta alone. It is computed row
+    by row and mapped over rows.
     """
     program, system = problem.program, problem.system
 
@@ -355,8 +353,7 @@ def jacobians(
 ) -> Iterator[tuple[slice, np.ndarray, np.ndarray]]:
     """Rows, predictor (B, D) and its Jacobian (B, D, P) at u, for chunks of the rows of x (NumPy).
 
-    It takes one reverse pass per output, vectorised over rows, so that the cost of a row is D gradients. P is the flat
-    vector of latent sites, or the number of its increasing `positions`.
+    One reverse pass per output, vectorised over rows. P is the flat vector of latent sites, or its `positions`.
     """
     where = Where.of(problem, positions)
     plan = plan_of(problem, u, where.sites)

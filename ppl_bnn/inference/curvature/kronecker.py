@@ -1,19 +1,16 @@
 """The curvature of the data by Kronecker factors, one block for each tensor, and its combination with a prior.
 
 K-FAC (Martens and Grosse 2015) gives a weight (I, O) the curvature L (x) R. With one prior precision delta for the
-tensor the sum A = L (x) R + delta I keeps the eigenvectors of L (x) R, and everything is exact (Ritter et al. 2018).
-With any other prior A does not have that form: with precisions that differ within a tensor, and above all with the
-Kronecker factors of an earlier posterior, because a sum of two Kronecker products is not a Kronecker product. Then
-either the prior is refused, or (`nearest`) A is replaced by a matrix near it of the form
+tensor the sum A = L (x) R + delta I keeps its eigenvectors, and everything is exact (Ritter et al. 2018). Any other
+prior (precisions that differ within a tensor, Kronecker factors of an earlier posterior) is refused or, with `nearest`,
+A is replaced by
 
     B = U diag(b) U',   U = Q_l (x) Q_r,   b_i = (U' A U)_ii,
 
-Q_l and Q_r orthogonal. For a given basis U this b minimises KL(N(0, B^-1) || N(0, A^-1)), whose value is then
-(sum_i log b_i - log det A) / 2: the better the basis, the smaller that sum. It is computed for the eigenvectors of the
-data's factors, for those of the prior, and for those of the partial traces of A, each on either side, and the best pair
-is taken. It is exact if A has such eigenvectors. No other precision over the eigenvectors of the data is closer, the
-one with an averaged prior included. Separate eigenvalues in a Kronecker basis are those of George et al. (2018). The
-curvature between tensors is ignored, which again minimises that divergence. NumPy and SciPy only.
+Q_l and Q_r orthogonal. For a given basis U this b minimises KL(N(0, B^-1) || N(0, A^-1)), whose value is
+(sum_i log b_i - log det A) / 2. The best basis is chosen among the eigenvectors of the data's factors, of the prior,
+and of the partial traces of A, each on either side. Separate eigenvalues in a Kronecker basis are those of George et
+al. (2018). The curvature between tensors is ignored, which again minimises that divergence. NumPy and SciPy only.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ TensorPrior = np.ndarray | Rotated
 class KroneckerBlock:
     """The curvature left (x) right of a weight of shape (I, O), ravelled row by row: index i O + o.
 
-    left (I, I) and right (O, O) are symmetric, without negative eigenvalues; positions (I O,) are in the flat vector.
+    `left` (I, I) and `right` (O, O) have no negative eigenvalues; `positions` (I O,) are in the flat vector.
     """
 
     name: str
@@ -100,10 +97,9 @@ class DenseBlock:
 class KroneckerCurvature(DataCurvature):
     """H = multiplier * a block-diagonal matrix with one block per tensor, each decomposed once.
 
-    A prior is given as (P,) or (P, P), as for other structures, or as a dict, block -> prior of its tensor. A prior
-    that Kronecker factors cannot represent is refused or, with `nearest`, replaced, as the module docstring explains.
-    The basis of a block is then chosen for the first prior that it meets, and kept for all multiples of that one, so
-    that the Gaussian and the log-determinant are of the same matrix.
+    A prior is (P,), (P, P), or a dict, block -> prior of its tensor. One that Kronecker factors cannot represent is
+    refused or, with `nearest`, replaced (see the module). The basis of a block is chosen for its first prior, and kept
+    for all multiples of that, so that the Gaussian and the log-determinant are of the same matrix.
     """
 
     blocks: Sequence[KroneckerBlock | DenseBlock]
@@ -132,10 +128,9 @@ class KroneckerCurvature(DataCurvature):
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
         """The log-determinant as a function of factors and scale; a `KroneckerBlock` is in one group.
 
-        It uses the eigenvalues of each block that is within one group, and a Cholesky factor at each call for other
-        dense blocks. With `nearest` it is that of the matrix in which the data's curvature, too, is reduced to its
-        diagonal in the basis of the block. This is an upper bound of the log-determinant (Hadamard), so the evidence is
-        a lower bound.
+        Eigenvalues serve each block that is within one group, a Cholesky factor at each call other dense blocks. With
+        `nearest` the data's curvature, too, is reduced to its diagonal in the basis of the block: an upper bound
+        (Hadamard), so the evidence is a lower bound.
         """
         terms: list[Term] = []
         for block in self.blocks:
@@ -168,10 +163,7 @@ class KroneckerCurvature(DataCurvature):
     def _aligned(
         self, block: KroneckerBlock, prior: TensorPrior
     ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray, np.ndarray | float]:
-        """A basis (Q_l, Q_r) of a block, and the diagonals of H and of the prior in it, (I, O) or one number.
-
-        Raises `UnsupportedError` for a prior that has no such basis, unless `nearest` is set.
-        """
+        """A basis (Q_l, Q_r) of a block, and the diagonals of H and of the prior in it, (I, O) or one number."""
         if is_one_precision(prior):
             return block.rotations, self.multiplier * block.eigenvalues, float(diagonal_of(prior)[0])
         if not self.nearest:

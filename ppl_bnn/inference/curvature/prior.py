@@ -1,7 +1,4 @@
-"""The curvature of the prior, and checks for priors without one; written once over the protocol.
-
-The curvature is the Hessian of -log p(w(u)) - log |dw/du| in the flat vector of latent sites.
-"""
+"""The Hessian of -log p(w(u)) - log |dw/du| in the flat vector of latent sites, and checks for priors without one."""
 
 from __future__ import annotations
 
@@ -41,16 +38,15 @@ def _of_prior(problem: Problem, u: Values, name: str, derivative: Any) -> np.nda
 
 
 def prior_hessian(problem: Problem, u: Values) -> np.ndarray:
-    """Hessian of -log p(w(u)) - log |dw/du| in the flat vector of latent sites, (P, P), NumPy float64."""
+    """The Hessian of the module docstring, dense: (P, P), NumPy float64."""
     hessian = _of_prior(problem, u, "prior hessian", problem.system.hessian)
     return 0.5 * (hessian + hessian.T)
 
 
 def prior_curvature(problem: Problem, u: Values) -> np.ndarray:
-    """Hessian of -log p(w(u)) - log |dw/du|: its diagonal (P,) if it is diagonal, otherwise (P, P).
+    """The Hessian of -log p(w(u)) - log |dw/du|: its diagonal (P,) if it is diagonal, otherwise (P, P).
 
-    It is diagonal if every prior is independent over elements and depends on no other latent site. The Hessian times a
-    vector of ones is then the diagonal: one product, at the cost of two gradients.
+    It is diagonal if priors are independent over elements and sites. Its product with ones is then the diagonal.
     """
     program = problem.program
     if (
@@ -81,11 +77,9 @@ def _row_sums(problem: Problem, u: Values) -> np.ndarray:
 
 
 def site_curvatures(problem: Problem, u: Values) -> dict[str, TensorPrior] | None:
-    """The Hessian of -log p(w(u)) - log |dw/du| site by site; None if priors do not have it.
+    """Hessian of -log p(w(u)) - log |dw/du| by site; None for other priors, or priors that depend on a site.
 
-    A site is its diagonal (p,) if its elements are independent, a matrix (p, p) for a multivariate normal (or
-    log-normal) prior, and `Rotated` for `KroneckerNormal`, read from the distribution: no array has size (P, P). None
-    if a prior depends on another site, or a site has another prior.
+    A site is (p,) for independent elements, (p, p) for a multivariate (log-)normal, `Rotated` for `KroneckerNormal`.
     """
     program, to_numpy = problem.program, problem.system.to_numpy
     if not program.language or any(parents(problem, u).values()):
@@ -114,10 +108,9 @@ def site_curvatures(problem: Problem, u: Values) -> dict[str, TensorPrior] | Non
 
 
 def parents(problem: Problem, u: Values) -> dict[str, set[str]]:
-    """For each latent site, the latent sites on which its prior depends.
+    """For each latent site, the latent sites on which its prior depends, also through data.
 
-    They are found by evaluation, once for each program: one site is moved, and each other is scored at its own
-    coordinates. A dependence through data is detected. One that does not change the density at u is not.
+    Each site is moved, and the others are scored. A dependence that does not change the density at u is missed.
     """
 
     def find() -> dict[str, set[str]]:
@@ -138,10 +131,7 @@ def parents(problem: Problem, u: Values) -> dict[str, set[str]]:
 
 
 def site_densities(problem: Problem, u: Values) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Log prior density and log |dw/du| of each latent site, NumPy.
-
-    The log prior density is element by element, or one number if elements depend on each other.
-    """
+    """Log prior density (by element; one number if elements depend on each other) and log |dw/du|, by site."""
     program, system = problem.program, problem.system
 
     def densities(values: Any, x: Any, y: Any) -> dict[str, Any]:
@@ -173,13 +163,10 @@ _FAR = (-10.0, -20.0, -30.0, -40.0)
 def check_bounded(problem: Problem, u: Values, ignore: Sequence[str] = ()) -> None:
     """Refuse models whose joint density has no mode, because a scale can go to zero with the sites that it scales.
 
-    If w_i ~ N(0, s^2), i = 1..K, with s sampled too, the density at w = 0 grows as s^-K when s goes to zero. With
-    log s = u and a density of s that is positive at zero it is exp(-(K - 1) u), without bound, whatever the data are.
-    Each site with dependents, but for those of `ignore`, is moved to -10, -20, -30, -40 in its coordinates, and its
-    dependents to their locations. The log prior is unbounded if it grows by the same amount, to a hundredth, each time,
-    and the density of the dependents at their locations grows too. A site that affects only locations leaves that
-    density unchanged: under a joint normal prior, whose log density is nearly linear far from its centre, every site
-    but the last is such a site.
+    If w_i ~ N(0, s^2), i = 1..K, with s = exp(u) sampled too and a density that is positive at zero, the joint density
+    at w = 0 is exp(-(K - 1) u), without bound. So each site with dependents (but for `ignore`) is moved to -10, -20,
+    -30, -40, and its dependents to their locations. The log prior is unbounded if it grows by the same amount each
+    time, and the density of the dependents grows too. A site that affects only locations leaves that unchanged.
     """
     program, system = problem.program, problem.system
     family = parents(problem, u)
@@ -224,10 +211,7 @@ def _location(site: TracedSite) -> Any:
 
 
 def check_smooth(problem: Problem) -> None:
-    """Refuse Laplace priors, whose log density has a kink at modes.
-
-    The edges of a uniform prior are allowed: in unconstrained coordinates they are at infinity.
-    """
+    """Refuse Laplace priors, whose kinks are at modes. Edges of a uniform prior are at infinity in u."""
     for site in problem.program.latents:
         if site.family in ("Laplace", "SoftLaplace", "AsymmetricLaplace"):
             where = f"site {site.name!r}"

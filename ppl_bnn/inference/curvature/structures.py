@@ -1,12 +1,10 @@
 """Precision matrices of Laplace approximations: from the curvature of the data to Gaussians and log-determinants.
 
-The precision of a Laplace approximation is A = H + Lambda: H, the curvature of the data (a Gauss-Newton matrix, a
-Fisher matrix, a Hessian), and Lambda, that of the prior. There is one class per structure of H. Each gives the Gaussian
-N(0, A^-1) (`gaussian`) and log det(s H + diag(tau Lambda)) as a function of factors s and tau (`determinant`), by which
-the evidence chooses hyper-parameters (MacKay 1992; Immer et al. 2021). Data and prior are combined only there, so that
-one decomposition of H serves all hyper-parameters. Decompositions are computed when first needed and kept:
-eigenvalues once for all factors, Gram matrices for all priors that are multiples of each other. Several groups under a
-full matrix share no decomposition and are factorised again at each step. NumPy and SciPy only.
+The precision is A = H + Lambda: H, the curvature of the data, and Lambda, that of the prior. Each class, one per
+structure of H, gives the Gaussian N(0, A^-1) (`gaussian`) and log det(s H + diag(tau Lambda)) as a function of factors
+s and tau (`determinant`), by which the evidence chooses hyper-parameters (MacKay 1992; Immer et al. 2021).
+Decompositions of H are computed when first needed and kept for all hyper-parameters. Several groups under a full matrix
+share none, and are factorised again at each step. NumPy and SciPy only.
 """
 
 from __future__ import annotations
@@ -40,10 +38,9 @@ Term = Callable[[np.ndarray, float], tuple[float, np.ndarray]]
 class LogDeterminant:
     """log det(scale H + diag(factors[groups] prior)) as a function of factors (G,) and scale, all positive.
 
-    A call returns the value and gamma (G,), the effective number of parameters of each group:
-    gamma_g = sum over i in g of 1 - factors_g prior_i (A^-1)_ii, so that the sum of gamma is tr(scale H A^-1) and
-    P_g - gamma_g is the derivative of the value in log factors_g. Groups above the largest one are empty. Raises
-    `CurvatureError` if the matrix is not positive definite.
+    A call returns the value and gamma (G,), the effective number of parameters of each group, gamma_g = sum over i in g
+    of 1 - factors_g prior_i (A^-1)_ii. So sum(gamma) = tr(scale H A^-1), and P_g - gamma_g is the derivative of the
+    value in log factors_g. Raises `CurvatureError` if the matrix is not positive definite.
     """
 
     terms: tuple[Term, ...]
@@ -58,10 +55,7 @@ class LogDeterminant:
 
     @cached_property
     def eigenvalues(self) -> np.ndarray | None:
-        """Eigenvalues of prior^-1/2 H prior^-1/2 if one decomposition serves every call, else None.
-
-        For `FactorCurvature` these are the eigenvalues of the dual; the others are zero.
-        """
+        """Nonzero eigenvalues of prior^-1/2 H prior^-1/2, if one decomposition serves every call, else None."""
         found = [term.data / term.prior for term in self.terms if isinstance(term, Spectrum)]
         if len(found) < len(self.terms) or any(not np.all(np.isfinite(part)) for part in found):
             return None
@@ -202,8 +196,8 @@ class FullCurvature(DataCurvature):
 class FactorCurvature(DataCurvature):
     """H = multiplier * B' B with factor B (M, P): few rows of data, or few eigenpairs.
 
-    With M < P and a positive diagonal prior all computations are on M x M matrices (Woodbury); otherwise they are those
-    of `FullCurvature`.
+    With M < P and a positive diagonal prior all computations are on M x M matrices (Woodbury), else as in
+    `FullCurvature`.
     """
 
     factor: np.ndarray
@@ -334,8 +328,7 @@ def dense_term(
 ) -> Term:
     """The log-determinant for multiplier * matrix (P, P): by eigenvalues for one group and a positive prior.
 
-    `known` keeps the eigenvalues (of the matrix itself) and their prior between calls. Otherwise there is a Cholesky
-    factor at each call.
+    `known` keeps the eigenvalues of the matrix and their prior. Otherwise there is a Cholesky factor at each call.
     """
     group = int(groups[0])
     if not (np.all(groups == group) and np.all(prior > 0.0)):
