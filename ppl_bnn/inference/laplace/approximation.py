@@ -1,8 +1,4 @@
-"""The Gaussian N(u_MAP, A^-1) of a Laplace approximation, and its predictions.
-
-Prediction is linearised by default (Immer et al. 2021): eta(u) = eta(u_MAP) + J (u - u_MAP). A Gauss-Newton posterior
-is the posterior of that linear model, and its draws fit badly if they go through the network itself.
-"""
+"""The Gaussian N(u_MAP, A^-1) of a Laplace approximation, and its predictions, linearised by default."""
 
 from __future__ import annotations
 
@@ -33,22 +29,9 @@ _KINDS = (*KINDS, "sampled")
 class LaplaceGaussian(Approximation):
     """N(mode, A^-1) over some or all positions of the latent sites. Everything else stays at its value.
 
-    Parameters
-    ----------
-    mode : dict of ndarray
-        Name -> array over the latent sites, in the order of the program.
-    covariance
-        A Gaussian of `gaussians.py`.
-    held : dict of ndarray
-        The parameters without a prior.
-    positions : ndarray or None
-        The positions (Q,) that the Gaussian is over; None for the whole flat vector.
-    factors : dict of ndarray
-        Site -> factor on the precision of its prior, if the fit tuned it.
-    noise : float or None
-        The known noise, if the fit tuned it.
-    predictives : tuple of str
-        Kinds of prediction, the default first.
+    `held` has the parameters without a prior; `positions` (Q,) of the Gaussian are None for the whole flat vector. If
+    tuned, `factors` multiply the precisions of priors by site, and `noise` is the known noise. `predictives` are the
+    kinds of prediction, the default first.
     """
 
     mode: dict[str, np.ndarray]
@@ -83,7 +66,7 @@ class LaplaceGaussian(Approximation):
         return self._unravel(flat) | held
 
     def log_prob(self, u: Values) -> np.ndarray:
-        """Log density of the positions that the Gaussian is over; draws differ from the mode only there."""
+        """Log density of the positions that the Gaussian is over."""
         deviation = ravel(u, self.mode, lead=1) - self.flat_mode
         return self.covariance.log_prob(deviation[:, self._where])
 
@@ -100,13 +83,7 @@ class LaplaceGaussian(Approximation):
         return with_precision_factors(model, self.factors, self.noise)
 
     def as_prior(self) -> GaussianPrior:
-        """The Gaussian over all latent sites.
-
-        Raises
-        ------
-        UnsupportedError
-            The Gaussian is over some of the weights only, and does not cover the others.
-        """
+        """The Gaussian over all latent sites; `UnsupportedError` if it does not cover all of them."""
         if self.positions is not None:
             expected, got = "a Gaussian over all weights", "one over some of them"
             raise UnsupportedError.of("with_prior", expected, got, "Laplace(weights='all')")
@@ -170,7 +147,7 @@ class LaplaceGaussian(Approximation):
         return bool(computed_names(problem))
 
     def weight_draws(self, problem: Problem, u: Values) -> dict[str, np.ndarray]:
-        """Weights that the program computes from latent sites, linearised about the mode (see `computed_weights`)."""
+        """Weights that the program computes from latent sites, linearised about the mode."""
         return linearised_weights(problem, self.centre(), u) if self.computes_weights(problem) else {}
 
     def linearised(self, problem: Problem, x: Any, memory: int = 2**28) -> tuple[np.ndarray, np.ndarray]:
@@ -213,7 +190,7 @@ class LaplaceGaussian(Approximation):
         return {name: place[at] for name, at in slices.items() if inside[at].all()}
 
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
-        """The prediction of the linearised predictor, without draws of weights. See `linearised.py` for the kinds."""
+        """The prediction without draws of weights. See `linearised.py` for the kinds."""
         if kind == "sampled":
             return None
         likelihood = problem.program.likelihood

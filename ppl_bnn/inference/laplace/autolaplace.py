@@ -1,7 +1,7 @@
 """A thin wrapper of the systems' own AutoLaplaceApproximation: the precision at a mode, or a named error.
 
-Both guides invert the exact Hessian of the log joint, and both fail on networks: NumPyro's can return draws without
-variance (equal to the MAP), Pyro's raises in Cholesky. Here both cases raise an error.
+Both guides invert the exact Hessian, and both fail on networks: NumPyro's can return draws without variance, Pyro's
+raises in Cholesky. Here both cases raise an error.
 """
 
 from __future__ import annotations
@@ -21,17 +21,14 @@ Guide = tuple[Callable[[Any], Mapping[str, Any]], Callable[[Any], np.ndarray]]
 
 
 def check_all_have_priors(problem: Problem) -> None:
-    """Raise `UnsupportedError` if a parameter has no prior: the guides support random variables only."""
+    """Raise `UnsupportedError` if a parameter has no prior, which the guides do not support."""
     if problem.program.params:
         where, got = "Laplace(engine='guide')", "point estimates (priors.Point)"
         raise UnsupportedError.of(where, "priors on all weights", got, "engine='curvature'")
 
 
 def guide_gaussian(problem: Problem, u: Values) -> Full:
-    """The Gaussian over the flat vector that the system's own guide has at the mode u.
-
-    Raises `CurvatureError` if the Hessian is not positive definite.
-    """
+    """The Gaussian of the system's guide at the mode u; `CurvatureError` if the Hessian is not positive definite."""
     system, mode = problem.system, flat_latents(problem, u)
     failed = f"{system.name}'s AutoLaplaceApproximation failed"
     advice = "engine='curvature', whose Gauss-Newton matrix is never indefinite"

@@ -6,9 +6,8 @@ site `<name>`. A Gaussian over (e, log s) approximates the linearisation
 
     w(u) = w(u*) + J_w (u - u*)
 
-but not w itself: where the data determine w, e and s move along the hyperbola s e = w, and the Gaussian along its
-tangent, which leaves the hyperbola. If draws of the Gaussian go through the product itself, weights are far too wide.
-So weights of a Laplace approximation are linearised (the delta method), as its predictor is by default.
+but not w: where the data determine w, e and s move along the hyperbola s e = w, and the Gaussian along its tangent.
+Draws through the product would be far too wide, so weights are linearised (the delta method), as the predictor is.
 """
 
 from __future__ import annotations
@@ -89,8 +88,8 @@ def given(weights: Values) -> dict[str, np.ndarray]:
 def linearisation_error(problem: Problem, centre: Values, u: Values) -> tuple[float, float]:
     """How far computed weights are from their linearisation at draws u, the worst over all tensors.
 
-    The root mean squares of w(u) minus its linearisation and of w(u) minus w(centre), both over that of the
-    linearisation minus w(centre).
+    Root mean squares of w(u) minus its linearisation and of w(u) - w(centre), over that of the linearisation -
+    w(centre).
     """
     exact, linear = computed_weights(problem, u), linearised_weights(problem, centre, u)
     at = computed_weights(problem, {name: np.asarray(value)[None] for name, value in centre.items()})

@@ -5,22 +5,19 @@ prior, the Laplace approximation of the evidence (MacKay 1992; Bishop, PRML 5.7)
 
     log p(D | tau, s) = log p(D | u, s) + log p(u | tau) + P/2 log 2 pi - 1/2 log det A,    A = s H + Lambda.
 
-tau_g > 0 multiplies the prior's precision in group g, and s > 0 the precision of Gaussian noise. Both are relative to
-the model as written (1 leaves it unchanged). With q_g = sum_{i in g} prior_i (u_i - loc_i)^2, P_g weights in
-group g, and gamma_g = sum_{i in g} (1 - tau_g prior_i (A^-1)_ii), its effective number of parameters,
+tau_g > 0 multiplies the prior's precision in group g, and s > 0 the precision of Gaussian noise; 1 leaves the model
+unchanged. With q_g = sum_{i in g} prior_i (u_i - loc_i)^2, P_g weights in group g, and its effective number of
+parameters gamma_g = sum_{i in g} (1 - tau_g prior_i (A^-1)_ii),
 
     d / d log tau_g = (gamma_g - tau_g q_g) / 2,    d / d log s = (N K - sum_g gamma_g - s chi^2) / 2,
 
 where chi^2 = sum of (precision x squared residual) over the N K targets. MacKay's updates set these to zero one
 by one: tau_g <- gamma_g / q_g, s <- (N K - gamma) / chi^2.
 
-While u and H stay fixed and H is positive semidefinite, the function is concave in (log tau, log s): det A is a sum of
-products of principal minors of H, none negative, with powers of s and tau, so log det A is a log-sum-exp of linear
-functions. So there is one maximum, and the fixed point and direct maximisation agree. They differ only if u is found
-again for new factors (`alternate`, `marginal_mode`): the fixed point ignores how the change of u changes H. That effect
-is zero in a linear model but not in a network. Immer et al. (2021) take such updates during training.
-
-Everything is NumPy in float64.
+While u and H stay fixed and H is positive semidefinite, the function is concave in (log tau, log s), because log det A
+is a log-sum-exp of linear functions. So the fixed point and direct maximisation agree. They differ only if u is found
+again for new factors (`alternate`, `marginal_mode`): the fixed point ignores how the change of u changes H, which is
+zero in a linear model only (Immer et al. 2021). Everything is NumPy in float64.
 
 References
 ----------
@@ -46,11 +43,10 @@ LOG_TWO_PI = float(np.log(2.0 * np.pi))
 
 
 def groups_of(sites: Sequence[tuple[str, int]], per: str = "global") -> tuple[np.ndarray, tuple[str, ...]]:
-    """Which weights share one factor: the group of each entry of the flat vector, (P,), and the names of the groups.
+    """The group of each entry of the flat vector, (P,), whose weights share a factor, and the names of the groups.
 
-    sites are (name, number of entries) in the order of the flat vector. "global" puts all weights into one group,
-    "tensor" each site into its own, "layer" sites whose names agree up to the last dot (`hidden0.weight` and
-    `hidden0.bias`), "weight" each entry (automatic relevance determination).
+    `sites` are (name, number of entries). "global" is one group, "tensor" one per site, "layer" one per name up to the
+    last dot, "weight" one per entry (automatic relevance determination).
     """
     if per == "weight":
         entries = tuple(
@@ -71,8 +67,8 @@ def groups_of(sites: Sequence[tuple[str, int]], per: str = "global") -> tuple[np
 class GaussianNoise:
     """The terms of the evidence for Gaussian noise whose precision is scaled by s, over `targets` = N K targets.
 
-    log p(D | u, s) = -s misfit / 2 + (targets log s + log_precision - targets log 2 pi) / 2, with misfit = chi^2, the
-    sum of precision x squared residual, and log_precision the sum of the log precisions, at s = 1.
+    log p(D | u, s) = -s misfit / 2 + (targets log s + log_precision - targets log 2 pi) / 2, with misfit = chi^2 and
+    log_precision the sum of the log precisions, at s = 1.
     """
 
     targets: int
@@ -96,7 +92,7 @@ class EvidenceState:
     """The log evidence at some factors, gamma (G,), and the upward and downward terms of each log coordinate.
 
     The coordinates are the log factors of the groups and, last, log s. The gradient is half the difference of the
-    terms, and MacKay's update changes a coordinate by the factor that is their ratio.
+    terms; MacKay's update multiplies by their ratio.
     """
 
     value: float
@@ -114,21 +110,10 @@ class EvidenceState:
 class Evidence:
     """The Laplace approximation of the log evidence at one mode, as a function of factors (G,) and noise factor s.
 
-    Tuned groups have the Gaussian prior N(loc_i, 1 / (tau_g prior_i)). Held groups keep the factor 1, such as a sampled
-    noise scale with a prior that is not Gaussian.
-
-    Parameters
-    ----------
-    determinant : callable
-        (factors, scale) -> log det A and gamma (G,). It may have `eigenvalues`, those of H relative to the prior.
-    groups, prior, mode, location : ndarray
-        Over the flat vector, (P,) each: the group, the precision of the prior, the mode, the mean of the prior.
-    likelihood : GaussianNoise or float
-        log p(D | u) if there is no noise to tune.
-    names, held : tuple of str
-        Names of the groups, and of the held ones.
-    log_prior_held : float
-        The log density of the held groups at the mode, all constants included.
+    Tuned groups have the prior N(loc_i, 1 / (tau_g prior_i)); `held` groups keep the factor 1, and `log_prior_held` is
+    their log density at the mode. `determinant` maps (factors, scale) to log det A and gamma (G,). `groups`, `prior`
+    (precisions), `mode` and `location` are over the flat vector, (P,). `likelihood` is log p(D | u) without noise to
+    tune.
     """
 
     determinant: Callable[[np.ndarray, float], tuple[float, np.ndarray]]

@@ -298,10 +298,7 @@ class LaplaceFit:
         return find_mode(self.problem, progress=self.progress, **settings)
 
     def _check_start(self, mode: Mode, gaussian: FlatGaussian, positions: np.ndarray) -> Mode:
-        """A point that was taken as the mode, with the gain of a Newton step.
-
-        If the log joint is quadratic, the gain is the distance to its maximum, and so the error of the log evidence.
-        """
+        """A point taken as the mode, with the gain of a Newton step: the error of a quadratic log evidence."""
         if mode.rise is not None:
             return mode
         _, gradient = self.refinement.value_and_grad(flat_vector.flat_sites(self.problem, mode.u))
@@ -457,10 +454,7 @@ class LaplaceFit:
         return gaussian
 
     def kronecker_prior(self, curvature: KroneckerCurvature, prior: Prior) -> Any:
-        """The prior in the form that `prior_approximation` requires, with a warning.
-
-        For "mean" this is one precision for each weight matrix.
-        """
+        """The prior as `prior_approximation` requires it ("mean": one precision per weight), with a warning."""
         kind, by_name = self.method.prior_approximation, isinstance(prior, Mapping)
         weights: dict[Any, TensorPrior] = {}
         for block in curvature.blocks if kind else ():

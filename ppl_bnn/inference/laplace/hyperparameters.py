@@ -1,8 +1,7 @@
 """The evidence of a problem at a mode: from a program and its curvature to the inputs of `evidence.py`.
 
-The tuned quantities are factors on the precisions of Normal priors, by groups of weights, and a factor on the precision
-of Gaussian noise. The evidence is log p(D | held sites), that of the coordinates of the Gaussian: it does not include
-the prior density of sites that are held at a value.
+Factors on the precisions of Normal priors, by groups of weights, and on the precision of Gaussian noise are tuned. The
+evidence is log p(D | held sites): it does not include the prior density of sites that are held at a value.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def log_likelihood(problem: Problem, u: Values) -> float:
 def log_prior(problem: Problem, u: Values, positions: np.ndarray) -> float:
     """The log prior density (with log |dw/du|) of the positions of the flat vector, at u.
 
-    Raises `UnsupportedError` if the positions are part of a site whose elements depend on each other.
+    `UnsupportedError` if the positions are part of a site whose elements depend on each other.
     """
     if not len(positions):
         return 0.0
@@ -90,7 +89,7 @@ def noise_sites(problem: Problem, u: Values) -> tuple[str, ...]:
         outputs = len(eta) // 2
         if eta[:outputs].all() and not eta[outputs:].all():
             found.append(name)
-    # The outputs that a site affects are the same at every u, but they cannot be detected where the network overflows.
+    # The outputs that a site affects are the same at every u, but not detectable where the network overflows.
     if finite(w).all():
         known["all"] = tuple(found)
     return tuple(found)
@@ -106,10 +105,7 @@ class TunableNoise:
 
 
 def gaussian_noise(problem: Problem, u: Values) -> TunableNoise:
-    """The noise of a Gaussian likelihood, for tuning, at the mode u.
-
-    Raises `UnsupportedError` for a likelihood without one noise for all rows, or a noise that is computed from sites.
-    """
+    """The noise of a Gaussian likelihood at the mode u; `UnsupportedError` unless it is one noise for all rows."""
     program, system = problem.program, problem.system
     where, got = "Laplace(noise='evidence')", type(program.likelihood).__name__
     if not isinstance(program.likelihood, Gaussian):
@@ -137,16 +133,8 @@ def gaussian_noise(problem: Problem, u: Values) -> TunableNoise:
 class Tuning:
     """Which weights of a problem share a factor, and how a mode and an evidence follow from factors.
 
-    Parameters
-    ----------
-    problem : Problem
-        The model and its data.
-    positions, groups : ndarray
-        The positions of the flat vector of latent sites that the Gaussian is over, and the group of each, (Q,).
-    names, held : tuple of str
-        Names of the groups, (G,), and of those whose priors are not Normal, and stay unchanged.
-    location, precision : ndarray
-        Of the Normal priors, (Q,).
+    `positions` (Q,) of the Gaussian have `groups` (Q,), named `names` (G,). Those in `held` have no Normal prior and
+    stay unchanged. `location` and `precision` (Q,) are those of the Normal priors.
     """
 
     problem: Problem
@@ -159,9 +147,9 @@ class Tuning:
 
     @classmethod
     def of(cls, problem: Problem, u: Values, positions: np.ndarray, per: str) -> Tuning:
-        """Groups over the sites with Normal priors; per "none" leaves all priors unchanged.
+        """Groups over the sites with Normal priors, by `per`; "none" leaves all priors unchanged.
 
-        Raises `UnsupportedError` if there is no Normal prior to tune, or priors depend on other sites.
+        `UnsupportedError` if there is no Normal prior to tune, or priors depend on other sites.
         """
         sites = problem.program.sites
         inside = {name: chosen for name, chosen in _inside(problem, positions).items() if chosen.any()}

@@ -1,12 +1,4 @@
-"""The Laplace approximation: a Gaussian at the mode, with the curvature of the log joint as its precision.
-
-The Gaussian is N(u_MAP, A^-1) with A = H + Lambda. H is the curvature of the data (Gauss-Newton, empirical Fisher or
-Hessian) and Lambda that of -(log prior + log |dw/du|), in unconstrained coordinates (MacKay 1992; Daxberger et al.
-2021). Noise is at its joint mode, tuned by the evidence, or part of the Gaussian: the predictor is (f, log noise), with
-its Fisher block. Prediction is linearised by default (Immer et al. 2021): eta(u) = eta(u_MAP) + J (u - u_MAP). A
-Gauss-Newton posterior is the posterior of that linear model, and its draws fit badly if they go through the network
-itself.
-"""
+"""The Laplace approximation: a Gaussian at the mode, with the curvature of the log joint as its precision."""
 
 from __future__ import annotations
 
@@ -41,10 +33,7 @@ class Laplace(Method):
 
     The posterior is approximated by N(u_MAP, A^-1) with A = H + Lambda, in unconstrained coordinates u. H is the
     curvature of the data at the mode and Lambda that of -(log prior + log |dw/du|). Prediction is linearised by
-    default, eta(u) = eta(u_MAP) + J (u - u_MAP).
-
-    The mode is part of the method, so prior, noise and loss agree by construction. The parameters of its training are
-    those of `MAP`.
+    default, eta(u) = eta(u_MAP) + J (u - u_MAP). The mode is found by the method itself, with the parameters of `MAP`.
 
     Parameters
     ----------
@@ -83,16 +72,14 @@ class Laplace(Method):
     marginal : sequence of str
         Sites (scales of priors, noise) that are set to the maximum of evidence times hyper-prior, by an outer search.
     prior_approximation : {None, "mean", "kron"}
-        For a Kronecker structure and a prior that is not one precision for each weight matrix (one that differs within
-        it, or the Kronecker factors of an earlier posterior). None refuses such a prior. "kron" takes the nearest
-        precision with Kronecker eigenvectors (see `kronecker.py`). "mean" takes the average of the prior's precisions.
-        Both are reported.
+        For a Kronecker structure and a prior that is not one precision for each weight matrix. None refuses it. "kron"
+        takes the nearest precision with Kronecker eigenvectors (see `kronecker.py`), "mean" the average precision.
     engine : {"curvature", "guide"}
         "curvature" is this implementation, in both systems. "guide" is the system's AutoLaplaceApproximation, with the
-        exact Hessian. Its failures become named errors, and its draws go through the network.
+        exact Hessian; its draws go through the network.
     repair : {None, "clip"}
-        "clip" sets negative eigenvalues of the prior's Hessian (Student-t, mixtures), and those of an exact Hessian, to
-        zero, which widens the approximation there. This gives a warning.
+        "clip" sets negative eigenvalues of the prior's Hessian (Student-t, mixtures), and of an exact Hessian, to zero,
+        with a warning. This widens the approximation.
     predictive : str or None
         Kind of prediction: "sampled", or a kind of `linearised.py`. None takes the default.
     steps, learning_rate, tolerance, polish
@@ -101,8 +88,7 @@ class Laplace(Method):
         Where the training of the mode starts. A network trained elsewhere (a `torch.nn.Module`, Flax parameters; for
         `bnn.module` the network itself, Equinox too) is a start. What it lacks, such as the noise, is optimised.
     optimise : bool
-        False takes `start` as the mode: a posterior at its centre. A posterior without a centre (chains, particles,
-        ensembles, mixtures) is refused.
+        False takes `start` as the mode: a posterior at its centre. Chains, particles, ensembles and mixtures have none.
     memory : int
         Bytes that intermediate results may take.
     restarts : int
@@ -112,10 +98,8 @@ class Laplace(Method):
 
     Raises
     ------
-    InputError
-        Impossible arguments.
-    UnknownNameError
-        An unknown name of an option.
+    InputError, UnknownNameError
+        Impossible arguments, or an unknown name of an option.
     UnsupportedError
         Combinations of options that are not defined.
     CurvatureError
@@ -125,12 +109,11 @@ class Laplace(Method):
 
     Notes
     -----
-    `info.figures` has "log_evidence", log p(D | what is held at a value), in the units of the fit;
+    A Gauss-Newton posterior is the posterior of the linearised network. Its draws fit badly through the network itself
+    (Immer et al. 2021). `info.figures` has "log_evidence", log p(D | what is held at a value), in the units of the fit;
     "effective_parameters", gamma = tr(H A^-1); if tuned, "prior_factor/..." and "noise"; "newton_gain", for a start
     that is taken as the mode, the error of the log evidence in nats; "computed_weights_remainder", how far weights that
     the program computes (scale times base) are from their linearisation, which draws and sampled predictions use.
-
-    There are warnings if a point is not a mode, or if tuning did not converge.
 
     References
     ----------

@@ -7,22 +7,18 @@ A linearised network is such a Gaussian (MacKay 1992; Immer et al. 2021). A like
 Kinds, the default first (all but "linearised" exist for class labels only):
 
 "linearised"
-    The integral itself: closed form, or a quadrature with a stated error if the integrand has one dimension (one
-    logit, one log noise), or quasi-Monte Carlo. It converges to the exact integral; the others do not. With uncertain
-    noise the quadrature is over log noise: given log noise both f and y are normal, and the nodes give a mixture of
-    normals, without draws, without Monte Carlo error, and with the same bits each time.
+    The integral itself: closed form, a quadrature with a stated error if the integrand has one dimension (one logit,
+    one log noise), or quasi-Monte Carlo. With uncertain noise the quadrature is over log noise, given which f and y are
+    normal: its nodes give a mixture of normals.
 "probit"
     One logit: p = sigmoid(kappa(s^2) f), kappa(s^2) = (1 + pi s^2 / 8)^(-1/2) (Spiegelhalter and Lauritzen 1990; MacKay
     1992), within 0.02 of the integral. Several logits: softmax(kappa(s_c^2) f_c), with the variances alone. It
-    depends on a shift that all logits share, though softmax does not. It is good if logits are nearly independent with
-    similar variances, too flat if they are correlated, and too confident if the largest logit is much better known than
-    the others.
+    depends on a shift that all logits share. It is too flat if logits are correlated, and too confident if the
+    largest logit is much better known than the others.
 "probit_covariance" (several logits)
     p_c proportional to 1 / sum_j exp(-(f_c - f_j) kappa(s_cc + s_jj - 2 s_cj)): the probit approximation for each
     difference of two logits, combined as if these were independent (Daunizeau 2017, arXiv:1703.00091; the
-    third form of Lu, Ie and Sha 2021, arXiv:2006.07584), then normalised, because it does not sum to one for more
-    than two classes. It is invariant under a shift that all logits share. For two classes it is the probit of their
-    difference. It is good if covariances matter and draws are too expensive.
+    third form of Lu, Ie and Sha 2021, arXiv:2006.07584), then normalised. A shift that all logits share has no effect.
 "bridge"
     The Laplace bridge (MacKay 1998; Hobbhahn, Kristiadi and Hennig 2022): the Dirichlet whose own Laplace
     approximation in the softmax basis has this mean and these variances. The Gaussian is first conditioned on logits
@@ -30,19 +26,15 @@ Kinds, the default first (all but "linearised" exist for class labels only):
 
         alpha_c = (1 - 2 / C + exp(m_c) sum_j exp(-m_j) / C^2) / V_cc,      p = alpha / sum(alpha).
 
-    Covariances are dropped. With more than two classes a vanishing covariance does not give softmax(f). It is good for
-    a distribution over p at once, with few classes. One logit is treated as the two logits (-f/2, f/2) with variance
-    s^2 / 4 each: Beta((1 + exp(f)) / s^2, (1 + exp(-f)) / s^2), whose mean is sigmoid(f) for any s. Only the
-    decomposition of its entropy depends on s.
+    Covariances are dropped. With more than two classes a vanishing covariance does not give softmax(f). One logit is
+    treated as the two logits (-f/2, f/2) with variance s^2 / 4 each, whose mean is sigmoid(f) for any s.
 "bridge_norm"
-    "bridge" after m / sqrt(v), V / v with v = mean_c(V_cc) sqrt(2 / C), after which the mean variance is sqrt(C / 2).
-    This is a correction of laplace-torch for large variances, which the bridge does not turn into flat probabilities.
-    If variances are smaller than sqrt(C / 2) it makes logits larger, without bound, and should not be used.
+    "bridge" after m / sqrt(v), V / v with v = mean_c(V_cc) sqrt(2 / C), a correction of laplace-torch for large
+    variances. If variances are smaller than sqrt(C / 2) it makes logits larger, without bound: do not use it there.
 
 The approximations are one component of class probabilities. Its `epistemic_within` is H(p) - E[H], with the expected
-entropy E[H] of the Dirichlet in closed form, or for the probit kinds that of the Gaussian itself, by the
-quadrature or quasi-Monte Carlo of "linearised". As p is approximate, H(p) may be smaller than E[H], which happens for
-"probit" with several logits. All of the entropy is then aleatoric and the epistemic part 0.
+entropy E[H] of the Dirichlet in closed form, or for the probit kinds that of the Gaussian, by the quadrature of
+"linearised". If the approximate H(p) is smaller than E[H], the epistemic part is 0.
 """
 
 from __future__ import annotations
@@ -81,45 +73,23 @@ def kinds_of(likelihood: Any) -> tuple[str, ...]:
 def predictive(
     likelihood: Any, mean: Any, covariance: Any, kind: str, *, draws: int = DRAWS, seed: int = 0
 ) -> Prediction:
-    """The prediction of y from eta ~ N(mean, covariance), row by row. The module docstring explains the kinds.
+    """The prediction of y from eta ~ N(mean, covariance), row by row, with mean (N, D) and covariance (N, D, D).
 
-    For "linearised":
+    The covariance may be singular. `draws` and `seed` are those of quasi-Monte Carlo. For "linearised":
 
     - Gaussian and HeteroscedasticGaussian with known noise: one normal N(f_k, var(f_k) + noise_k^2) per output, exact.
-    - The same with uncertain noise that moves in one direction (one output, or one noise that all outputs
-      share): a mixture over log noise, f being normal given it. The distribution function is within 1e-8 of
-      the exact one. A standard deviation of log noise near 18, where the variance of y overflows, is refused.
+    - The same with noise uncertain in one direction (one output, or one noise that all outputs share): a mixture over
+      log noise. The distribution function is within 1e-8 of the exact one. A standard deviation of log noise near 18,
+      where the variance of y overflows, is refused.
     - Bernoulli: a mixture over the logit. Probability and expected entropy are within 1e-9 for a standard deviation of
       the logit up to 250. Beyond that, the 4096 nodes are kept and the error is below 1e-3.
     - Censored: as its base.
-    - All others (Categorical, several independent noises, any other likelihood): a mixture over scrambled Sobol points
-      (Owen 1998). All rows use the same points. The error falls nearly as 1 / draws.
+    - All others: a mixture over scrambled Sobol points (Owen 1998), the same for all rows; the error falls nearly as
+      1 / draws.
 
-    With several outputs the first two are exact for each output. Their components ignore the correlation of the f_k,
-    so `log_prob` of a whole row is that of independent outputs given the noise. `joint_predictive` gives the
-    covariances.
-
-    Parameters
-    ----------
-    likelihood
-        The likelihood.
-    mean : array
-        (N, D).
-    covariance : array
-        (N, D, D), symmetric and positive semidefinite. It may be singular.
-    kind : str
-        The kind of prediction, one of `kinds_of(likelihood)`.
-    draws : int
-        Points of quasi-Monte Carlo.
-    seed : int
-        The seed of the scrambling of Sobol points.
-
-    Raises
-    ------
-    InputError
-        A mean or a covariance that is not finite.
-    CurvatureError
-        A covariance that is indefinite, or a bridge without variance.
+    With several outputs the first two are exact for each output, and `log_prob` of a whole row ignores the correlation
+    of the f_k (see `joint_predictive`). Raises `InputError` for values that are not finite, `CurvatureError` for an
+    indefinite covariance or a bridge without variance.
     """
     if isinstance(likelihood, likelihoods.Censored):
         # The prediction is of the uncensored value itself.
@@ -215,9 +185,9 @@ def _infinite_noise(sd: float) -> CurvatureError:
 def _log_noise_rule(sd: float, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
     """Nodes in units of the standard deviation of log noise, and log weights, for functions of exp(sd z).
 
-    sharpness: the inverse width in z of the densities in y, at least sd. Gauss-Hermite if it is below 0.25. Above that
-    its nodes are too far apart, and the trapezoidal rule is used, whose error falls exponentially with the spacing
-    (Trefethen and Weideman 2014). It reaches 8 standard deviations beyond 2 sd, where the variance of y has its mass.
+    sharpness: the inverse width in z of the densities in y, at least sd. Gauss-Hermite if it is below 0.25; above that
+    its nodes are too far apart, and the trapezoidal rule is used (Trefethen and Weideman 2014). It reaches 8 standard
+    deviations beyond 2 sd, where the variance of y has its mass.
     """
     if sharpness <= 0.25:
         nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
@@ -361,11 +331,9 @@ def _expected_entropy(likelihood: Any, mean: Array, covariance: Array, draws: in
 def joint_predictive(likelihood: Any, mean: Any, joint: np.ndarray) -> JointPrediction:
     """Mean and covariance of f, and of y for normal likelihoods, over all rows together.
 
-    For Gaussian and HeteroscedasticGaussian, f is the first half of the columns and Cov(y) = Cov(f) + diag(exp(2 l + 2
-    var(l))) with l the mean of log noise, by the law of total variance. This is exact, and with known noise y is
-    normal. For other likelihoods f is all columns.
-
-    mean is (N, D), joint (N D, N D): position n D + d is column d of row n.
+    mean is (N, D), joint (N D, N D): position n D + d is column d of row n. For Gaussian likelihoods f is the first
+    half of the columns and Cov(y) = Cov(f) + diag(exp(2 l + 2 var(l))) with l the mean of log noise, by the law of
+    total variance; with known noise y is normal. For other likelihoods f is all columns.
     """
     if isinstance(likelihood, likelihoods.Censored):
         likelihood = likelihood.base

@@ -24,8 +24,8 @@ MONOTONE = (1.0, 0.5, 0.25, 0.125, -0.5, -0.25, -0.125)
 class Tuned:
     """Tuned factors (G,) on the prior's precision and `scale` on the noise's, relative to the model as written.
 
-    gamma (G,) are effective numbers of parameters; at_bounds names the factors that stopped at a limit ("noise" for the
-    scale); history is the log evidence of each iteration (round, from `alternate`), the last one for these factors.
+    `gamma` (G,) are effective numbers of parameters; `at_bounds` names the factors that stopped at a limit ("noise" for
+    the scale); `history` is the log evidence of each iteration (round, from `alternate`), the last for these factors.
     """
 
     factors: np.ndarray
@@ -47,13 +47,10 @@ def fixed_point(
 ) -> Tuned:
     """MacKay's updates, tau_g <- gamma_g / q_g and s <- (N K - gamma) / chi^2, at one mode, until convergence.
 
-    In log coordinates the update has the sign of the gradient in every coordinate, so it points uphill. If it
-    overshoots, because gamma falls as tau rises, it is halved until the log evidence rises. With concavity this always
-    converges: no full update then changes a log factor by `tolerance`. Noise is tuned if there is Gaussian noise.
-
-    Factors at a limit are named in `at_bounds` and in a warning: q_g = 0, a mode at the prior mean, sends tau_g to
-    infinity, and weights without influence on the data (gamma_g = 0) send it to 0. `CurvatureError` is raised if H has
-    negative eigenvalues, or N K <= gamma, so that the noise update is undefined.
+    In log coordinates the update has the sign of the gradient in every coordinate. If it overshoots, it is halved until
+    the log evidence rises, so with concavity it converges: no full update changes a log factor by `tolerance`. A mode
+    at the prior mean (q_g = 0) sends tau_g to infinity, weights without influence (gamma_g = 0) send it to 0; both are
+    named in `at_bounds` and in a warning. `CurvatureError` is raised if H has negative eigenvalues, or N K <= gamma.
     """
     coordinates = _Coordinates(evidence)
     z = coordinates.pack(factors, scale)
@@ -93,8 +90,8 @@ def maximise(
 ) -> Tuned:
     """The maximum of the log evidence at one mode by L-BFGS-B in (log tau, log s) with the exact gradient.
 
-    As `fixed_point`, with two differences. `tolerance` bounds the gradient, in nats per unit of a log factor.
-    N K <= gamma is refused at the maximum only: before it the gradient is still defined.
+    As `fixed_point`, but `tolerance` bounds the gradient, in nats per unit of a log factor, and N K <= gamma is refused
+    at the maximum only.
     """
     from scipy.optimize import minimize
 
@@ -151,23 +148,10 @@ def alternate(
 ) -> Tuned:
     """MacKay's alternation of a mode and its tuned factors, until no log factor moves by `tolerance`.
 
-    The result's log evidence belongs to the mode found for the result's factors. In a linear model the limit is
-    the maximum of the exact evidence. In a network the updates ignore the derivative of H, so the log evidence
-    may fall again. Then the warning names the best round.
-
-    Parameters
-    ----------
-    evidence_at : callable
-        (factors (G,), scale) -> the `Evidence` at the mode for these hyper-parameters. The search for the mode may
-        begin at the last one. Factors and scale are relative to one fixed prior and noise.
-    start : ndarray
-        Initial factors, (G,).
-    tune : callable
-        The update of the factors at one mode: `fixed_point` or `maximise`.
-    monotone : bool
-        Whether to take the first fraction of each step that raises the log evidence at the mode found for it, backwards
-        if necessary, and to stop if there is none. In a network the plain alternation can diverge, trading the scales
-        of two layers for each other, and the ignored derivative can reverse its direction.
+    `evidence_at` maps (factors (G,), scale) to the `Evidence` at the mode for these; `tune` is the update of factors at
+    one mode. In a linear model the limit is the maximum of the exact evidence. In a network the updates ignore the
+    derivative of H, so the log evidence may fall again (the warning names the best round) or the alternation diverge.
+    `monotone` takes the first fraction of each step that raises the log evidence, and stops if there is none.
     """
     factors, scale = np.array(start, float), 1.0
     evidence = evidence_at(factors, scale)

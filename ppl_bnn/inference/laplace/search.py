@@ -1,8 +1,7 @@
-"""Searches for hyper-parameters by values alone: by a held-out score, or by an evidence.
+"""Searches for hyper-parameters by values alone; `evidence.py` has derivatives at a fixed mode.
 
-`evidence.py` has derivatives at a fixed mode. Here the objective is a function to be called: a held-out score of
-factors on prior precisions (`by_validation`), or the Laplace approximation of the log evidence, at the mode for these
-hyper-parameters, of scales that have a hyper-prior (`marginal_mode`). NumPy and SciPy only.
+The objective is a held-out score (`by_validation`), or the evidence at the mode for scales that have a hyper-prior
+(`marginal_mode`). NumPy and SciPy only.
 """
 
 from __future__ import annotations
@@ -45,29 +44,12 @@ def by_validation(
     names: Sequence[str] = ("all",),
     progress: Progress | None = None,
 ) -> SearchResult:
-    """Choose factors (G,) by a held-out score instead of the evidence.
+    """Choose factors (G,) by a held-out score (larger is better, -inf is never chosen) instead of the evidence.
 
-    The search is a grid, then golden sections between the neighbours of its best point until the bracket of the log
-    factor is shorter than `tolerance`. The result is never worse than the best point tried.
-
-    Parameters
-    ----------
-    score : callable
-        Factors (G,) -> score, larger is better, such as a mean log score. -inf is allowed (never chosen).
-    start : ndarray
-        Initial factors, (G,).
-    grid : sequence of float
-        Multiples of the factors, in ascending order.
-    per_group : bool
-        False multiplies all of `start` by one number. True does the same to one group after another, for at most
-        `sweeps` sweeps or until a sweep moves no log factor by more than the tolerance.
-    names : sequence of str
-        Names of the groups.
-
-    Raises
-    ------
-    DivergenceError
-        A score of NaN or +inf, or a grid where every score is -inf.
+    The search is a grid of multiples of `start`, then golden sections between the neighbours of its best point until
+    the bracket of the log factor is shorter than `tolerance`. `per_group` does this for one group after another, for at
+    most `sweeps` sweeps or until a sweep moves no log factor by more than the tolerance. `DivergenceError` is raised
+    for a score of NaN or +inf, or if every score is -inf.
     """
     ratios = np.log(np.asarray(grid, float))
     axes = np.eye(start.size, dtype=bool) if per_group else np.ones((1, start.size), bool)
@@ -132,32 +114,11 @@ def marginal_mode(
 ) -> SearchResult:
     """Maximise a log evidence over a few hyper-parameters phi (n,), usually log scales: type-II maximum likelihood.
 
-    No derivatives are needed: COBYQA (Ragonneau 2022), a trust-region method with quadratic models, in a box of
-    half-width `step` around the best point, so that no inner mode is far from one already found. If the best point is
-    on a face of the box, it becomes the centre of the next box. Unlike the fixed point this ignores no derivative.
-
-    Parameters
-    ----------
-    objective : callable
-        Finds the inner mode for phi and returns the Laplace approximation of the log evidence there, plus a log
-        hyper-prior if there is one. -inf marks a phi without a mode.
-    start : ndarray or sequence of float
-        Initial phi.
-    step : float
-        Half-width of the box.
-    reach : float
-        The largest distance from the start in a coordinate.
-    tolerance : float
-        Tolerance of phi.
-    evaluations : int
-        The budget. When it is spent the best point is returned with converged=False and a warning.
-    names : sequence of str
-        Names of the coordinates.
-
-    Raises
-    ------
-    DivergenceError
-        A value of NaN or +inf, or a best point farther than `reach` from the start: the evidence rises without bound.
+    `objective` finds the inner mode for phi and returns its log evidence plus log hyper-prior, -inf without a mode.
+    COBYQA (Ragonneau 2022), a trust-region method without derivatives, maximises it in a box of half-width `step`
+    around the best point, so that no inner mode is far from a known one. A best point on a face is the centre of the
+    next box. After `evaluations` the best point is returned with converged=False. `DivergenceError` is raised for NaN,
+    +inf, or a best point farther than `reach` from the start: the evidence rises without bound.
     """
     from scipy.optimize import Bounds, minimize
 
