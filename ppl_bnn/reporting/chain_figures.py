@@ -31,23 +31,8 @@ STEPS_DRAWN = 200
 def function_draws(comparison: Comparison, name: str) -> Any:
     """Outputs of a network, draw by draw, as a DataTree for ArviZ: `arviz_plots.plot_rank(function_draws(...))`.
 
-    Parameters
-    ----------
-    comparison : Comparison
-        The comparison.
-    name : str
-        Name of the method.
-
-    Returns
-    -------
-    xarray.DataTree
-        `f` (chain, draw, row): the mean of each draw at up to 100 test rows (for classes the probability of the class
-        that occurred). `log_likelihood` (chain, draw): the sum over training rows.
-
-    Raises
-    ------
-    UnsupportedError
-        A method that is not one of chains, or whose predictions are not those of its draws.
+    `f` (chain, draw, row) is the mean of each draw at up to 100 test rows, or the probability of the class that
+    occurred; `log_likelihood` (chain, draw) sums over training rows. UnsupportedError for a method without chains.
     """
     fit, tree = comparison.fits.get(name), comparison.trees.get(name)
     if fit is None or comparison.table.loc[name, "kind"] != "chains":
@@ -145,8 +130,7 @@ def _ranked_quantities(tree: Any) -> Iterator[tuple[str, np.ndarray]]:
 class RankCurves:
     """ECDF of ranks minus uniform, made by `rank_curves`.
 
-    at: (n,), the points of the curves; curves: (chain, n), the differences; band: (n,), half-width of the band, or
-    None; draws: the number of draws of a chain, after thinning.
+    `at` (n,) are the points, `curves` (chain, n), `band` (n,) its half-width or None; `draws` per chain after thinning.
     """
 
     at: np.ndarray
@@ -162,17 +146,11 @@ class RankCurves:
 
 
 def rank_curves(values: np.ndarray, seed: int = 0) -> RankCurves:
-    """Fractional ranks of draws (chain, draw) among those of all chains, as differences of distributions.
+    """ECDF minus uniform of fractional ranks of draws (chain, draw) among all chains (Säilynoja et al. 2022).
 
-    Draws are thinned to about the effective sample size of single chains (ArviZ's bulk ESS, the median over chains:
-    that of all chains together is small exactly when they disagree). The band is simultaneous: ranks of chains that
-    agree are a random division of all ranks, of which 1000 are simulated; in 99 % of them no chain leaves the band
-    anywhere. Its width is proportional to the pointwise standard deviation sqrt(u (1 - u) (1 - 1 / m) / n). If fewer
-    than 20 draws of a chain are left there is no band, and nothing is thinned.
-
-    References
-    ----------
-    Säilynoja, Bürkner and Vehtari (2022), Statistics and Computing 32.
+    Draws are thinned to the median bulk ESS of single chains, since the ESS of all chains together is small when they
+    disagree. The simultaneous 99 % band is from 1000 random divisions of all ranks, and proportional to
+    sqrt(u (1 - u) (1 - 1 / m) / n). With fewer than 20 draws per chain there is no band and no thinning.
     """
     from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
     from scipy.stats import rankdata

@@ -1,4 +1,4 @@
-"""What a report says of a comparison: scores of single rows, problems of the fits, and the verdict."""
+"""The findings of a report on a comparison: scores of single rows, problems of the fits, and the verdict."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Findings(Block):
-    """What is known of a comparison; each figure is computed on first use. Methods are compared over test rows."""
+    """The findings on a comparison, each computed on first use. Methods are compared over test rows."""
 
     pairing = "over the same test rows"
     time = "wall time of the fit, compilation included"
@@ -56,9 +56,8 @@ class Findings(Block):
     def row_scores(self) -> dict[str, dict[str, np.ndarray]]:
         """Scores of each test row: column of the table -> method -> (N,), larger being better.
 
-        Each column of the table is the mean of these: log_score; for numbers rmse (by squared errors, which have the
-        same order) and crps; for classes accuracy and brier. Columns that are not means over test rows (ece, coverage,
-        widths) and those of censored rows are left out.
+        The mean over rows is the value of the table; rmse has squared errors, which have the same order. Columns that
+        are not such means (ece, coverage, widths) and those of censored rows are left out.
         """
         y = self.comparison.test_targets
         found: dict[str, dict[str, np.ndarray]] = {SCORE: self.comparison.pointwise_log_scores()}
@@ -109,7 +108,7 @@ class Findings(Block):
     def intervals(self) -> pd.DataFrame:
         """Intervals and PIT of each method that predicts numbers, one row each.
 
-        Columns: `coverage_50`, `width_50` and so on at `LEVELS`, `pit_distance` and `pit_p` of `scores.pit_uniformity`.
+        Columns: `coverage_50`, `width_50` and so on at `LEVELS`; `pit_distance` and `pit_p` of `scores.pit_uniformity`.
         """
         import pandas as pd
 
@@ -215,7 +214,7 @@ class Findings(Block):
         yield from (f"{name} gave no posterior: {reason}" for name, reason in comparison.failures.items())
 
     def _undecided(self, name: str) -> str:
-        """What the diagnosis of an approximation leaves open or finds wrong, as the end of a sentence; "" for neither.
+        """What the diagnosis of an approximation leaves open or finds wrong, as the end of a sentence, or "".
 
         This does not rule out a recommendation: an approximation may predict well and be far from the posterior.
         """
@@ -271,9 +270,9 @@ class Findings(Block):
 
 
 def lags_of(values: Mapping[str, np.ndarray]) -> Lags:
-    """Method -> how far its mean is behind the best mean, and the standard error over paired rows; the best first.
+    """Method -> how far its mean is behind the best and the standard error over paired rows, best first.
 
-    values: method -> (N,), larger being better.
+    `values` is method -> (N,), larger being better.
     """
     if not values:
         return {}
@@ -285,6 +284,6 @@ def lags_of(values: Mapping[str, np.ndarray]) -> Lags:
 
 
 def comparison_verdict(found: Findings) -> Verdict:
-    """Which method of a comparison to use, why, and what speaks against it (see `verdict.judge`)."""
+    """Which method of a comparison to use, why, and the doubts about it (see `verdict.judge`)."""
     judged = judge(found)
     return replace(judged, limits=tuple(found.limits())) if judged.lags else judged

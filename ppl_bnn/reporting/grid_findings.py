@@ -1,7 +1,6 @@
-"""What a report says of the result of a grid: paired differences over splits, problems of cells, and the verdict.
+"""The findings of a report on a grid: paired differences over splits, problems of cells, and the verdict.
 
-Seeds are averaged within a split, and a comparison of two methods uses the mean over splits of their differences and
-its corrected standard error (`GridResult.table`).
+Seeds are averaged within a split. Differences have the corrected standard error of `GridResult.table`.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class GridBlock(Block):
         )
 
     def _undecided(self, name: str) -> str:
-        """In how many cells the diagnostics of an approximation are undecided, in a sentence; "" if in none.
+        """In how many cells the diagnostics of an approximation are undecided, in a sentence, or "".
 
         This does not rule out a recommendation: an approximation may predict well and be far from the posterior.
         """
@@ -137,7 +136,7 @@ class GridBlock(Block):
 
 
 class GridFindings:
-    """What is known of the result of a grid; each figure is computed on first use."""
+    """The findings on the result of a grid, each computed on first use."""
 
     pairing = "over the same splits, corrected for the training rows that splits share"
     time = "mean wall time of a fit, without compilation"
@@ -154,7 +153,7 @@ class GridFindings:
 
     @cached_property
     def blocks(self) -> dict[Pair, GridBlock]:
-        """(model, data) -> what is known of it, with a title without the part common to all."""
+        """(model, data) -> its block, with a title without the part common to all."""
         if not len(self.table):
             return {}
         tables: Any = self.table.groupby(level=["model", "data"], sort=False)
@@ -184,10 +183,9 @@ def _several(pairs: Iterable[Pair]) -> Iterator[bool]:
 
 
 def grid_verdict(found: GridFindings) -> Verdict:
-    """Which method to use, for each model and data set (see `verdict.judge`) and over all.
+    """Which method to use for each model and data set (see `verdict.judge`), and overall.
 
-    Over all it is the method that is most often level with the best and without a known problem; if there are several,
-    the fastest.
+    Overall: the method most often level with the best and without a known problem; of several, the fastest.
     """
     parts = tuple(judge(block) for block in found.blocks.values())
     whole = parts[0] if len(parts) == 1 else _over_all(found, parts)

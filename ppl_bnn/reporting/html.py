@@ -1,9 +1,7 @@
-"""Parts of HTML pages: one self-contained file with tables, pictures as inline SVG, and downloads.
+"""Parts of HTML pages: tables, pictures as inline SVG, and downloads, all inside one file.
 
-Everything is in the file: pictures as SVG that takes its colours from the page (so that one picture serves a light
-screen, a dark one and paper), numbers as downloads made from the file itself, some forty lines of script for sorting
-and for the theme. A content security policy forbids all other requests. The templates in this folder are `base.html`
-(head, style, script), `parts.html` (tables, pictures) and `page.html`.
+Pictures take their colours from the page, so that one serves a light screen, a dark one and paper. A content security
+policy forbids all requests. Templates of this folder: `base.html`, `parts.html` and `page.html`.
 """
 
 from __future__ import annotations
@@ -125,8 +123,8 @@ def rendered(template: str, **values: Any) -> str:
 class Cell:
     """One cell of a table.
 
-    text: what is shown; order: the value to sort by, "" for a blank; mark: "best", "level" or ""; notes: numbers of
-    notes; alarm: whether the value is highlighted as a problem.
+    `text` is shown, `order` is the value to sort by ("" for a blank), `mark` is "best", "level" or "", `notes` are
+    numbers of notes, and `alarm` highlights a problem.
     """
 
     text: str
@@ -140,8 +138,8 @@ class Cell:
 class Sheet:
     """One sortable table.
 
-    columns: (heading, explanation) of each column but the first; rows: name, remark and cells; foot: one text for each
-    column; first: heading of the first column; below: a sentence below the table.
+    `columns` are (heading, explanation) of all but the first, whose heading is `first`; `rows` are name, remark and
+    cells; `foot` has a text per column; `below` is a sentence below the table.
     """
 
     heading: str

@@ -1,7 +1,4 @@
-"""A comparison, or the result of a grid, as one self-contained page.
-
-It has a verdict in words, tables, pictures, and the origin of the numbers; the parts are in `reporting.html`.
-"""
+"""A comparison, or the result of a grid, as one self-contained page: a verdict in words, tables, pictures, origins."""
 
 from __future__ import annotations
 
@@ -79,21 +76,19 @@ def report(
 ) -> Path:
     """Write a comparison, or the result of a grid, as one self-contained HTML file.
 
-    The page begins with a verdict in words. Then follow the tables, in which a value is marked only if its difference
-    from the others exceeds twice its standard error; the pictures; the data, the settings and the versions; and for a
-    grid also failures and missing cells. The page suits screens of any width, light or dark, and paper.
+    The page has a verdict in words; tables, which mark a value only if it differs from the others by twice the standard
+    error; pictures; data, settings and versions; and for a grid failures and missing cells.
 
     Parameters
     ----------
     result : Comparison or GridResult
         What to report.
     path : str or PathLike
-        A file whose name ends in .html. Its folder is made if needed, and the file appears whole or not at all.
+        A file whose name ends in .html; its folder is made if needed. The file appears whole or not at all.
     title : str, optional
         The heading. Default: the target and the methods, or the models and the data.
     numbers : {"csv", "parquet"}, optional
-        Also write all numbers (`all_numbers`) beside the page, the table to `<stem>.csv` and the numbers of each
-        picture to `<stem>-<picture>.csv`. (The page itself has most of them.)
+        Also write all numbers beside the page: `<stem>.csv` for the table, `<stem>-<picture>.csv` for each picture.
 
     Returns
     -------
@@ -102,10 +97,9 @@ def report(
 
     Raises
     ------
-    InputError
-        Another type of result, a path that cannot be written, or an unknown format; before anything is drawn.
-    UnsupportedError
-        "parquet" without a package with which pandas can write it; before anything is drawn.
+    InputError, UnsupportedError
+        Another type of result, a path that cannot be written, or an unknown format; "parquet" that no installed package
+        can write. Raised before anything is drawn.
     """
     if not isinstance(result, Comparison | GridResult):
         advice = "the result of bnn.compare(...) or of a grid's run(...)"
@@ -132,10 +126,10 @@ def _pictures(found: Findings | GridFindings) -> list[Picture]:
 
 
 def all_numbers(result: Any, pictures: Sequence[Picture] | None = None) -> dict[str, pd.DataFrame]:
-    """Everything that a report shows, as tables: "table", and one for each picture.
+    """Everything that a report shows, as tables: "table", one for each picture, and further ones.
 
-    For a comparison also "rows" (scores of each test row) and for numbers "intervals" (coverage and width at several
-    levels, and the distance of PIT from uniform); for a grid "cells".
+    For a comparison "rows" has the scores of test rows, "intervals" coverage, width and PIT; for a grid "cells" has
+    all.
     """
     found = _findings(result)
     frames = {"table": found.table.reset_index()}

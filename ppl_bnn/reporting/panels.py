@@ -1,7 +1,6 @@
 """Panels and pictures, of which pages are made, and the marks that several of them share.
 
-A panel can be drawn alone, as on a page for a narrow screen. A `Picture` holds panels with a description in words and
-the numbers that are drawn.
+A panel can be drawn alone, as on a narrow screen. A `Picture` has panels, a description and the numbers drawn.
 """
 
 from __future__ import annotations
@@ -123,9 +122,9 @@ def pareto_front(seconds: np.ndarray, losses: np.ndarray) -> np.ndarray:
 def forest_panel(
     title: str, entries: Mapping[str, tuple[float, float, bool]], label: str, hollow: str = ""
 ) -> Panel:
-    """Differences with two standard errors: method -> value, standard error and whether hollow, from the top.
+    """Differences with two standard errors: method -> value, standard error, hollow mark or not, from the top.
 
-    hollow: the meaning of hollow marks.
+    `hollow` is the meaning of hollow marks.
     """
 
     def draw(axes: Axes) -> None:
@@ -204,7 +203,7 @@ def draw_shares(
 ) -> None:
     """Draw the share of rows up to each level, minus the level, of each method.
 
-    rows: if positive, the range is drawn in which 90 % of such shares of independent rows are.
+    If `rows` is positive, the range is drawn that holds 90 % of such shares of independent rows.
     """
     from scipy.stats import binom
 

@@ -1,8 +1,7 @@
-"""Pictures of a comparison, with one block, and of the result of a grid, with a block for each model and data set.
+"""Pictures of a comparison (one block) and of a grid (a block for each model and data set).
 
-Each function makes a `Picture` from `Findings` or `GridFindings`; `PICTURES` and `GRID_PICTURES` list them in the order
-of the page. ArviZ's own plots can be drawn from the trees of a comparison, and in function space from
-`chain_figures.function_draws`.
+`PICTURES` and `GRID_PICTURES` list them in the order of the page. ArviZ's own plots can be drawn from the trees of a
+comparison, and in function space from `chain_figures.function_draws`.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ def elpd(found: Findings) -> Picture:
 def differences(found: GridFindings, to: str = "best", score: str = SCORE) -> Picture:
     """Differences of a score to the method with the best mean, or to the reference, paired over splits.
 
-    Hollow marks are methods without some splits of the best, or for leave-one-out with a Pareto k above the limit.
+    Hollow marks: methods without some splits of the best, or leave-one-out with a Pareto k above the limit.
     """
     loo, panels, rows = score == "elpd_loo", [], []
     key = "elpd" if loo else "differences" if to == "best" else "to_reference"
@@ -184,10 +183,9 @@ def _paired(block: GridBlock, base: str | None, to: str, score: str) -> list[dic
 
 
 def calibration(found: Blocks) -> Picture:
-    """Calibration of the methods.
+    """Calibration: reliability diagrams of classes; for numbers, coverage of central intervals at every level and PIT.
 
-    For classes, reliability diagrams. For numbers, the coverage of central intervals at every level and the
-    distribution of the probability integral transform, minus their values under calibration.
+    Coverage and PIT are shown minus their values under calibration.
     """
     panels, rows, captions = [], [], {}
     for block in found.blocks.values():

@@ -32,10 +32,7 @@ def with_standing(found: Findings, name: str) -> str:
 
 
 def predictions(found: Findings) -> Picture:
-    """Predictions of each method beside the reference.
-
-    Bands along a single input, class maps over two inputs, else row by row.
-    """
+    """Predictions of each method beside the reference: curves over one input, class maps over two, or row by row."""
     comparison, x = found.comparison, found.comparison.test_inputs
     missing = partial(Picture, "predictions", "Predictions", "")
     if not found.names:

@@ -27,31 +27,12 @@ def prior_figure(
     target_name: str = "y",
     feature_names: Sequence[str] | None = None,
 ) -> Figure:
-    """Prior predictive distribution of a model beside the targets y at inputs x.
+    """Prior predictive distribution at inputs x (N, F) beside the targets y (N,), in original units.
 
-    For a single input: the mean functions of some draws as curves, over the 90 % band of observations. For classes of
-    two inputs: class maps of some draws, paler where they are less certain. For other numbers: the intervals of the
-    rows, and the predicted distribution of observations beside the observed one. For other classes: how certain draws
-    are, and the share of rows that they give to each class. Axes are in original units.
-
-    Parameters
-    ----------
-    predict : callable
-        Inputs (M, F) -> the prior predictive there, a mixture with one component for each draw.
-    x : np.ndarray
-        Inputs (N, F).
-    y : np.ndarray
-        Targets (N,).
-    title : str
-        Title of the figure.
-    target_name : str
-        Name of the target.
-    feature_names : sequence of str, optional
-        Names of the inputs.
-
-    Returns
-    -------
-    matplotlib.figure.Figure
+    `predict` maps inputs (M, F) to a mixture with a component per draw. Shown are, for a single input, mean functions
+    over the 90 % band of observations; for two inputs and classes, class maps of some draws; for other numbers,
+    intervals and the distribution of observations; for other classes, how certain draws are and the share of each
+    class.
     """
     figure, first, target = drawing.new_figure(), predict(x[:1]), for_figure(target_name)
     names = list(map(for_figure, feature_names or ()))

@@ -21,26 +21,11 @@ SIGNIFICANCE = 0.05
 
 @dataclass(frozen=True)
 class Ranks:
-    """Mean ranks of methods by log score over blocks, 1 being the best. Made by `mean_ranks`.
+    """Mean ranks of methods by log score over blocks, 1 being the best, made by `mean_ranks`.
 
-    Parameters
-    ----------
-    mean : mapping of str to float
-        Method -> mean rank, sorted.
-    unit : str
-        What a block is.
-    blocks : int
-        Number of blocks.
-    left_out : tuple of str
-        Methods with too many missing results.
-    dropped : int
-        Number of blocks in which another method has no result.
-    statistic, p : float
-        Of Friedman's test; NaN, with a reason in `no_test`, if there is no test.
-    critical : float
-        Critical difference of two mean ranks at 5 % (Nemenyi); NaN if there is no test.
-    no_test : str
-        Why there is no test.
+    `mean` is sorted; `unit` names a block; `left_out` are methods with too many missing results, and `dropped` counts
+    blocks without a result of another method; `statistic` and `p` are Friedman's, or NaN for the reason `no_test`;
+    `critical` is Nemenyi's critical difference at 5 %.
     """
 
     mean: Mapping[str, float]
@@ -55,29 +40,14 @@ class Ranks:
 
 
 def mean_ranks(findings: GridFindings) -> Ranks:
-    """Rank methods by log score within each block, and test whether the ranks differ.
+    """Rank methods by log score within each block, and test whether the ranks differ (Demsar 2006, JMLR 7).
 
-    A block is a model on a data set, with means over its splits, if there are more than ten of these. Else it is a
-    split of one; blocks are then not independent, as splits share rows, and p is too small. Blocks in which a method
-    has no result are dropped. If that would drop more than half, methods with the most missing results are left out
-    first.
+    A block is a model on a data set, if there are more than ten, else a split of one; p is then too small, as splits
+    share rows. Blocks without a result of some method are dropped. If these are more than half, the methods with the
+    most missing results are left out first.
 
-    Friedman's test by SciPy, for three methods or more and more than ten blocks. Two mean ranks of k methods over n
-    blocks differ at 5 % by more than q sqrt(k (k + 1) / (6 n)), where q is the quantile of the studentised range for k
-    groups and infinitely many degrees of freedom, divided by sqrt(2) (Nemenyi).
-
-    Parameters
-    ----------
-    findings : GridFindings
-        The findings of a grid.
-
-    Returns
-    -------
-    Ranks
-
-    References
-    ----------
-    Demsar (2006), Journal of Machine Learning Research 7, 1-30.
+    Friedman's test needs three methods and more than ten blocks. Mean ranks of k methods over n blocks differ at 5 % by
+    more than q sqrt(k (k + 1) / (6 n)), q the quantile of the studentised range for k groups over sqrt(2) (Nemenyi).
     """
     frame = findings.by_split(SCORE)
     left_out: list[str] = []

@@ -1,8 +1,4 @@
-"""A comparison in a terminal: its table in two halves, blanks and doubts, and conclusions.
-
-`ppl_bnn.evaluation.comparison.table.COLUMNS` describes each column; here they get short headings and few digits.
-If a terminal is too narrow, the columns marked `spare` are left out from the last to the first.
-"""
+"""A comparison in a terminal: its table in two halves, blanks and doubts, and conclusions."""
 
 from __future__ import annotations
 
@@ -24,11 +20,7 @@ CLAUSES = 3
 
 @dataclass(frozen=True)
 class Column:
-    """A column as it is shown.
-
-    source: its name in the table; digits: after the point, or significant digits if negative; error: name of the column
-    of its standard error; spare: whether it may be left out on a narrow terminal.
-    """
+    """A column as shown; negative `digits` are significant ones; `spare` ones are left out where space is short."""
 
     heading: str
     source: str

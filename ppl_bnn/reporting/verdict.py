@@ -1,12 +1,8 @@
-"""Which of several methods to use on one model and one data set, in words, and which values may be called best.
+"""Which of several methods to use on one model and one data set, in words.
 
-Methods are compared on the same units (test rows or splits), by the mean of the paired differences and its standard
-error. A method is behind another if that mean exceeds both twice its standard error and a practical margin, 0.01 nats
-per row for log scores (`summary.is_difference`). Methods that are not behind the nominally best one are level with it.
-
-An approximation that is level in log score may still be far from the posterior. Its gap to the reference is of
-practical size if the mean function is off by more than a quarter of the reference's epistemic standard deviation (and
-by more than sampling noise), or its spread by more than a factor of 1.25. If so, and if the reference converged in no
+A method is behind another if the mean paired difference over units (test rows or splits) exceeds both twice its
+standard error and a practical margin (`summary.is_difference`). Methods that are not behind the nominally best one are
+level with it. If an approximation that is level is far from the reference (`is_far`), and the reference converged in no
 more than a minute, the reference is recommended.
 """
 
@@ -53,24 +49,11 @@ Lags = Mapping[str, tuple[float, float]]
 class Verdict:
     """A recommendation in sentences.
 
-    Parameters
-    ----------
-    headline, because : str
-        The recommendation in one sentence, and its reason.
-    method : str or None
-        The recommended method, None if none can be named.
-    why, doubts, limits : tuple of str
-        What it is based on; what has failed, has not converged or is missing; what these numbers cannot show.
-    reference_doubt : str
-        Why gaps to the reference are not gaps to the posterior; "" if they are, or if there is no reference.
-    lags : mapping
-        Method -> how far it is behind the best in log score, and the standard error; the best first.
-    level, sound : tuple of str
-        The methods that are level with the best, including itself, and those of them without a known problem.
-    title : str
-        The model and the data, if there are several.
-    parts : tuple of Verdict
-        The verdicts on each model and data set.
+    `headline` and `because` recommend `method` (None if none) and give the reason; `why`, `doubts` and `limits` say
+    what it is based on, what is wrong with fits, and what the numbers cannot show. `reference_doubt` is why gaps to the
+    reference are not gaps to the posterior, or "". `lags` are method -> distance behind the best and its standard
+    error, best first; `level` methods are level with the best, `sound` ones also without a known problem; `parts` are
+    verdicts on blocks.
     """
 
     headline: str = ""
@@ -90,8 +73,7 @@ class Verdict:
 class Block(ABC):
     """Several methods on one model and one data set, compared over paired units: test rows, or splits.
 
-    `table` has a row for each method, `units` counts the units in words, `labels` tell the block from others, and
-    `fit` follows a duration.
+    `table` has a row per method, `units` counts units in words, `labels` name the block, `fit` follows a duration.
     """
 
     table: Any
@@ -146,7 +128,7 @@ class Block(ABC):
         return duration(seconds) if math.isfinite(seconds) else "unknown time"
 
     def standing(self, score: str) -> dict[str, str]:
-        """Method -> BEST or LEVEL, see `standing`."""
+        """Method -> BEST or LEVEL, by the function `standing`."""
         lags = self.lags(score)
         return standing(lags, margin_of(score, self.best_value(score))) if lags else {}
 
@@ -157,7 +139,7 @@ class Block(ABC):
 def standing(lags: Lags, margin: float = MARGIN) -> dict[str, str]:
     """Method -> BEST if it is ahead of all others, LEVEL if it is level with the best and another is behind.
 
-    Methods that are behind are not in the result, and none is if no difference counts.
+    Methods that are behind are not in the result; it is empty if no difference counts.
     """
     level = [name for name, lag in lags.items() if not is_difference(*lag, margin)]
     if len(lags) < 2 or len(level) == len(lags):
@@ -179,11 +161,11 @@ def best_first(best: str, lags: Lags) -> Lags:
 
 
 def judge(block: Block) -> Verdict:
-    """Which method to use, why, and what speaks against it.
+    """Which method to use, why, and the doubts about it.
 
-    Among the methods that are level with the best log score and have no known problem, the fastest is recommended. If
-    that is a point, the fastest method with a spread is named beside it. If it is an approximation far from a reference
-    that is itself level, converged and cheap, the reference is recommended.
+    It is the fastest of the methods that are level with the best log score and have no known problem. Beside a point,
+    the fastest method with a spread is named. If it is an approximation far from a reference that is level, converged
+    and cheap, the reference is recommended.
     """
     lags = block.lags(SCORE)
     level = tuple(name for name, lag in lags.items() if not is_difference(*lag))
@@ -256,7 +238,8 @@ def _far_from_reference(block: Block, found: Verdict, chosen: str) -> str:
 def is_far(gap: float, floor: float, ratio: float) -> str:
     """In what respect an approximation is far from the reference, in words; "" if the gap is not of practical size.
 
-    gap, floor, ratio: `gap_mean`, `gap_mean_floor` (the size of sampling noise) and `gap_sd_ratio` of the table.
+    It is if means are off by 1/4 epistemic standard deviation and more than the noise `floor`, or spreads by a factor
+    1.25.
     """
     # The floor may be NaN, for which every comparison is False.
     mean = _mean_in_words(gap) if gap > GAP_IN_SD and not gap <= floor else ""
