@@ -45,7 +45,7 @@ def advise(
     methods: options.Methods = None,
     device: options.Device = "auto",
 ) -> None:
-    """Say which methods end in time on this machine, before any of them is fitted, and what each gets wrong."""
+    """Estimate which methods finish in time on this machine, and name the limitations of each. Nothing is fitted."""
     names = None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
     plan = plan_of(model, data, target, drop or [], task, set_ or [], 0, False, None, keeps=False)
     show_reading(new_console(error=True), plan.table)
@@ -64,8 +64,8 @@ def bench(
 ) -> None:
     """Run a study of the project by its name; without one, list them.
 
-    What follows the name is the study's own: --tiny shows in seconds or a few minutes that all of it runs, --help its
-    other options. Tables, figures and verdicts go to ./ppl-bnn-results/NAME unless --out says otherwise.
+    Further options are those of the study: --tiny runs all of it in seconds or a few minutes, --help lists the others.
+    Tables, figures and verdicts go to ./ppl-bnn-results/NAME, or to --out.
     """
     from rich.text import Text
 
@@ -143,7 +143,7 @@ def show(
     ] = None,
     set_: options.Set = None,
 ) -> None:
-    """Show a model: its card, its sites with priors and shapes, how many numbers it infers, what cannot fit it."""
+    """Show a model: its card, its sites with priors and shapes, its number of parameters, and what cannot fit it."""
     _show(model, data, set_ or [])
 
 
@@ -237,9 +237,9 @@ def prior(
         ),
     ] = None,
 ) -> None:
-    """Draw from the prior of a model and picture what it expects before it has seen a target.
+    """Draw the prior predictive distribution of a model, before it is fitted, as a picture.
 
-    Curves for one input, maps of classes for two, else intervals row by row; in the units that `compare` fits in.
+    Curves for one input, class maps for two, else intervals row by row; in the units that `compare` fits in.
     """
     from rich.text import Text
 

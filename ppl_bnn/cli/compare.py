@@ -117,7 +117,7 @@ def compare(
         str | None, options.option(HELP["memory"], "SIZE", default="a fair part of the machine's")
     ] = None,
 ) -> None:
-    """Fit one model by several methods and show what each gives and costs.
+    """Fit one model by several methods, and show the results and the cost of each.
 
     Without arguments: regression_mlp on the diabetes table by NUTS, SVI, Laplace and MAP, in under three minutes.
     """

@@ -40,10 +40,7 @@ app = typer.Typer(
 
 
 def new_console(error: bool = False) -> Console:
-    """A console for standard output, or for the error stream.
-
-    It has 100 columns if it is not a terminal and COLUMNS is not set.
-    """
+    """A console for standard output or errors, of 100 columns if it is no terminal and COLUMNS is not set."""
     from rich.console import Console
 
     console = Console(stderr=error, highlight=False)
@@ -58,10 +55,7 @@ def say(console: Console, text: str, style: str = "") -> None:
 
 
 def register(function: Callable[..., None], **settings: Any) -> None:
-    """Register a command, which reports the library's own errors as one red line.
-
-    The exit code is then 2; after Ctrl-C it is 130, after SIGTERM 143.
-    """
+    """Register a command that reports the library's errors as one red line (exit code 2; Ctrl-C 130, SIGTERM 143)."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:

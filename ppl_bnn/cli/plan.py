@@ -51,10 +51,9 @@ MOST_WHOLE = 10**6
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be run, from the arguments of the command line.
+    """What will be run: the model, the table, and its `train` and `test` rows.
 
-    `train` and `test` are the rows of the split, `out` is the folder of the results, `parameters` the number of
-    its parameters; `unread` is why that is not known, if it is not.
+    `out` is the folder of the results, `parameters` the number of parameters, or `unread` why it is not known.
     """
 
     name: str
@@ -169,10 +168,7 @@ def plan_of(
     out: Path | None,
     keeps: bool = True,
 ) -> Plan:
-    """Make the plan; arguments that can be checked without reading data are checked first.
-
-    keeps: whether anything will be written to the folder.
-    """
+    """Make the plan, checking first what needs no data; `keeps`: whether anything will be written to the folder."""
     from ppl_bnn.datasets import tables
 
     if task is not None and task not in tables.TASKS:
@@ -252,11 +248,11 @@ def load_model(model: str, is_file: bool, arguments: Mapping[str, Any]) -> Calla
 
 
 def sketch_of(model: Callable[..., Any], inputs: Any, strict: bool = False) -> tuple[Sketch | None, str]:
-    """Size and task of a model; or None, for example for a plain model of a system, and in one line what failed.
+    """Size and task of a model; or None and the error in one line, for example for a plain model of a system.
 
-    A user's file is run here, so any exception may be raised. `compare` continues without a sketch: a fit reports the
-    error. strict: for a model of the zoo, which is known to run: a failure is caused by one of its arguments, and is
-    raised. A model that is too large is always refused.
+    A user's file is run here and may raise anything; `compare` then continues, and a fit reports the error. With
+    `strict`, for a model of the zoo, the error is that of an argument and is raised. A model that is too large is
+    refused.
     """
     from ppl_bnn import zoo
 

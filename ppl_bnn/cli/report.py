@@ -26,9 +26,9 @@ def report(
     ] = None,
     reference: Annotated[str | None, options.option(OF_GRID, "METHOD", default="that of the grid")] = None,
 ) -> None:
-    """Write the page of a comparison or of a grid that was kept, also while it is being computed.
+    """Write the page of a stored comparison or grid, also while it is being computed.
 
-    Nothing is fitted again. The page is one file that needs no other.
+    Nothing is fitted again. The page is a single file.
     """
     result = _read(folder, reference)
     from ppl_bnn.reporting.page import report as write
