@@ -1,8 +1,7 @@
 """Checks of user input, made before anything is compiled.
 
-Each error states what was expected, what was given and what to try. Values are never broadcast, dropped, clipped or
-turned into NaN. The systems do not check this: NumPyro broadcasts y of shape (5, 1) against (5,) to 25 terms without an
-error, and NaN in y gives a NaN loss with a warning only.
+Values are never broadcast, dropped, clipped or turned into NaN. The systems do not check this: NumPyro broadcasts y of
+shape (5, 1) against (5,) to 25 terms without an error, and NaN in y gives a NaN loss with a warning only.
 """
 
 from __future__ import annotations

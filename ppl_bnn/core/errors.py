@@ -26,7 +26,7 @@ class BNNError(Exception):
 
     @classmethod
     def check(cls, good: object, where: str, expected: str, got: object, advice: str) -> None:
-        """Raise the error of `of` unless `good` is true. For what runs once: the texts are made in any case."""
+        """Raise the error of `of` unless `good` is true."""
         if not good:
             raise cls.of(where, expected, str(got), advice)
 
@@ -58,10 +58,7 @@ class CurvatureError(BNNError, ArithmeticError):
 class DivergenceError(BNNError, ArithmeticError):
     """An optimisation or a chain whose values are no longer finite.
 
-    Attributes
-    ----------
-    last : mapping, optional
-        The last finite values (constrained, by site), if the method keeps them.
+    `last` has the last finite values (constrained, by site), if the method keeps them.
     """
 
     last: Mapping[str, Any] | None = None

@@ -21,8 +21,7 @@ from ppl_bnn.core.errors import InputError
 def write_whole(path: Path, write: Callable[[Path], Any]) -> None:
     """Write a file atomically: `write` gets the path of a temporary file beside it, which is then renamed.
 
-    Readers and interrupted runs never see half of the file. If several processes write the same file, each has its own
-    temporary file, and the last one to finish determines the content.
+    Of several processes that write the same file, the last one to finish determines the content.
     """
     part = part_of(path)
     try:
@@ -39,10 +38,9 @@ def part_of(path: Path) -> Path:
 
 @contextlib.contextmanager
 def staged(path: Path) -> Iterator[Path]:
-    """A new folder beside `path`, which replaces it at the end of the block.
+    """A new folder beside `path`, which replaces it at the end of the block; after an error `path` is unchanged.
 
-    If an error is raised in the block, `path` is unchanged. A process that is killed between the two renames leaves the
-    old folder complete, under a name that `left_by_a_kill` finds.
+    A process that is killed between the two renames leaves the old folder complete (see `left_by_a_kill`).
     """
     path = path.absolute()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,10 +80,9 @@ def _put_in_place(stage: Path, path: Path) -> None:
 def staged_within(folder: Path, own: Collection[str], last: str) -> Iterator[Path]:
     """A new folder inside `folder`, whose files replace the files `own` of it at the end of the block.
 
-    All other files are left alone. For a folder that holds other files, or that cannot be renamed. The file `last` is
-    the one without which the others are not valid: it is removed first and appears last. If an error is raised in the
-    block, all files are unchanged. A process that is killed while files are renamed leaves the old files complete, in a
-    folder that `left_by_a_kill` finds.
+    For a folder that has other files, or that cannot be renamed. `last` is the file without which the others are not
+    valid: it is removed first and appears last. After an error all files are unchanged. A process that is killed during
+    the renames leaves the old files complete in a folder that `left_by_a_kill` finds.
     """
     stage = folder / _beside(folder, "partial")
     stage.mkdir()
@@ -192,11 +189,7 @@ def write_arrays(
 
 
 def write_tree(path: Path, tree: Any) -> None:
-    """Write a DataTree as netCDF.
-
-    It is made in memory first: if HDF5 itself cannot write to a file, for example on a full disk, the process ends in a
-    segmentation fault when the file is closed.
-    """
+    """Write a DataTree as netCDF, made in memory first: on a full disk HDF5 itself ends in a segmentation fault."""
     path.write_bytes(tree.to_netcdf(engine="h5netcdf"))
 
 

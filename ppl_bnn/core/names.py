@@ -1,11 +1,9 @@
 r"""Names from outside: of columns, classes, methods, models and data sets.
 
-A name is cleaned once, where it enters (`clean`). After that it holds no control character, no escape code of a
-terminal and nothing that UTF-8 cannot encode, so tables, files and terminals can show it unchanged. Three outputs give
-ordinary characters a meaning, and each has its own function: Matplotlib (`for_figure`: `$` begins mathematics, a
-leading `_` hides a label), spreadsheets (`for_spreadsheet`: `=1+1` is a formula) and file systems (`for_file`). HTML is
-escaped by the template engine. In the replacement of a regular expression a name is passed as the result of a function,
-never as the replacement itself, in which `\1` is a group.
+`clean` is applied once, where a name enters. The result has no control character, no escape code of a terminal and
+nothing that UTF-8 cannot encode. Matplotlib (`for_figure`: `$` begins mathematics, a leading `_` hides a label),
+spreadsheets (`for_spreadsheet`: `=1+1` is a formula) and file systems (`for_file`) need more. In the replacement of a
+regular expression a name has to be the result of a function, because `\1` is a group in a text.
 """
 
 from __future__ import annotations
@@ -25,19 +23,10 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def clean(name: object) -> str:
-    """The name without what cannot be seen or encoded.
+    r"""The name (anything that `str` accepts) without what cannot be seen or encoded.
 
-    Parameters
-    ----------
-    name
-        Text, or anything that `str` makes text of.
-
-    Returns
-    -------
-    str
-        Runs of white space, line breaks included, are one blank, and none is at either end. A control character (NUL
-        and the ESC of terminal codes among them), a lone surrogate, or a character that turns the direction of text is
-        replaced by U+FFFD. A name that is clean is unchanged.
+    White space becomes single blanks. Control characters, lone surrogates and characters that change the direction of
+    text become U+FFFD. A clean name is unchanged.
 
     Examples
     --------
@@ -81,9 +70,7 @@ def from_figure(label: str) -> str:
 def for_spreadsheet(frame: Any) -> Any:
     """A copy of a DataFrame for a CSV file that a spreadsheet opens: text that would be a formula begins with "'".
 
-    Cells, columns and the index are guarded. Numbers do not change, and neither does text that is a number, such as
-    "-1".
-
+    Cells, columns and the index are guarded. Numbers do not change, nor text that is a number, such as "-1".
     """
     guarded = frame.copy()
     for at, kind in enumerate(frame.dtypes):

@@ -66,10 +66,7 @@ def _no_constant(name: str) -> float:
 
 
 def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The content of an untrusted TOML file.
-
-    InputError is raised for anything else, and for a file that is larger or more deeply nested than hand-written ones.
-    """
+    """The content of an untrusted TOML file; InputError for anything else, or a file too large or too deeply nested."""
     file = Path(path)
     try:
         # A link is allowed here: the user named the file.
@@ -105,19 +102,11 @@ def _check_depth(value: Any) -> None:
 
 
 def check_kind(value: Any, schema: Any, where: str = "") -> None:
-    """Check that a value is of the declared kind; a ValueError names the entry that is not.
+    """Check that a value is of the declared kind; a ValueError names the entry (`where`) that is not.
 
-    Parameters
-    ----------
-    value
-        The value.
-    schema
-        The kind: a type (`float` allows whole numbers too, no number type allows a bool, `object` allows all values);
-        None; a tuple of alternatives; a text for itself; ``[kind]`` for a list; ``{str: kind}`` for a table with any
-        names; or a dict of names and kinds for a table with only these entries, of which a name that ends in "?" may be
-        missing.
-    where : str
-        Name of the entry, for messages.
+    A kind is a type (`float` allows whole numbers too, no number type allows a bool, `object` allows all values); None;
+    a tuple of alternatives; a text for itself; ``[kind]`` for a list; ``{str: kind}`` for a table with any names; or a
+    dict of names and kinds for a table with only these entries, of which a name that ends in "?" may be missing.
     """
     place = where or "the whole"
 

@@ -1,8 +1,6 @@
 """Worker processes: starting and ending them, serialising data for them; the peak memory of this process.
 
-A model file that was loaded by its location has no name by which another process could import it, so the module of the
-model is sent by value. Everything else is imported there, because a worker starts with the import paths of this
-process.
+A model file loaded by its location cannot be imported by name in another process, so its module is sent by value.
 """
 
 from __future__ import annotations
@@ -46,15 +44,10 @@ def unordered(
 ) -> Generator[tuple[int, Any]]:
     """Pairs ``(n, function(*calls[n]))`` in the order in which the calls finish, from worker processes.
 
-    The processes are started for this generator and end with it. They share the cores of this process and ignore
-    Ctrl-C, which reaches every process of a terminal. They are killed if a call raises an error, which is raised here,
-    and if the generator is closed early.
-
-    A process that has grown by 300 MB between its first call and a later one is replaced (if psutil is installed), so a
-    call must not rely on state left by an earlier one. Processes are not kept for the next use, because the programs
-    compiled for this one would look like a leak.
-
-    `meanwhile` is called ten times a second while waiting.
+    The processes live as long as the generator, share the cores of this process, and ignore Ctrl-C. They are killed if
+    a call raises, which is raised here, or if the generator is closed early. One that has grown by 300 MB since its
+    first call is replaced (if psutil is installed), so a call must not rely on state of an earlier one. `meanwhile` is
+    called ten times a second while waiting.
     """
     import joblib
     from joblib.externals.loky import ProcessPoolExecutor
@@ -95,10 +88,7 @@ def unordered(
 
 
 def written(payload: Any, model: Any) -> bytes:
-    """Serialise an object that holds a model, for `read` in another process.
-
-    Any error of pickling is raised if a part of it cannot be sent (an open file, a lock, a generator).
-    """
+    """Serialise an object that holds a model, for `read` in another process; any error of pickling is raised."""
     cloudpickle = _cloudpickle()
     function = model
     while isinstance(function, partial):
@@ -147,16 +137,10 @@ def refuse_forked() -> None:
 
 @contextmanager
 def peak_memory() -> Iterator[Callable[[], float]]:
-    """Measure the peak memory since the start of the block.
+    """Measure the peak memory since the start of the block, by a function that returns MB (10^6 bytes) or NaN.
 
-    Linux keeps the peak of a process and can reset it. Other systems have only the peak over the whole life of the
-    process, which describes a block only if nothing before it used more memory. A nested block resets the peak of the
-    outer one.
-
-    Yields
-    ------
-    callable
-        Function without arguments that returns the peak in MB of 10^6 bytes; NaN if unknown.
+    Only Linux can reset the peak; other systems have that of the whole life of the process. A nested block resets the
+    peak of the outer one.
     """
     before = _high_water()
     with suppress(OSError):

@@ -1,8 +1,4 @@
-"""Progress reports of long computations.
-
-A method reports to a `Progress`. The caller decides whether reports are shown, stored or ignored. Every method receives
-a `Progress`, so no method prints.
-"""
+"""Progress reports of long computations. Every method receives a `Progress`, so no method prints."""
 
 from __future__ import annotations
 
@@ -16,11 +12,7 @@ from ppl_bnn.core.errors import InputError
 
 
 class Task(Protocol):
-    """One progress bar.
-
-    Call ``update(done, **figures)`` any number of times, with the number of finished units and current figures, and
-    `close` once.
-    """
+    """One progress bar: any number of calls of `update`, with finished units and current figures, then `close`."""
 
     def update(self, done: int, **figures: float) -> None: ...
 
@@ -117,10 +109,10 @@ class _FunctionProgress:
 
 
 def resolve(progress: Any) -> Progress:
-    """The `Progress` for a caller's argument.
+    """The `Progress` for a caller's argument: True gives bars, False or None no output.
 
-    True gives bars, False or None no output. A function is called as ``progress(title, done, total, figures)``, with
-    figures a dict of floats, at every update. An object with `task` is used as a progress itself.
+    A function is called as ``progress(title, done, total, figures)``, with figures a dict of floats, at every update.
+    An object with `task` is a progress itself.
     """
     if progress is None or progress is False:
         return Silent()

@@ -71,32 +71,19 @@ def optional(check: Check) -> Check:
 
 
 def setting(default: Any, check: Check, *, advice: str | None = None, kw_only: bool = False) -> Any:
-    """A field of a dataclass with a default and a check.
+    """A field of a dataclass with a default and a check (None for an accepted value, otherwise what was expected).
 
-    Parameters
-    ----------
-    default : object
-        The default.
-    check : callable
-        Returns None for an accepted value, otherwise what was expected.
-    advice : str, optional
-        A value that an error suggests. The default is the default of the field.
-    kw_only : bool, default False
-        Whether the field can be given by name only.
-
-    Returns
-    -------
-    dataclasses.Field
-        The field. A subclass that declares another default for it keeps the check.
+    `advice` is a value that an error suggests, by default the default. A subclass that declares another default keeps
+    the check.
     """
     metadata = {"check": check, "advice": repr(default) if advice is None else advice}
     return dataclasses.field(default=default, metadata=metadata, kw_only=kw_only)
 
 
 def check_settings(settings: Any, name: str) -> None:
-    """Check the fields of a dataclass that were declared with `setting`; `name` is what an error calls the object.
+    """Check the fields of a dataclass that were declared with `setting`; `name` is that of the object in errors.
 
-    InputError is raised for a value that is not accepted, UnknownNameError for one that is none of the known ones.
+    InputError is raised for a value that is not accepted, UnknownNameError for an unknown name.
     """
     for field in dataclasses.fields(settings):
         declared = next(

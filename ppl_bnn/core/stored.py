@@ -1,13 +1,12 @@
 """Stored results: written with checksums, and read as files that may be damaged or written by somebody else.
 
 A folder has one manifest, a JSON file that is written last. It lists the SHA-256 of every file that is read back. Its
-last entry, `checksum`, is the SHA-256 of the manifest itself with the 64 digits of that entry set to zero. A single
-file (a cell of a grid, a checkpoint, a piece of a stream) has the same entry in the header of its arrays. So any change
-of any byte is found, and each file can be written without reading the others.
+last entry, `checksum`, is the SHA-256 of the manifest with the 64 digits of that entry set to zero. A single file (a
+cell of a grid, a checkpoint, a piece of a stream) has the same entry in the header of its arrays.
 
-Files are not trusted: only regular files inside the folder are opened, sizes and nesting are bounded before any object
-is built, and each value has to be of the kind that its reader declares. Anything else raises a `DamagedError` that
-names the file. A checksum detects damage; it does not prove who wrote a file.
+Only regular files inside the folder are opened, sizes and nesting are bounded before any object is built, and each
+value has to be of the kind that its reader declares. Anything else raises a `DamagedError` that names the file. A
+checksum detects damage; it does not prove who wrote a file.
 """
 
 from __future__ import annotations
@@ -180,19 +179,9 @@ class Reader:
     ) -> dict[str, Any] | None:
         """The entries of the manifest of a folder; None if there is no such file.
 
-        Parameters
-        ----------
-        file : Path
-            The manifest.
-        kind : str
-            The kind that it has to state.
-        newest : int
-            The newest supported format. A newer one is an UnsupportedError.
-        schema : mapping
-            Kinds of all its entries except "kind", "format", "files" and "checksum".
-        sealed_since : int
-            The first format with a checksum. An older one has no entry "files" and is read with a UserWarning that it
-            has no checksum.
+        It has to state `kind`, and a format up to `newest` (a newer one is an UnsupportedError). `schema` has the kinds
+        of all entries except "kind", "format", "files" and "checksum". A format before `sealed_since` has no checksum
+        and no entry "files", and is read with a UserWarning.
         """
         if not os.path.lexists(file):
             return None
@@ -294,11 +283,10 @@ MOST_OBJECTS, MOST_STRINGS = 10_000, 100_000
 
 
 def check_tree(path: Path) -> None:
-    """Refuse an HDF5 file that refers to anything outside it, or that claims more data than it holds.
+    """Refuse (ValueError) an HDF5 file that refers to anything outside it, or that claims more data than it holds.
 
-    A ValueError is raised for an external or a soft link, external or virtual storage, a filter other than compression
-    and checksums, an unlimited dimension, references as values, or arrays larger than the file. In a folder with
-    checksums, HDF5 parses a file only after its checksum was verified.
+    That is an external or a soft link, external or virtual storage, a filter other than compression and checksums, an
+    unlimited dimension, references as values, or arrays larger than the file.
     """
     import h5py
 

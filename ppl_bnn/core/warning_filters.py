@@ -1,8 +1,7 @@
 """Filters that ignore or record warnings in one thread only.
 
-`warnings.catch_warnings` replaces the filter list of the whole process and restores it later, so two threads that use
-it restore each other's lists. Here one entry is added whose pattern checks the current context, and only that entry is
-removed.
+`warnings.catch_warnings` restores the filter list of the whole process, so two threads restore each other's lists. Here
+one entry, whose pattern checks the current context, is added and removed.
 """
 
 from __future__ import annotations
@@ -98,10 +97,7 @@ def _entered(category: type[Warning], ignores: bool) -> Iterator[None]:
 
 @contextlib.contextmanager
 def ignored(message: str = "", category: type[Warning] = Warning, everywhere: bool = False) -> Iterator[None]:
-    """Ignore warnings in this context, or in all threads.
-
-    `message` is a regular expression that matches the beginning of the text of the warnings, `category` their class.
-    """
+    """Ignore warnings in this context, or in all threads; `message` is a regular expression for their beginning."""
     rule = _Rule(category, re.compile(message, re.IGNORECASE))
     with _entered(category, ignores=True):
         if everywhere:
