@@ -1,4 +1,4 @@
-"""What both systems share between the language and their own primitives: interpretation, and distributions.
+"""Code shared by both systems: interpretation of the language, and distributions.
 
 A specification becomes the system's distribution of the same name. `CholeskyFactor` and `KroneckerFactor` are the
 mathematics of the normal distributions of arrays that neither system has.
@@ -21,12 +21,7 @@ from ppl_bnn.language.primitives import Interpretation, Message
 class SystemInterpretation(Interpretation):
     """Every primitive of the language as a primitive of a system; a subclass has those of its system.
 
-    Parameters
-    ----------
-    population : int or None
-        Number of rows to which the likelihood is scaled.
-    record : bool
-        Whether to record f.
+    The likelihood is scaled to `population` rows; with `record`, f is a deterministic site.
     """
 
     # The module of the system with `sample`, `deterministic` and `param`; its scale handler and its plate.
@@ -102,23 +97,9 @@ def interpreted(model: Model, interpretation: Callable[[], Interpretation]) -> M
 def resolved(
     specification: Distribution, family: Callable[[str], Any], array: Callable[[Any], Any], **options: Any
 ) -> Any:
-    """The system's distribution of a specification.
+    """The system's distribution of a specification, `family(name)(array(argument), ..., **options)`.
 
-    Parameters
-    ----------
-    specification : Distribution
-        The specification.
-    family : callable
-        Name of a family -> the class of the system.
-    array : callable
-        An argument -> an argument of the system.
-    **options
-        Further arguments of all families.
-
-    Raises
-    ------
-    ModelError
-        An argument is a distribution itself.
+    `ModelError` is raised for an argument that is a distribution itself.
     """
     made, given = family(specification.family), specification.arguments
     if specification.family == "Censored":

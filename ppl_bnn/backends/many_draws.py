@@ -16,13 +16,13 @@ from ppl_bnn.language.handlers import recorded_linear
 if TYPE_CHECKING:
     from ppl_bnn.backends.program import Program
 
-# Bytes that a prediction may take besides its inputs and its result, where nothing else is said.
+# Bytes that a prediction may take by default, besides its inputs and its result.
 MEMORY = 2**28
 # Bytes that the activations of a density over many draws may take.
 DENSITY_MEMORY = 2**28
 # Bytes and rows of a chunk of predictions on a CPU, where the budget allows more.
 CACHE, CACHE_ROWS = 2**24, 2000
-# The same where every core has a chunk of its own, and its least size as a multiple of the weights of a draw, since
+# The same if every core has its own chunk, whose size is at least a multiple of the weights of a draw, because
 # weights are read again for every chunk of rows.
 OWN_CACHE, OWN_CACHE_ROWS, OWN_CACHE_WEIGHTS = 2**21, 500, 4
 
@@ -37,7 +37,7 @@ def chunked_draws(
     one: Mapping[str, np.ndarray],
     memory: int,
 ) -> np.ndarray:
-    """eta (S, N, D) of function(w, x, shared) over draws w; `one`: a single set of constrained values.
+    """eta (S, N, D) of function(w, x, shared) over draws w; `one` is a single set of constrained values.
 
     One compiled function is used for all chunks (the last is padded).
     """

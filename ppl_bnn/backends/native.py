@@ -1,11 +1,9 @@
 """Models written in NumPyro or Pyro: how they are called, and the likelihood of their observations.
 
 A plain model is called as `model(x, y)`. Several inputs, a dict or a tuple, are passed to the parameters of those
-names, or to the first parameters in order. The predictor of a plain model contains the parameters of the observed
-distribution, row by row.
-
-Tracing a plain model once finds the distribution that it observes. Its parameters (`NativeLikelihood`) are enough to
-predict and to score; methods that need the network output f or its linear maps refuse it by name.
+names, or to the first parameters in order. The model is traced once. Its predictor contains the parameters of the
+observed distribution, row by row (`NativeLikelihood`), which are enough to predict and to score. Methods that need the
+network output f or its linear maps refuse a plain model by name.
 """
 
 from __future__ import annotations
@@ -62,12 +60,7 @@ def _input_names(model: Model) -> list[str]:
 def named_inputs(model: Model, x: Any) -> Any:
     """A tuple of inputs as a dict with the names of the parameters that receive them; anything else unchanged.
 
-    A model with a single parameter before its targets gets the whole tuple: the names are then "0", "1", and so on.
-
-    Raises
-    ------
-    InputError
-        The model has neither one parameter nor as many as there are inputs.
+    A model with a single parameter before its targets gets the whole tuple, with the names "0", "1", and so on.
     """
     if not isinstance(x, tuple):
         return x
@@ -104,10 +97,7 @@ def called(model: Model) -> Model:
 
 
 def check_observation(name: str, distribution: Any, targets: tuple[int, ...]) -> None:
-    """Refuse an observed distribution whose shape would be broadcast against the targets.
-
-    A distribution with fewer axes, such as a single one for all rows, is used for every row.
-    """
+    """Refuse an observed distribution whose shape would be broadcast against the targets, except over rows."""
     shape = tuple(distribution.batch_shape) + tuple(distribution.event_shape)
     try:
         together = np.broadcast_shapes(shape, targets)
@@ -125,18 +115,7 @@ def check_observation(name: str, distribution: Any, targets: tuple[int, ...]) ->
 class NativeLikelihood(Likelihood):
     """The likelihood of a plain NumPyro or Pyro model: eta are the parameters of its observed distribution.
 
-    Parameters
-    ----------
-    family : str
-        Family of the prediction.
-    parameters : tuple of str
-        Names of its parameters.
-    task : str
-        "regression" or "classification".
-    shapes : tuple of tuple of int
-        Shape of each parameter for a single row.
-    classes : int, optional
-        Number of classes.
+    `family` is that of the prediction, `parameters` their names, `shapes` the shape of each for a single row.
     """
 
     # The defaults only take the place of the attributes of the base class.
@@ -196,8 +175,7 @@ _NAMED = {
 # The missing bound of a normal distribution that is truncated at one end only; single precision can represent it.
 FAR = 1e30
 _VECTORS = families.VECTORS
-# (family, its parameters as functions without arguments): a system may compute a parameter on access, which is possible
-# only where the distribution was made.
+# (family, its parameters as functions without arguments): a system may compute a parameter on access.
 _Recognised = tuple[str, dict[str, Callable[[], Any]]]
 
 
@@ -277,13 +255,7 @@ def _row_shape(family: str, name: str, distribution: Any, row: tuple[int, ...]) 
 
 
 def native_likelihood(distribution: Any, targets: tuple[int, ...]) -> NativeLikelihood:
-    """The likelihood that corresponds to the system's distribution of targets of that shape.
-
-    Raises
-    ------
-    UnsupportedError
-        A distribution that predictions do not support, or not with targets of that shape.
-    """
+    """The likelihood that corresponds to the system's distribution of targets of that shape, or `UnsupportedError`."""
     family, parameters = _family(distribution)
     row = tuple(targets[1:])
     classes = {"Bernoulli": 2}.get(family)

@@ -227,9 +227,9 @@ class _Assign(Messenger):
 
 
 class _AllRows(Messenger):
-    """Plates with a subsample of the rows are over all rows, because the density of a subsample is only an estimate.
+    """Plates with a subsample are over all rows, because the density of a subsample is only an estimate.
 
-    A plate with as many rows as the data is not changed: it scales a mini-batch to a population.
+    A plate with as many rows as the data scales a mini-batch to a population, and is not changed.
     """
 
     def __init__(self, rows: int):
@@ -371,8 +371,7 @@ class NumPyro:
         return filled
 
     def threads(self) -> int:
-        # XLA computes one program after another, and sharing a small product among cores is slow; a program per core
-        # avoids that. XLA itself reads NPROC.
+        # Sharing a small product among cores is slow, so each core gets its own program. XLA itself reads NPROC.
         return max(1, int(os.environ.get("NPROC") or cores()))
 
     def each(self, function: Callable[..., None], calls: Iterable[tuple[Any, ...]], threads: int) -> None:
@@ -398,8 +397,8 @@ class NumPyro:
                 waiting.popleft().result()
 
     def compile_for(self, function: Function, arguments: tuple[Any, ...], quick: bool = False) -> Function:
-        # Every fit binds its model again, which is a new function to JAX. Programs are therefore identified by their
-        # text, which contains all constants, and by the structure of their arguments and results.
+        # Every fit makes a new function for JAX. Programs are therefore identified by their text, which contains all
+        # constants, and by the structure of their arguments and results.
         lowered = jax.jit(function, keep_unused=True).lower(*arguments)
         trees = jax.tree.structure(arguments), jax.tree.structure(lowered.out_info)
         text = repr((trees, jax.config.jax_default_device, quick, lowered.as_text()))

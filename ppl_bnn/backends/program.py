@@ -1,7 +1,7 @@
 """A model bound to one system and to the shapes of its data.
 
 `Program` has the densities in unconstrained coordinates, the predictor, and conversions between dicts and flat vectors.
-Every method works on a `Program`. `Problem` is a program with its training data, inside a session.
+`Problem` is a program with its training data, inside a session: the input of every method.
 """
 
 from __future__ import annotations
@@ -31,35 +31,10 @@ STREAMED_ROWS = 4096
 class Program:
     """A model bound to one system: its densities in unconstrained coordinates and its predictor.
 
-    Build it with `Program.of` inside a session of the system. Methods take and return arrays of the system, except
-    those documented with NumPy.
-
-    Parameters
-    ----------
-    system : System
-        The system.
-    model : callable
-        The user's model.
-    native : callable
-        The model as a callable of the system.
-    language : bool
-        Whether the model is written in the language.
-    observed : str
-        Name of the observed site.
-    sites : dict of str to Site
-        Latent sites and parameters, in the order of the program.
-    likelihood
-        The likelihood, without the values of one run.
-    rows : int
-        Number of rows.
-    outputs : int, optional
-        Number of network outputs; None for a plain model.
-    coupled : bool
-        Whether the rows interact.
-    target_shape : tuple of int
-        Shape of y.
-    deterministic : tuple of str
-        Names of the deterministic sites of a plain model.
+    `Program.of` builds it inside a session. Methods take and return arrays of the system, except those marked NumPy.
+    `native` is the model as a callable of the system, `language` whether it is written in the language. `sites` has the
+    latent sites and parameters in order, `deterministic` the other sites of a plain model. `outputs` is None for a
+    plain model; `coupled` means that rows interact.
     """
 
     system: System
@@ -82,19 +57,15 @@ class Program:
     ) -> Program:
         """Trace `model` once on data of the system and check that it is a model.
 
-        Raises
-        ------
-        ModelError
-            No observed site, several of them without a name given, or no random variable.
-        UnknownNameError
-            There is no observed site of the given name.
+        `ModelError`: no observed site, several of them without a name given, or no random variable.
+        `UnknownNameError`: there is no observed site of the given name.
         """
         native = _native(chosen, model, language)
         record = RecordMessages("observe", "coupled")
         traced = _native(chosen, record.around(model), language) if language else native
         described, others = chosen.describe(traced, x, y)
         observations = [site for site in others if site.kind == "observed"]
-        # To a system a plain factor of the density is an observed site too, although it observes nothing.
+        # In both systems a plain factor of the density is an observed site, too.
         names = [site.name for site in observations if type(site.distribution).__name__ != "Unit"]
         if observed is None:
             if len(names) != 1:
@@ -133,10 +104,7 @@ class Program:
         )
 
     def rebound(self, x: Any, y: Any) -> Program:
-        """The same program in the present session, for data of the same columns.
-
-        The model is run again only if it gets another number of rows.
-        """
+        """The same program in the present session, for data of the same columns and any number of rows."""
         if row_count(x) != self.rows:
             options = {"language": self.language, "observed": self.observed}
             return Program.of(self.system, self.model, x, y, **options)
@@ -208,7 +176,7 @@ class Program:
         """log p(w(u)) + log |dw/du| + scale * sum_i log p(y_i | x_i, w(u)), a scalar.
 
         scale: N/B where x and y are B rows out of N; it multiplies every term that belongs to rows, including latent
-        variables inside `rows`. jacobian: with False, the density in the coordinates of the program.
+        variables inside `rows`. Without `jacobian`, the density is in the coordinates of the program.
         """
         sites = self.run(u, x, y)
         total = _log_prior(sites, jacobian, scale)
@@ -295,7 +263,7 @@ class Program:
     ) -> np.ndarray:
         """NumPy: eta (S, N, D) of constrained draws with one leading axis; x is NumPy, too.
 
-        seed: of per-row latent variables. memory: bound on the bytes besides the inputs and the result.
+        `seed` is that of per-row latent variables, `memory` bounds the bytes besides the inputs and the result.
         """
         if self.has_local:
             # A per-row variable belongs to the training rows; at new rows there is another one.
@@ -315,8 +283,8 @@ class Program:
     ) -> np.ndarray:
         """NumPy: the linearised predictor eta(u) + J (u' - u), (S, N, D), for u `around` and u' - u `deviations`.
 
-        J is the Jacobian of the predictor at u in unconstrained coordinates. A product with it is one forward
-        derivative, so J is never built. data: one row of x and y, for the transforms, which need its shape only.
+        J, the Jacobian of the predictor at u, is never built: its product is one forward derivative. `data` is one row
+        of x and y, for the transforms, which need its shape only.
         """
         names = [name for name in self.sites if name in deviations]
 
@@ -337,7 +305,7 @@ class Program:
         return self.system.compile(self.system.vmap(function, in_axes=(0, None, None)))
 
     def cached[T](self, key: Hashable, build: Callable[[], T]) -> T:
-        """What `build` returned the first time for this key: compiled functions and facts about this program."""
+        """The result of the first `build` for this key: compiled functions and facts about this program."""
         if key not in self._compiled:
             self._compiled[key] = build()
         return self._compiled[key]
@@ -347,10 +315,8 @@ class Program:
     def prior_draws(self, x: Any, y: Any, seed: int, count: int) -> dict[str, np.ndarray]:
         """NumPy: `count` draws from the prior in unconstrained coordinates (parameters: from their start).
 
-        Notes
-        -----
-        One draw is compiled, where the system compiles, and then called `count` times: a function for all draws at once
-        would be compiled again for every count, and takes longer to compile. A draw is a function of its seed.
+        Each has its own seed. One draw is compiled and called `count` times: a function for all draws would be compiled
+        again for every count.
         """
         keys = list(iterate_seeds(self.system.seeds(seed, count)))
 
@@ -392,24 +358,8 @@ class Program:
 class Problem:
     """A program with its training data, inside a session: the input of a method.
 
-    Parameters
-    ----------
-    program : Program
-        The program.
-    x, y
-        The data as arrays of the system.
-    inputs, targets
-        The same in NumPy (standardised where the fit standardises).
-    seed : int
-        Seed of the fit.
-    device : str
-        Device.
-    dtype : str
-        Floating type.
-    data_hash : str
-        Hash of the data.
-    streamed : bool
-        If True, x and y are the first rows only, for their shapes, and all rows are in `inputs` and `targets`.
+    `x` and `y` are arrays of the system, `inputs` and `targets` the same in NumPy (standardised if the fit
+    standardises). If `streamed`, x and y are the first rows only, for their shapes.
     """
 
     program: Program
@@ -469,9 +419,6 @@ def _log_prior(sites: list[TracedSite], jacobian: bool, row_scale: float = 1.0) 
 def threads_for(rows: int, parameter_count: int) -> int | None:
     """Number of threads for an operation: 1 if it is too small to share, else None (unchanged).
 
-    Notes
-    -----
-    torch shares even small operations among threads and waits for the last. With another busy process on the same
-    cores, a pass through a small network took 25 ms with two threads and 1.6 ms with one.
+    torch shares even small operations among threads and waits for the last, which is slow if other processes are busy.
     """
     return 1 if 2 * rows * parameter_count < 50_000_000 else None

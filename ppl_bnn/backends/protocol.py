@@ -1,7 +1,4 @@
-"""The protocol of a probabilistic programming system.
-
-`System` is the protocol that `ppl_bnn.backends.numpyro` and `ppl_bnn.backends.pyro` implement with the same names in
-the same order.
+"""The protocol of a probabilistic programming system, implemented by `numpyro.py` and `pyro.py`.
 
 A session is the only place where a global changes: floating type, device, threads, Pyro's parameter store and
 validation, random states. A fit therefore leaves every global unchanged, also when it raises.
@@ -29,24 +26,11 @@ SYSTEMS = ("numpyro", "pyro")
 
 @dataclass(frozen=True)
 class TracedSite:
-    """One site of one run.
+    """One site of one run; `kind` is "latent", "param", "observed" or "deterministic".
 
-    Parameters
-    ----------
-    name : str
-        Name of the site.
-    kind : {"latent", "param", "observed", "deterministic"}
-        Kind of the site.
-    distribution
-        The system's own distribution, or None.
-    value : array
-        Its value.
-    log_det : array
-        log |dw/du| where the value came from unconstrained coordinates, else 0.
-    scale : float
-        Factor on its log density.
-    local : bool
-        Whether the site belongs to rows (it is then drawn again at new rows).
+    `distribution` is the system's own, or None. `log_det` is log |dw/du| if the value came from unconstrained
+    coordinates, else 0. `scale` multiplies the log density. A `local` site belongs to rows, and is drawn again at new
+    rows.
     """
 
     name: str
@@ -62,20 +46,7 @@ class TracedSite:
 class Site:
     """A latent site or parameter: its shapes in the program and in unconstrained coordinates.
 
-    Parameters
-    ----------
-    name : str
-        Name of the site.
-    shape : tuple of int
-        Shape in the program.
-    unconstrained_shape : tuple of int
-        Shape in unconstrained coordinates.
-    is_param : bool
-        Whether it is a parameter without a prior.
-    local : bool
-        Whether the site belongs to rows.
-    family : str
-        Class name of its distribution.
+    `is_param` means without a prior, `local` that it belongs to rows; `family` is the class name of its distribution.
     """
 
     name: str
@@ -110,16 +81,9 @@ class Randomness(Protocol):
 class System(Protocol):
     """A probabilistic programming system with its array library.
 
-    Attributes
-    ----------
-    name : str
-        Name of the system.
-    maps_randomness : bool
-        Whether `vmap` supports sampling, each element with its own seed.
-    turn : Turn
-        Held by the one thread that traces a program or computes eagerly, since a system has one stack of handlers for
-        all threads. `run` and sessions acquire it; code that uses the handlers of a system itself has to acquire it
-        too.
+    `maps_randomness`: whether `vmap` supports sampling, each element with its own seed. `turn` is held by the one
+    thread that traces a program or computes eagerly, because a system has one stack of handlers for all threads. `run`
+    and sessions acquire it; other code that uses the handlers of a system has to acquire it too.
     """
 
     name: str
@@ -129,7 +93,7 @@ class System(Protocol):
     def session(self, dtype: str, device: str, threads: int | None = None) -> AbstractContextManager[str]:
         """A context in which everything runs in this floating type on this device; every global is restored.
 
-        Its value is the device. `threads`: those of one operation, where they can be set (torch); None: unchanged.
+        Its value is the device. `threads` are those of one operation, where they can be set (torch).
         """
         ...
 
@@ -148,8 +112,7 @@ class System(Protocol):
     def plain(self, model: Model) -> Model:
         """A model written in the system itself as a function of (x, y), in the floating type of the session.
 
-        Inputs are passed to its own parameters, and plates are over all rows. The user's object is not
-        changed.
+        Plates are over all rows. The user's object is not changed.
         """
         ...
 
@@ -206,8 +169,7 @@ class System(Protocol):
     def batched(self, function: Function, size: int) -> Callable[..., None]:
         """Map `function` over the leading axis of w, `size` elements at a time, as a function (w, x, into).
 
-        Results are written to the NumPy array `into`. At most `size` of them are stored besides it, and it may be
-        shorter than the results (padding).
+        Results are written to the NumPy array `into`, which may be shorter than the results (padding).
         """
         ...
 
@@ -221,9 +183,9 @@ class System(Protocol):
     def compile(self, function: Function, /) -> Function: ...
 
     def compile_for(self, function: Function, arguments: tuple[Any, ...], quick: bool = False) -> Function:
-        """Compile the function for arguments like these, for a few calls; a process compiles equal programs once.
+        """Compile the function for arguments like these, for a few calls; equal programs are compiled once per process.
 
-        quick: prefer a short compilation to a fast program; rounding may differ.
+        `quick` prefers a short compilation to a fast program; rounding may differ.
         """
         ...
 
@@ -263,7 +225,7 @@ def described(
 ) -> tuple[list[Site], list[TracedSite]]:
     """The result of `System.describe`, from the sites of one run.
 
-    inverse_shape: (the system's own distribution, shape of a value) -> its shape in unconstrained coordinates.
+    `inverse_shape` maps (the system's own distribution, shape of a value) to its shape in unconstrained coordinates.
     """
     sites = []
     for site in traced:
@@ -282,13 +244,7 @@ def described(
 
 
 def resolve_device(device: str) -> tuple[str, int | None]:
-    """("auto" | "cpu" | "cuda", index) of a device string.
-
-    Raises
-    ------
-    InputError
-        The string is neither "auto", "cpu" nor "cuda[:i]".
-    """
+    """("auto" | "cpu" | "cuda", index) of a device string, or `InputError`."""
     kind, _, index = str(device).partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and not index.isdigit()) or (index and kind != "cuda"):
         raise InputError.of("device", "'auto', 'cpu' or 'cuda[:i]'", repr(device), "device='auto'")
@@ -296,7 +252,7 @@ def resolve_device(device: str) -> tuple[str, int | None]:
 
 
 def cuda_index(device: str, count: Callable[[], int], library: str) -> int | None:
-    """The index of the CUDA device for a device string, of as many as `count` says; None for the CPU."""
+    """The index of the CUDA device for a device string, out of `count()` devices; None for the CPU."""
     kind, index = resolve_device(device)
     available = 0 if kind == "cpu" else count()
     if kind == "cpu" or (kind == "auto" and not available):

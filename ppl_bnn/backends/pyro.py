@@ -291,9 +291,8 @@ class Pyro:
     ) -> tuple[int, Callable[..., Any]] | None:
         """(draws, the operations of `function` on so many draws); None if they depend on the values of arrays.
 
-        The record avoids the overhead of Python and torch.func for each block, which takes longer than the computation
-        of a block that fits in the cache of a core. Fake arrays have no values, so no value of a draw or a row can
-        enter the record, and operations that draw random numbers are recorded as operations, not as numbers.
+        The record avoids the overhead of Python and torch.func for each block. Fake arrays have no values, so no value
+        of a draw or a row can enter the record, and random numbers are recorded as operations.
         """
         # The first use of make_fx imports torch's compiler, which takes over a CPU second.
         from torch.fx.experimental.proxy_tensor import make_fx
@@ -350,8 +349,7 @@ _RESHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
 def _overwrite(graph: torch.fx.Graph) -> None:
     """Replace f(a, ...) by an in-place operation, if no other operation reads a and the result has its shape and type.
 
-    The result then uses memory that is already in the cache. torch's own `reinplace` pass is not used, because it
-    compares numbers of elements, not shapes.
+    The memory is then already in the cache. torch's own `reinplace` pass compares numbers of elements, not shapes.
     """
     own: set[torch.fx.Node] = set()
     for node in graph.nodes:

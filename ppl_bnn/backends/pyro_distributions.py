@@ -229,8 +229,7 @@ def _family(name: str) -> Any:
 def resolve(specification: Distribution, settings: Any = None) -> Any:
     """The Pyro distribution of a specification; `settings`: the `current_settings()` of a run.
 
-    A distribution whose arguments are all plain numbers is the same in every run of the model. Its construction takes
-    longer than the evaluation of its density, and a run of SVI would construct it at each step, so it is cached.
+    It is cached if all arguments are plain numbers: its construction takes longer than the evaluation of its density.
     """
     arguments = tuple(specification.arguments.values())
     if not all(map(_is_constant, arguments)):

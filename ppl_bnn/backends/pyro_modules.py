@@ -1,7 +1,6 @@
 """Models written in Pyro, in the floating type and on the device of a session.
 
-A `PyroModule` that was made before the fit has its parameters, its buffers and the distributions of its priors in the
-type of that time, mostly single precision. A fit works on a copy in its own type.
+A `PyroModule` that was made before the fit is mostly in single precision. A fit works on a copy in its own type.
 """
 
 from __future__ import annotations
@@ -19,10 +18,7 @@ from ppl_bnn.language.modules.torch_defaults import floating
 def in_session(model: Model) -> Model:
     """The model itself if it is a function; a copy in the type of the session if it is a module or bound to one.
 
-    Raises
-    ------
-    ModelError
-        A module that cannot be copied.
+    `ModelError` is raised for a module that cannot be copied.
     """
     import torch
 

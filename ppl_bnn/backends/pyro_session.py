@@ -1,10 +1,9 @@
 """A session of torch and Pyro: their global state, which all threads share, and exclusive access to it.
 
-The thread of a session holds `TURN`. It finds torch's generator, Pyro's parameters and handlers, the validation flags
-and the number of threads in the state of its own fit. It passes all of that on between two eager computations if
-another thread has waited for a while (`rest`), and where a user's function is called (`outside`). The default floating
-type is never changed: the library passes a type to every new tensor, and third-party code runs under
-`torch_defaults.defaults`.
+The thread of a session holds `TURN`, and has torch's generator, Pyro's parameters and handlers, the validation flags
+and the number of threads in the state of its own fit. It gives them up between two eager computations if another thread
+has waited for a while (`rest`), and where a user's function is called (`outside`). The default floating type is never
+changed: the library passes a type to every new tensor, and third-party code runs under `torch_defaults.defaults`.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ _VALIDATION: tuple[tuple[Callable[[], Any], Callable[[Any], None]], ...] = (
 class Globals:
     """A snapshot of the global state that all threads share in torch and Pyro.
 
-    generator, cuda: states of torch's generators; store: Pyro's parameters; handlers: Pyro's stack, and its allocated
-    dimensions; threads: of torch; environment: variables of torch.
+    States of torch's generators, Pyro's parameters, its stack of `handlers` with allocated dimensions, the number of
+    threads, and environment variables of torch.
     """
 
     generator: torch.Tensor
@@ -160,7 +159,7 @@ def outside() -> Iterator[None]:
 
 
 def _taken_back(depth: int) -> KeyboardInterrupt | None:
-    """Wait for the turn, also if the user interrupts: the caller restores the global state and needs the turn."""
+    """Wait for the turn, also if the user interrupts, because the caller has to restore the global state."""
     interrupt = None
     while True:
         try:

@@ -18,12 +18,7 @@ _PACKAGES = {"numpyro": "numpyro and jax", "pyro": "pyro-ppl and torch"}
 def system(name: str) -> System:
     """The system of that name; imports it.
 
-    Raises
-    ------
-    UnknownNameError
-        There is no such system.
-    MissingFrameworkError
-        The system cannot be imported; the other one is not affected.
+    `UnknownNameError`: there is no such system. `MissingFrameworkError`: it cannot be imported.
     """
     if name not in SYSTEMS:
         raise unknown_name("system", name, SYSTEMS)
@@ -41,28 +36,10 @@ def system(name: str) -> System:
 
 
 def written_in(model: Model, x: Any, y: Any, preferred: str) -> Literal["language", "numpyro", "pyro"]:
-    """Find out in which language a model is written, by tracing it once, without computation where the system allows.
+    """Find the language of a model by tracing it once, in the system `preferred` first.
 
-    A program in the language runs in both systems; a NumPyro or Pyro model determines the system.
-
-    Parameters
-    ----------
-    model : callable
-        The user's model.
-    x, y
-        Data.
-    preferred : str
-        The system to try first.
-
-    Returns
-    -------
-    {"language", "numpyro", "pyro"}
-        The language of the model.
-
-    Raises
-    ------
-    ModelError
-        The model has no sites, runs in neither system, or is a torch module without priors.
+    A program in the language runs in both systems; a NumPyro or Pyro model determines the system. `ModelError` is
+    raised if the model has no sites, runs in neither system, or is a torch module without priors.
     """
     failures: dict[str, Exception] = {}
     for name in _hinted(model) or [preferred, *(name for name in SYSTEMS if name != preferred)]:

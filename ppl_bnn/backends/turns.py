@@ -1,7 +1,7 @@
 """A lock that threads get in the order in which they ask.
 
-Pyro and NumPyro each keep one stack of effect handlers for all threads. A `Turn` is held by the thread that uses it,
-and is released while a user's function is called.
+Pyro and NumPyro each keep one stack of effect handlers for all threads. The thread that uses it holds a `Turn`, and
+releases it while a user's function is called.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ gate = threading.Lock
 class Turn:
     """A reentrant lock that goes to the thread that has waited longest.
 
-    Notes
-    -----
     A `threading.RLock` that is released and acquired again at once stays with its thread, and waiting threads starve.
     """
 
@@ -56,10 +54,7 @@ class Turn:
     def acquire(self, depth: int = 1) -> None:
         """Acquire the lock `depth` times; returns when this thread holds it.
 
-        Raises
-        ------
-        KeyboardInterrupt
-            This thread was interrupted while it waited, and does not hold the lock.
+        KeyboardInterrupt: this thread was interrupted while it waited, and does not hold the lock.
         """
         me = threading.get_ident()
         if self._owner == me:
