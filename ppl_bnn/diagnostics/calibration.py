@@ -177,6 +177,10 @@ class Calibration:
             "function": one row per function with its tests. "simulation": one row per simulation and function, with the
             columns simulation (its number), function, truth, rank and probability.
 
+        Returns
+        -------
+        pd.DataFrame
+
         Raises
         ------
         InputError
@@ -315,7 +319,17 @@ class Uniformity:
         return min(self.asymmetry_p, self.spread_p, self.ecdf_p)
 
     def words(self, threshold: float) -> str:
-        """Describe the shape of the ranks in words, where a test is significant below `threshold`."""
+        """Describe the shape of the ranks in words.
+
+        Parameters
+        ----------
+        threshold : float
+            The p-value below which a test is significant.
+
+        Returns
+        -------
+        str
+        """
         found = []
         if self.asymmetry_p < threshold:
             side = "upwards" if self.mean_probability > 0.5 else "downwards"

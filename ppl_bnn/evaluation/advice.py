@@ -90,7 +90,17 @@ class Advice:
         return self.text()
 
     def text(self, width: int = 110) -> str:
-        """The table as text, with `width` characters per line."""
+        """The table as text.
+
+        Parameters
+        ----------
+        width : int
+            Number of characters per line.
+
+        Returns
+        -------
+        str
+        """
         facts = self.facts
         measured = [
             f"{1000.0 * facts[key]:.3g} ms in {name}"

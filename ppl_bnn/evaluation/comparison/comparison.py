@@ -75,6 +75,15 @@ class Comparison:
         Everything is restored bit for bit except `posteriors`, since a model is code (see `Posterior.save`). A folder
         of an older version without checksums gives a warning.
 
+        Parameters
+        ----------
+        folder : str or PathLike
+            Folder of a comparison.
+
+        Returns
+        -------
+        Comparison
+
         Raises
         ------
         InputError, DamagedError, UnsupportedError
@@ -139,7 +148,17 @@ class Comparison:
         """Write the comparison to a folder: a tree per method, the table, a figure, and what `load` needs.
 
         All files appear together at the end, so an interrupted save leaves the previous content. They replace the files
-        of another comparison; other files stay. Returns the folder.
+        of another comparison; other files stay.
+
+        Parameters
+        ----------
+        folder : str or PathLike
+            The folder.
+
+        Returns
+        -------
+        Path
+            The folder.
 
         Raises
         ------

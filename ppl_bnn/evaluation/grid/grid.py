@@ -129,7 +129,17 @@ class Grid:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Grid:
-        """The grid of a TOML file, whose format `ppl_bnn.evaluation.grid.toml_file` describes."""
+        """The grid of a TOML file, whose format `ppl_bnn.evaluation.grid.toml_file` describes.
+
+        Parameters
+        ----------
+        path : str or PathLike
+            The file.
+
+        Returns
+        -------
+        Grid
+        """
         from ppl_bnn.evaluation.grid import toml_file
 
         return toml_file.read(path, cls)

@@ -182,7 +182,17 @@ class GridResult:
         )
 
     def arrays(self, key: str) -> dict[str, np.ndarray]:
-        """The stored arrays of the cell with this key (`cells.ARRAYS`); empty for a failed cell."""
+        """The stored arrays of a cell (`cells.ARRAYS`); empty for a failed cell.
+
+        Parameters
+        ----------
+        key : str
+            Key of the cell.
+
+        Returns
+        -------
+        dict of str to np.ndarray
+        """
         return {} if self.folder is None else cells.Store(self.folder / CELLS).arrays(key)
 
     def by_split(self, score: str = "log_score") -> pd.DataFrame:
