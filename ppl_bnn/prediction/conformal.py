@@ -4,14 +4,13 @@ A score s(x, y) measures how unusual y is under the prediction at x. With s_1..s
 
     q = the k-th smallest of them, k = ceil((n + 1) level),        C(x) = {y : s(x, y) <= q}.
 
-If these rows and a new one are exchangeable (for example independent draws of one distribution), then, for any model,
-method and true distribution (Vovk, Gammerman and Shafer 2005; Lei et al. 2018, JASA 113, 1094-1111),
+If these rows and a new one are exchangeable, then, for any model, method and true distribution (Vovk, Gammerman and
+Shafer 2005; Lei et al. 2018, JASA 113, 1094-1111),
 
     level <= k / (n + 1) <= P(y in C(x)),      with equality on the right if scores have no ties.
 
-This probability is over the held-out rows and the new one together. Given the held-out rows the coverage is a draw from
-Beta(k, n + 1 - k). It holds on average over all rows, not for each kind of row: where the model is wrong, some rows may
-be covered less and others more. No theorem covers rows whose distribution drifts away from that of the held-out rows.
+The probability is over the held-out rows and the new one. Given the held-out rows the coverage is a draw from
+Beta(k, n + 1 - k). It is an average over all rows, not a coverage of each kind of row.
 """
 
 from __future__ import annotations
@@ -47,13 +46,13 @@ class Conformal:
     score : str
         Name of the score.
     threshold : float or ndarray
-        q, a number, or one per output (K,). Infinite if there were too few rows.
+        q, or one per output (K,). Infinite if there were too few rows.
     rows : int
         Number of held-out rows, n.
     randomise : int, optional
         The seed of "aps".
     keywords : mapping
-        Arguments that were given to `predict`.
+        Arguments of `predict`.
     """
 
     source: Any
@@ -68,10 +67,7 @@ class Conformal:
         return f"Conformal({self.source!r}: {self.level:.4g} by {self.score}, from {self.rows} rows)"
 
     def interval(self, x: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Prediction intervals. The ends belong to the interval.
-
-        Each output has the coverage by itself. For "quantile" the ends may cross if the prediction was much too wide;
-        both are then their mid-point, which can only increase the coverage.
+        """Prediction intervals, ends included. Each output has the coverage by itself.
 
         Parameters
         ----------
@@ -81,7 +77,7 @@ class Conformal:
         Returns
         -------
         lower, upper : ndarray
-            Each (N,) or (N, K), units of y.
+            Each (N,) or (N, K), units of y. Crossed ends of a "quantile" interval are both set to their mid-point.
 
         Raises
         ------
@@ -99,15 +95,12 @@ class Conformal:
         return np.where(crossed, middle, lower), np.where(crossed, middle, upper)
 
     def sets(self, x: Any) -> np.ndarray:
-        """Prediction sets: which classes are in the set of each row.
-
-        A set may be empty: then no class has a score within the threshold. With `randomise` the set of a row also
-        depends on its position among the rows.
+        """Prediction sets: which classes are in the set of each row. A set may be empty.
 
         Parameters
         ----------
         x
-            Inputs, or a `Prediction`.
+            Inputs, or a `Prediction`. With `randomise` the set of a row depends on its position among the rows.
 
         Returns
         -------
@@ -141,10 +134,10 @@ def conformal(
     Parameters
     ----------
     source
-        A posterior, or anything with ``predict(x) -> Prediction`` (for example a `Recalibrated` by other rows). Or the
-        `Prediction` of the held-out rows itself, with x = None; `interval` and `sets` then take predictions.
+        A posterior, or anything with ``predict(x) -> Prediction``. Or the `Prediction` of the held-out rows itself,
+        with x = None; `interval` and `sets` then take predictions.
     x, y
-        Held-out rows, exchangeable with those to come. At least level / (1 - level) of them.
+        Held-out rows, exchangeable with new ones. At least level / (1 - level) of them.
     level : float, default 0.9
         Coverage, within (0, 1).
     score : str, optional
@@ -160,9 +153,8 @@ def conformal(
         - "aps", the sum of the probabilities of all classes down to y in decreasing order: larger sets where the
           prediction is uncertain (Romano, Sesia and Candes 2020).
     randomise : int, optional
-        For "aps", a seed: of P_y, the last of these probabilities, a random part is taken, as in the source. Without it
-        every least probable class has the score 1. Such ties make the coverage larger than promised, and the sets
-        larger.
+        For "aps", a seed: a random part of P_y, the last of these probabilities, is counted, as in the paper. Without
+        it every least probable class has the score 1, and these ties make the sets larger than necessary.
     **keywords
         Arguments of `source.predict`, now and later: draws=, kind=, seed=.
 
@@ -183,7 +175,7 @@ def conformal(
     Warns
     -----
     UserWarning
-        If n < level / (1 - level). No finite interval then has the guarantee: it is all numbers, or all classes.
+        If n < level / (1 - level): only the interval of all numbers, or the set of all classes, has the guarantee.
 
     References
     ----------

@@ -26,16 +26,16 @@ _STEP = 0.8
 def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.ndarray:
     """Continuous ranked probability score, mean over rows and outputs. Lower is better.
 
-        CRPS = integral (F(t) - 1{y <= t})^2 dt = E|Y - y| - E|Y - Y'| / 2,
+        CRPS = integral (F(t) - 1{y <= t})^2 dt = E|Y - y| - E|Y - Y'| / 2.
 
-    with all S components.
+    All S components of the mixture are used.
 
     Parameters
     ----------
     prediction : Prediction
         A prediction of numbers.
     y
-        Observed values.
+        Observed values, of the shape of the prediction.
     pointwise : bool, default False
         Whether to return one score per row and output.
 
@@ -51,10 +51,9 @@ def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.
 
     Notes
     -----
-    E|Y - y| is a closed form, O(S). E|Y - Y'| = 2 integral F (1 - F) dt is integrated by the trapezium rule, refined
-    until its relative change is below 1e-5. For mixtures of normals it converges faster than any power of the step, and
-    the remaining error is far smaller. Where that would cost more than the closed form over all pairs of components
-    (few components, or narrow ones far apart), the pairs are summed. For counts it is a sum over the integers.
+    E|Y - y| has a closed form, O(S). E|Y - Y'| = 2 integral F (1 - F) dt is integrated by the trapezium rule to a
+    relative change below 1e-5, or summed in closed form over all pairs of normal components where that is cheaper. For
+    counts the integral is a sum over the integers.
 
     References
     ----------
@@ -66,18 +65,7 @@ def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.
 
 
 def mean_difference(prediction: Prediction) -> np.ndarray:
-    """E|Y - Y'| for independent Y, Y' of the same mixture (Gini's mean difference).
-
-    Parameters
-    ----------
-    prediction : Prediction
-        A prediction of numbers.
-
-    Returns
-    -------
-    ndarray
-        Shape (N,) or (N, K), units of y.
-    """
+    """E|Y - Y'| for independent Y, Y' of the same mixture (Gini's mean difference), (N,) or (N, K), in units of y."""
     if isinstance(prediction, MappedPrediction):
         return prediction.mean_difference
     integral = _count_mean_difference if prediction.is_counts else _continuous_mean_difference
@@ -89,8 +77,8 @@ def energy_score(
 ) -> float | np.ndarray:
     """Energy score of rows of K outputs, E||Y - y|| - E||Y - Y'|| / 2 in the Euclidean norm. Lower is better.
 
-    CRPS is the case K = 1. The score depends on the dependence between outputs, which scores of single outputs ignore.
-    Outputs count in proportion to their size: bring them to one unit first (`prediction.rescale`).
+    CRPS is the case K = 1. The score depends on the dependence between outputs. Outputs count in proportion to their
+    size: bring them to one unit first (`prediction.rescale`).
 
     Parameters
     ----------
@@ -103,7 +91,7 @@ def energy_score(
     draws : int, default 2000
         Number of independent draws of the mixture, at least 2.
     seed : int, default 0
-        Seed of the draws. The same seed gives the same number.
+        Seed of the draws.
 
     Returns
     -------
@@ -119,8 +107,8 @@ def energy_score(
 
     Notes
     -----
-    Computed by scoringrules from `draws` independent draws, E||Y - Y'|| from the pairs of consecutive draws, which are
-    independent. The estimate has no bias, an error that falls as 1 / sqrt(draws), and a cost in proportion to draws.
+    Computed by scoringrules. E||Y - Y'|| is estimated from pairs of consecutive draws, without bias and with an error
+    of order 1 / sqrt(draws).
 
     References
     ----------

@@ -16,9 +16,9 @@ from ppl_bnn.prediction.prediction import Prediction
 def fidelity(prediction: Prediction, reference: Prediction) -> dict[str, float]:
     """Distance of a prediction from a reference prediction of the same rows.
 
-    Below, m is the mean of the mean function and v its variance over draws (`mean_function_variance`: the epistemic
-    variance for numbers, the variance over draws of the class probabilities for classes). A star marks the reference. A
-    row is a row and output; for classes the squares and the variances of a row are summed over its classes.
+    Below, m is the mean of the mean function, v its variance over draws (`mean_function_variance`), and a star marks
+    the reference. A row is a row and output. For classes the squares and variances of a row are summed over its
+    classes.
 
     Parameters
     ----------
@@ -47,8 +47,8 @@ def fidelity(prediction: Prediction, reference: Prediction) -> dict[str, float]:
 
     Notes
     -----
-    The weights a_n are equal for numbers. For classes they are in proportion to ``v*_n``: where the reference is
-    certain its standard deviation is nearly zero, and ratios to it would dominate the rows that matter.
+    The weights a_n are equal for numbers. For classes they are in proportion to ``v*_n``, since ratios to the nearly
+    zero variance of certain rows would dominate otherwise.
     """
     _check_comparable(prediction, reference)
     figures = mean_function_gap(
@@ -76,22 +76,8 @@ def mean_function_gap(
 ) -> dict[str, float]:
     """mean_gap, sd_ratio and sd_log_ratio_spread of `fidelity`, from means and variances of two mean functions.
 
-    Parameters
-    ----------
-    mean, variance, reference_mean, reference_variance : ndarray
-        All of one shape, (N,) or (N, K).
-    classes : bool
-        Whether the outcome is a label. The arrays (N, C) then hold the C classes of a row.
-
-    Returns
-    -------
-    dict of str to float
-        The three entries.
-
-    Raises
-    ------
-    InputError
-        If the reference has no spread.
+    All arrays have one shape, (N,) or (N, K), or (N, C) for `classes`. Raises InputError without spread in the
+    reference.
     """
     difference = (mean - reference_mean) ** 2
     if classes and difference.ndim == 2:
@@ -127,36 +113,20 @@ def noise_floor(reference: Prediction, groups: Any = None) -> dict[str, float]:
         The reference prediction.
     groups : optional
         Chain number of each draw, (S,). Whole chains go to either half, so that autocorrelation cannot make the halves
-        more alike than two runs. Without it, or with one chain: the first and second half.
+        more alike than two runs. By default, or with one chain, the first and the second half of the draws.
 
     Returns
     -------
     dict of str to float
-        As from `fidelity`. Each half has about half of the draws, so the floor of its mean_gap is about sqrt(2) above
-        that of two full runs.
+        As from `fidelity`. The floor of mean_gap is about sqrt(2) above that of two full runs.
     """
     return fidelity(*halves(reference, groups))
 
 
 def halves(reference: Prediction, groups: Any = None) -> tuple[Prediction, Prediction]:
-    """The two halves of the draws that `noise_floor` compares.
+    """The two halves of the draws that `noise_floor` compares, as mixtures.
 
-    Parameters
-    ----------
-    reference : Prediction
-        A prediction of at least 4 draws.
-    groups : optional
-        As in `noise_floor`.
-
-    Returns
-    -------
-    first, second : Prediction
-        The mixtures of each half.
-
-    Raises
-    ------
-    InputError
-        If there are fewer than 4 draws, or `groups` has another shape.
+    Raises InputError for fewer than 4 draws, or `groups` of another shape.
     """
     if reference.draws < 4:
         raise InputError.of("", "a reference of at least 4 draws", f"{reference.draws}", "more draws")
@@ -172,20 +142,10 @@ def halves(reference: Prediction, groups: Any = None) -> tuple[Prediction, Predi
 
 
 def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
-    """1-Wasserstein distance of the predictive distributions, per row and output.
+    """1-Wasserstein distance of two predictive distributions, per row and output, in units of y.
 
     ``W_1 = integral |F(t) - G(t)| dt``, by the trapezium rule on 257 nodes between the outermost 1e-6 quantiles of the
     two, dense around the reference's median. For counts it is a sum over the integers.
-
-    Parameters
-    ----------
-    prediction, reference : Prediction
-        Two predictions of the same rows.
-
-    Returns
-    -------
-    ndarray
-        Units of y.
     """
     _check_comparable(prediction, reference)
     check_numbers(prediction, "wasserstein")

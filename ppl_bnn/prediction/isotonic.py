@@ -2,8 +2,7 @@
 
     G_n(y) = R(F_n(y)),    R an increasing, piecewise linear map of [0, 1] onto itself, one for all rows.
 
-Quantiles, intervals, PIT and coverage are exact. Means, CRPS and draws are computed from G at nodes of each row, with
-linear interpolation between them. The components of the mixture are lost, and with them the split of the uncertainty.
+Quantiles, intervals, PIT and coverage are exact. Means, CRPS and draws are computed from G at nodes of each row.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class MappedPrediction(Prediction):
         The mixture, as in `Prediction`.
     knots : ndarray
         Shape (3, M): F, 1 - F and R(F) at the points between which R is linear, from (0, 1, 0) to (1, 0, 1). Both tails
-        keep full precision: where a prediction is much too certain, targets can be at 1 - F = 1e-30.
+        are stored, since targets can be at 1 - F = 1e-30 where a prediction is much too certain.
 
     Raises
     ------
@@ -64,11 +63,10 @@ class MappedPrediction(Prediction):
     Notes
     -----
     mean, variance, absolute_deviation, mean_difference and sample take G to be linear between 513 nodes, up to 1e-10 of
-    probability on either side: their error is about 1e-4 of the standard deviation. (For a StudentT with few degrees of
-    freedom the variance lacks the part beyond the nodes.)
+    probability on either side: their error is about 1e-4 of the standard deviation.
 
-    log_prob is refused: R is an empirical distribution function, whose slope between two of its points depends on these
-    two rows only. component_mean, epistemic and aleatoric are refused because a mapped mixture has no components.
+    log_prob is refused because the slope of R between two knots depends on two held-out rows only. component_mean,
+    epistemic and aleatoric are refused because a mapped mixture has no components.
     """
 
     knots: np.ndarray = field(default_factory=lambda: STRAIGHT)
@@ -105,36 +103,14 @@ class MappedPrediction(Prediction):
     # --- exact ---
 
     def cdf(self, y: Any) -> np.ndarray:
-        """Mapped distribution function G_n(y_n) = R(F_n(y_n)).
-
-        Parameters
-        ----------
-        y
-            Values as in `Prediction.cdf`.
-
-        Returns
-        -------
-        ndarray
-            Probabilities, of the shape of y.
-        """
+        """Mapped distribution function G_n(y_n) = R(F_n(y_n)), for y as in `Prediction.cdf`."""
         below, above = tails(self.before, y)
         f, rest, r = self.knots
         upper = 1.0 - np.interp(above, rest[::-1], 1.0 - r[::-1])
         return np.where(below <= 0.5, np.interp(below, f, r), upper)
 
     def quantile(self, q: float | Sequence[float] | np.ndarray) -> np.ndarray:
-        """The y with G_n(y) = q: the quantile of the mixture at R^-1(q), computed from the nearer tail of F.
-
-        Parameters
-        ----------
-        q : float or sequence of float
-            Levels within (0, 1).
-
-        Returns
-        -------
-        ndarray
-            Shape (N,), with len(q) in front if q is a sequence. Units of y.
-        """
+        """The y with G_n(y) = q, as `Prediction.quantile`: the quantile of the mixture at R^-1(q)."""
         levels = np.asarray(q, dtype=np.float64)
         if levels.ndim > 1 or not ((levels > 0.0) & (levels < 1.0)).all():
             return self.before.quantile(q)  # raises the error
@@ -194,18 +170,7 @@ class MappedPrediction(Prediction):
         return 2.0 * np.sum(np.diff(nodes, axis=0) * pieces, axis=0)
 
     def absolute_deviation(self, y: Any) -> np.ndarray:
-        """E|Y_n - y_n| = integral |t - y_n| dG_n(t).
-
-        Parameters
-        ----------
-        y
-            Values as in `cdf`.
-
-        Returns
-        -------
-        ndarray
-            Of the shape of y, in units of y.
-        """
+        """E|Y_n - y_n| = integral |t - y_n| dG_n(t), for y as in `cdf`."""
         y = checked_y(self, y, leading=True)
         nodes, levels = self._table
         low, high, share = nodes[:-1], nodes[1:], np.diff(levels, axis=0)
@@ -218,21 +183,9 @@ class MappedPrediction(Prediction):
         return result.reshape(y.shape)
 
     def sample(self, n: int, seed: int | np.random.Generator) -> np.ndarray:
-        """Draws of the mixture, each moved to the point where G has the value that F had.
+        """Draws (n, N) of the mixture, each moved to the point where G has the value that F had.
 
         With weights (S,) a draw is still the output of one network for all rows, moved row by row.
-
-        Parameters
-        ----------
-        n : int
-            Number of draws.
-        seed : int or numpy.random.Generator
-            Seed or generator of the random numbers.
-
-        Returns
-        -------
-        ndarray
-            Shape (n, N).
         """
         levels = self.before.cdf(self.before.sample(n, seed))
         nodes, at_nodes = self._table

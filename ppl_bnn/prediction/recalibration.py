@@ -1,7 +1,7 @@
 """Recalibration: corrections of a prediction by held-out rows.
 
-Held-out rows show the errors of a posterior that are common to all rows. With F_n the predictive distribution function
-of row n, P_snc its probability of class c in draw s, and (x_n, y_n) held out:
+With F_n the predictive distribution function of row n, P_snc its probability of class c in draw s, and (x_n, y_n)
+held out:
 
 temperature (classes)
     P_snc is replaced by P_snc^(1/T) / sum_k P_snk^(1/T) (Guo, Pleiss, Sun and Weinberger 2017, ICML).
@@ -10,8 +10,8 @@ spread (numbers)
 isotonic (one continuous number per row)
     F_n is replaced by R(F_n), R the distribution function of u_n = F_n(y_n) (Kuleshov, Fenner and Ermon 2018, ICML).
 
-T and c maximise the likelihood of the held-out rows. No correction changes how uncertainty compares between rows: a row
-that is too certain relative to another remains so.
+T and c maximise the likelihood of the held-out rows. The corrections are common to all rows, so a row that is too
+certain relative to another remains so.
 """
 
 from __future__ import annotations
@@ -49,14 +49,13 @@ class Recalibrated:
     kind : {"temperature", "spread", "isotonic"}
         The correction.
     value : float or ndarray
-        The temperature T; the factors c, (K,) of the outputs or (1,); or the knots of R, (3, M), as in
-        `MappedPrediction`.
+        The temperature T; the factors c, (K,) or (1,); or the knots of R, (3, M), as in `MappedPrediction`.
     rows : int
-        Number of held-out rows that determined it.
+        Number of held-out rows.
     pooled : bool, default False
         Whether the mixture's probabilities are tempered.
     keywords : mapping
-        Arguments that were given to `predict`.
+        Arguments of `predict`.
     """
 
     source: Any
@@ -77,8 +76,8 @@ class Recalibrated:
     def predict(self, x: Any, **keywords: Any) -> Prediction:
         """The corrected prediction.
 
-        After an isotonic map the prediction has quantiles, CRPS and draws, but neither a density nor a split of the
-        uncertainty (`ppl_bnn.prediction.isotonic.MappedPrediction`). Pooled probabilities are those of one component.
+        An isotonic correction gives a `ppl_bnn.prediction.isotonic.MappedPrediction`, which has quantiles, CRPS and
+        draws, but neither a density nor a split of the uncertainty.
 
         Parameters
         ----------
@@ -110,22 +109,20 @@ def recalibrate(
         A posterior, or anything with ``predict(x) -> Prediction``. Or the `Prediction` of the held-out rows itself,
         with x = None; `predict` then takes predictions.
     x, y
-        Held-out rows, drawn from the same distribution as the rows to be predicted later.
+        Held-out rows, from the same distribution as the rows to be predicted later.
     kind : {"temperature", "isotonic", "spread"}, optional
         "temperature", the default for classes: one number, by maximum likelihood.
 
         "isotonic", the default for one continuous number per row: the whole distribution function. A new row,
-        exchangeable with those held out, lies below the quantile i / (n + 1) with exactly that probability, for i =
-        1..n.
+        exchangeable with those held out, is below the quantile i / (n + 1) with exactly that probability, i = 1..n.
 
-        "spread": one number per output, by maximum likelihood. The mean is kept, and so are density, draws and the
-        proportion of both kinds of uncertainty. For the location-scale families except Weibull.
+        "spread": one number per output, by maximum likelihood. Mean, density, draws and the proportion of both kinds of
+        uncertainty are kept. For the location-scale families except Weibull.
     pooled : bool, default False
         Temper the mixture's probabilities instead of those of each draw. The most probable class then never changes,
-        and disagreement between draws can be overruled; the epistemic part of the result is not known.
+        and the result has one component, so its epistemic part is not known.
     **keywords
-        Arguments of `source.predict`, now and later: draws=, seed= and so on. For another `kind` of a posterior's
-        predictives, recalibrate that prediction.
+        Arguments of `source.predict`, now and later: draws=, seed= and so on.
 
     Returns
     -------
@@ -136,8 +133,7 @@ def recalibrate(
     ------
     InputError
         For the rows of the fit itself; if the likelihood has no maximum (for example if every held-out row is right);
-        or for a held-out row to which the prediction gives no probability, or which it cannot distinguish from one
-        infinitely far away.
+        or for a held-out row to which the prediction gives no probability.
     UnsupportedError
         For a kind that the prediction does not support.
     UnknownNameError
@@ -209,7 +205,7 @@ def mapped(prediction: Prediction, knots: np.ndarray) -> MappedPrediction:
 
 
 def held_out_prediction(what: str, source: Any, x: Any, y: Any, keywords: Mapping[str, Any]) -> Prediction:
-    """The prediction of held-out rows that `recalibrate` or `conformal` (`what`) was given."""
+    """The prediction of the held-out rows given to `recalibrate` or `conformal` (`what`)."""
     if isinstance(source, Prediction):
         if x is not None:
             raise InputError.of(what, "x=None beside a prediction", type(x).__name__, "x=None")

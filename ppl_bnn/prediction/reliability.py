@@ -34,14 +34,8 @@ def _joined[Arrays: (Transform, Event)](cls: type[Arrays], parts: Iterable[Array
 class Transform:
     """Position of each target in its predictive distribution, arrays (N,).
 
-    Parameters
-    ----------
-    below : ndarray
-        F_n just below the target.
-    at : ndarray
-        F_n at the target. It differs from `below` for counts only.
-    pit : ndarray
-        A point between the two that is uniform where predictions are calibrated.
+    `below` and `at` are F_n just below the target and at it; they differ for counts only. `pit` is a point between the
+    two that is uniform where predictions are calibrated.
     """
 
     below: np.ndarray
@@ -52,24 +46,8 @@ class Transform:
     def of(cls, prediction: Prediction, y: np.ndarray) -> Transform:
         """The transform of each target (and output), flattened.
 
-        Parameters
-        ----------
-        prediction : Prediction
-            A prediction of numbers.
-        y : ndarray
-            Observed values.
-
-        Returns
-        -------
-        Transform
-            The transform.
-
-        Raises
-        ------
-        UnsupportedError
-            If the targets have no distribution function.
-        InputError
-            If y does not match the prediction.
+        Raises UnsupportedError if the targets have no distribution function, InputError if y does not match the
+        prediction.
         """
         drawn = np.clip(np.ravel(pit(prediction, y, seed=0)), 0.0, 1.0)
         if not prediction.is_counts:
@@ -102,16 +80,6 @@ class Transform:
 
         A target is in its interval if F_n at it reaches the lower level and F_n below it does not reach the upper
         level, so no quantile has to be computed.
-
-        Parameters
-        ----------
-        level : float
-            Probability of the intervals.
-
-        Returns
-        -------
-        float
-            Share of the targets.
         """
         low, high = 0.5 * (1.0 - level), 0.5 * (1.0 + level)
         return float(np.mean((self.at >= low) & (self.below < high)))
@@ -121,12 +89,8 @@ class Transform:
 class Event:
     """Data of a reliability diagram, arrays (N,).
 
-    Parameters
-    ----------
-    probability : ndarray
-        Predicted probability of class 1, or of the most probable class if there are more than two.
-    happened : ndarray
-        Whether that class was the label.
+    `probability` is the predicted probability of class 1, or of the most probable of more than two classes; `happened`
+    says whether that class was the label.
     """
 
     probability: np.ndarray
@@ -134,20 +98,7 @@ class Event:
 
     @classmethod
     def of(cls, prediction: Prediction, labels: np.ndarray) -> Event:
-        """The event of each row.
-
-        Parameters
-        ----------
-        prediction : Prediction
-            A prediction of classes.
-        labels : ndarray
-            Class numbers, (N,).
-
-        Returns
-        -------
-        Event
-            The events.
-        """
+        """The event of each row, for class numbers `labels` (N,)."""
         if prediction.classes == 2:
             return cls(prediction.probabilities[:, 1], labels == 1)
         probability = prediction.probabilities
@@ -169,13 +120,7 @@ class Event:
         return {"event": np.stack([self.probability, self.happened.astype(np.float64)])}
 
     def binned(self) -> dict[str, np.ndarray]:
-        """Binned events, for each of `BINS` equal bins of [0, 1] that has rows.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Mean `probability`, `share` of events that happened, and number of `rows`.
-        """
+        """Mean `probability`, `share` of events that happened and number of `rows`, for each bin that has rows."""
         which = np.clip((self.probability * BINS).astype(int), 0, BINS - 1)
         rows = np.bincount(which, minlength=BINS)
         used = rows > 0

@@ -4,9 +4,8 @@ Most functions take a `Prediction` and the observed y, of the prediction's `shap
 `pointwise=True`, one per row). Larger is better only for log_score, accuracy, concordance_index, and the two areas of
 `out_of_distribution`.
 
-Of a censored row only a bound is known: y is then (N, 2), values and events, which log_score and concordance_index
-take. Errors, CRPS, PIT and coverage are defined where every row was observed, and refused otherwise: over the observed
-rows alone they would favour predictions that are too short.
+Where rows may be censored y is (N, 2), values and events, which log_score and concordance_index take. Errors, CRPS,
+PIT and coverage are refused if any row is censored: over the observed rows alone they favour short predictions.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Standardisation:
         entries that are standardised (the floating-point ones).
     y_mean, y_scale : ndarray, optional
         Of the shape of one row of y, () or (K,). None if y keeps its units (labels, counts). A column without units,
-        such as the event of a value that may be censored, has mean 0 and scale 1.
+        such as the event of a censored value, has mean 0 and scale 1.
     """
 
     x_mean: Inputs
@@ -46,19 +46,14 @@ class Standardisation:
         Parameters
         ----------
         x
-            An array (N, ...), or a dict of arrays. Integer arrays of a dict (indices, for example of a vocabulary) are
-            not changed; a plain integer array is a table and is standardised.
+            An array (N, ...), or a dict of arrays. Integer arrays of a dict (indices) are not changed; a plain integer
+            array is a table and is standardised.
         y
-            Targets (N,) or (N, K), standardised for regression only.
+            Targets (N,) or (N, K), standardised if `task_is_regression`.
         task_is_regression : bool
             Whether y is standardised.
         y_columns : int, optional
-            Number of the first columns of y that have units, all by default. A likelihood with event columns states it.
-
-        Returns
-        -------
-        Standardisation
-            The units.
+            Number of the first columns of y that have units, all by default.
 
         Raises
         ------
@@ -68,7 +63,7 @@ class Standardisation:
         Warns
         -----
         UserWarning
-            If a column does not vary. It is kept, with scale 1.
+            If a column does not vary. It gets scale 1.
         """
         if isinstance(x, Mapping):
             columns = {name: _columns(f"x[{name!r}]", value) for name, value in x.items() if _is_float(value)}
@@ -85,23 +80,7 @@ class Standardisation:
         return cls(x_mean, x_scale, np.append(y_mean, np.zeros(marks)), np.append(y_scale, np.ones(marks)))
 
     def inputs(self, x: Inputs) -> Inputs:
-        """x in standard units, floating dtype kept.
-
-        Parameters
-        ----------
-        x
-            Inputs with the columns of the training rows.
-
-        Returns
-        -------
-        ndarray or dict of str to ndarray
-            Standardised inputs.
-
-        Raises
-        ------
-        InputError
-            If the columns are not those of the training rows.
-        """
+        """x in standard units, floating dtype kept. Raises InputError for columns unlike those of the training rows."""
         if isinstance(self.x_mean, Mapping) and isinstance(self.x_scale, Mapping):
             if not isinstance(x, Mapping) or not set(self.x_mean) <= set(x):
                 got = f"a dict with {', '.join(x)}" if isinstance(x, Mapping) else type(x).__name__
@@ -116,74 +95,25 @@ class Standardisation:
         return _standardised("x", x, self.x_mean, self.x_scale)
 
     def targets(self, y: Any) -> np.ndarray:
-        """y in standard units.
-
-        Parameters
-        ----------
-        y
-            Targets in original units.
-
-        Returns
-        -------
-        ndarray
-            Standardised targets; y itself if targets keep their units.
-
-        Raises
-        ------
-        InputError
-            If the columns are not those of the training rows.
-        """
+        """y in standard units, or y itself if targets keep their units. Raises InputError for other columns."""
         if self.y_mean is None or self.y_scale is None:
             return np.asarray(y)
         return _standardised("y", y, self.y_mean, self.y_scale)
 
     def original_inputs(self, x: Inputs) -> Inputs:
-        """Inputs in original units, the inverse of `inputs` up to rounding.
-
-        Parameters
-        ----------
-        x
-            Inputs in standard units.
-
-        Returns
-        -------
-        ndarray or dict of str to ndarray
-            Inputs in original units.
-        """
+        """Inputs in original units, the inverse of `inputs` up to rounding."""
         if isinstance(x, Mapping) and isinstance(self.x_mean, Mapping):
             return dict(x) | {name: x[name] * self.x_scale[name] + mean for name, mean in self.x_mean.items()}
         return np.asarray(x) * np.asarray(self.x_scale) + np.asarray(self.x_mean)
 
     def original_targets(self, y: Any) -> np.ndarray:
-        """Targets in original units, the inverse of `targets`.
-
-        Parameters
-        ----------
-        y
-            Targets in standard units.
-
-        Returns
-        -------
-        ndarray
-            Targets in original units.
-        """
+        """Targets in original units, the inverse of `targets`."""
         if self.y_mean is None or self.y_scale is None:
             return np.asarray(y)
         return np.asarray(y) * self.y_scale + self.y_mean
 
     def prediction[Kind: (Prediction, JointPrediction)](self, prediction: Kind) -> Kind:
-        """A prediction made in standard units, in the original units of y.
-
-        Parameters
-        ----------
-        prediction : Prediction or JointPrediction
-            A prediction in standard units.
-
-        Returns
-        -------
-        Prediction or JointPrediction
-            The same prediction in original units.
-        """
+        """The prediction in the original units of y, from one in standard units."""
         if self.y_mean is None or self.y_scale is None:
             return prediction
         return prediction.rescale(self.y_mean, self.y_scale)
@@ -192,8 +122,7 @@ class Standardisation:
     def log_density_offset(self) -> float:
         """-sum_k log d_yk, to be added to log densities of standardised y for log densities in original units.
 
-        It does not apply to the log probabilities of censored rows. `prediction` and `original_targets` are correct for
-        both.
+        It does not apply to the log probabilities of censored rows.
         """
         return 0.0 if self.y_scale is None else -float(np.sum(np.log(self.y_scale)))
 
@@ -210,18 +139,7 @@ class Standardisation:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Standardisation:
-        """The standardisation with these arrays.
-
-        Parameters
-        ----------
-        arrays : mapping of str to ndarray
-            Arrays as `arrays` returns them.
-
-        Returns
-        -------
-        Standardisation
-            The standardisation.
-        """
+        """The standardisation with the arrays that `arrays` returns."""
 
         def part(name: str) -> Inputs:
             if name in arrays:
