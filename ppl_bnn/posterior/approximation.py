@@ -25,8 +25,8 @@ STATE = "state:"
 class Approximation(ABC):
     """The result of a method: a distribution over unconstrained coordinates `u`, in NumPy.
 
-    A mixture of parts of equal weight, such as several chains or the members of an ensemble, names them in
-    `components`. Stacking gives them other `weights`.
+    A mixture of parts of equal weight, such as several chains or the members of an ensemble, lists them in
+    `components`; stacking gives them other `weights`. Draws u are a dict of arrays with one leading axis S.
 
     Attributes
     ----------
@@ -49,22 +49,9 @@ class Approximation(ABC):
         return ()
 
     def weighted(self, weights: np.ndarray | None) -> Approximation:
-        """The same mixture with other weights of its components.
+        """The same mixture with other weights (K,) of its components, or equal ones for None.
 
-        Parameters
-        ----------
-        weights : ndarray or None
-            Weights (K,). None for equal ones.
-
-        Returns
-        -------
-        Approximation
-            The weighted mixture.
-
-        Raises
-        ------
-        UnsupportedError
-            For an approximation without components.
+        Raises UnsupportedError for an approximation without components.
         """
         got = f"{type(self).__name__}, which has no parts"
         raise UnsupportedError.of("weights", "several chains or members", got, "NUTS(chains=4)")
@@ -75,51 +62,19 @@ class Approximation(ABC):
         return None
 
     def stored_draws(self) -> dict[str, np.ndarray]:
-        """All `stored_count` draws of u, in their order.
+        """All `stored_count` draws of u, in their order: equally many of each component, one after the other.
 
-        Returns
-        -------
-        dict of str to ndarray
-            Arrays with one leading axis. With components each has as many draws, one component after the other.
-
-        Raises
-        ------
-        UnsupportedError
-            If draws are made on demand.
+        Raises UnsupportedError if draws are made on demand.
         """
         raise UnsupportedError.of(type(self).__name__, "stored draws", "draws on demand", "draw(count, rng)")
 
     @abstractmethod
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """`count` draws of u.
-
-        Parameters
-        ----------
-        count : int
-            Number of draws.
-        rng : numpy.random.Generator
-            Generator of the random numbers.
-
-        Returns
-        -------
-        dict of str to ndarray
-            Arrays with one leading axis.
-        """
+        """`count` draws of u."""
 
     @abstractmethod
     def log_prob(self, u: Draws) -> np.ndarray | None:
-        """log q(u) of draws.
-
-        Parameters
-        ----------
-        u : mapping of str to ndarray
-            Draws with one leading axis.
-
-        Returns
-        -------
-        ndarray or None
-            Shape (S,). None if q has no density.
-        """
+        """log q(u) of draws, (S,). None if q has no density."""
 
     @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
@@ -131,17 +86,9 @@ class Approximation(ABC):
         """The inverse of `arrays`."""
 
     def centre(self) -> dict[str, np.ndarray]:
-        """A representative point: the mode or the mean of u, or, if there is none, one draw or one part.
+        """A representative point: the mode or the mean of u, else one draw or one part.
 
-        Returns
-        -------
-        dict of str to ndarray
-            The point.
-
-        Raises
-        ------
-        UnsupportedError
-            If there is no such point.
+        Raises UnsupportedError if there is no such point.
         """
         raise UnsupportedError(f"{type(self).__name__} has no centre")
 
@@ -153,27 +100,9 @@ class Approximation(ABC):
     def predictor_draws(
         self, problem: Problem, u: Draws, x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
-        """Predictor eta at inputs x for draws u: the output of the network, unless the approximation linearises it.
+        """Predictor eta (S, N, D) at inputs x for draws u: the output of the network, linearised for some kinds.
 
-        Parameters
-        ----------
-        problem : Problem
-            The program and its data.
-        u : mapping of str to ndarray
-            Draws with one leading axis.
-        x
-            Inputs.
-        kind : str
-            Kind of the predictive.
-        seed : int
-            Seed of the random numbers.
-        memory : int
-            Bytes held in addition to inputs and result.
-
-        Returns
-        -------
-        ndarray
-            Shape (S, N, D).
+        `memory` is the number of bytes held in addition to inputs and result.
         """
         w = problem.program.constrain_draws(u, problem.x, problem.y)
         return problem.program.predictor_draws(w, x, seed=seed, memory=memory)
@@ -183,92 +112,28 @@ class Approximation(ABC):
         return False
 
     def weight_draws(self, problem: Problem, u: Draws) -> dict[str, np.ndarray]:
-        """Draws of the weights that the program computes from other sites.
-
-        Parameters
-        ----------
-        problem : Problem
-            The program and its data.
-        u : mapping of str to ndarray
-            Draws with one leading axis.
-
-        Returns
-        -------
-        dict of str to ndarray
-            name -> ``(S, *shape)``.
-        """
+        """Draws ``(S, *shape)`` of the weights that the program computes from other sites."""
         return {}
 
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
-        """The prediction in closed form; None if there is none for this kind.
-
-        Parameters
-        ----------
-        problem : Problem
-            The program and its data.
-        x
-            Inputs.
-        kind : str
-            Kind of the predictive.
-        memory : int
-            Bytes held in addition to inputs and result.
-
-        Returns
-        -------
-        Prediction or None
-            The prediction, in the units of the fit.
-        """
+        """The prediction in closed form, in the units of the fit; None if there is none for this kind."""
         return None
 
     def joint(self, problem: Problem, x: Any, memory: int) -> JointPrediction | None:
-        """Mean and covariance over all rows, in the units of the fit; None if they need draws.
-
-        Parameters
-        ----------
-        problem : Problem
-            The program and its data.
-        x
-            Inputs.
-        memory : int
-            Bytes held in addition to inputs and result.
-
-        Returns
-        -------
-        JointPrediction or None
-            The joint prediction.
-        """
+        """Mean and covariance over all rows, in the units of the fit; None if they need draws."""
         return None
 
     def program(self, model: Model) -> Model:
-        """The approximated model: the fitted model, with the hyper-parameters that the fit tuned.
+        """The approximated model: the user's model, with the hyper-parameters that the fit tuned.
 
-        Tuned hyper-parameters (precisions, noise, scales of priors) are carried as a program, so that the log joint,
-        k-hat, draws from the prior and a loaded posterior all refer to the same model. The user's model is unchanged.
-
-        Parameters
-        ----------
-        model : Model
-            The user's model.
-
-        Returns
-        -------
-        Model
-            The model with tuned hyper-parameters.
+        Log joint, k-hat, draws from the prior and a loaded posterior then all refer to the same model.
         """
         return model
 
     def as_prior(self) -> Any:
-        """This approximation as the prior for more data.
+        """This approximation as a `ppl_bnn.language.transforms.GaussianPrior`, the prior for more data.
 
-        Returns
-        -------
-        ppl_bnn.language.transforms.GaussianPrior
-            The prior.
-
-        Raises
-        ------
-        UnsupportedError
-            If the approximation is not Gaussian.
+        Raises UnsupportedError if it is not Gaussian.
         """
         raise UnsupportedError.of("with_prior", "a Gaussian posterior", type(self).__name__, "Laplace()")
 
@@ -284,9 +149,8 @@ class Chains(Approximation):
     weights : ndarray, optional
         Weights of the components. None if equal.
     groups : int, optional
-        Number of groups of equal size that the chains form, one after the other: the members of an ensemble, or
-        superchains that started at one point. The components, which may be weighted, are then the groups, else the
-        chains.
+        Number of groups of consecutive chains, of equal size: the members of an ensemble, or superchains that started
+        at one point. The components are then the groups, else the chains.
     state : dict of str to ndarray
         State of the sampler at the last draw, so that it can continue from there.
     """
@@ -362,13 +226,7 @@ class Chains(Approximation):
 
 @dataclass
 class Point(Approximation):
-    """A single point u, such as the result of MAP. It has no density and no spread.
-
-    Parameters
-    ----------
-    u : dict of str to ndarray
-        The point.
-    """
+    """A single point u, such as the result of MAP. It has no density and no spread."""
 
     u: dict[str, np.ndarray]
     kind: ClassVar[Literal["chains", "iid", "point"]] = "point"
@@ -396,14 +254,9 @@ class Point(Approximation):
 
 @dataclass
 class Drawn(Approximation):
-    """Independent draws that were made once. `draw` returns the first of them, always the same; a posterior uses all.
+    """Independent draws u ``(S, *unconstrained shape)`` that were made once, with log densities `log_q` (S,) or None.
 
-    Parameters
-    ----------
-    u : dict of str to ndarray
-        name -> ``(S, *unconstrained shape)``.
-    log_q : ndarray, optional
-        Log density of the draws, (S,).
+    `draw` returns the first of them, always the same; a posterior uses all.
     """
 
     u: dict[str, np.ndarray]

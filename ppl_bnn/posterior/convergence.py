@@ -27,20 +27,12 @@ PREDICTOR, LOG_LIKELIHOOD = "f", "log_likelihood"
 
 @dataclass(frozen=True)
 class Mixing:
-    """Worst and median figures over the components of one quantity.
+    """Worst and median values over the components of one quantity.
 
-    Attributes
-    ----------
-    rhat, rhat_median : float
-        Rank-normalised split R-hat.
-    ess_bulk, ess_bulk_median, ess_tail, ess_tail_median : float
-        Effective sample sizes (tail: the smaller one of the 5 % and 95 % quantiles).
-    mcse, mcse_median : float
-        Monte-Carlo standard error of the mean, in standard deviations of the component.
-    components : int
-        Number of components that vary.
-    constant : int
-        Number of components that do not vary (for example a known noise) and are left out.
+    `rhat` is the rank-normalised split R-hat. `ess_bulk` and `ess_tail` are effective sample sizes (tail: the smaller
+    one of the 5 % and 95 % quantiles). `mcse` is the Monte-Carlo standard error of the mean, in standard deviations of
+    the component. `components` counts those that vary; `constant` those that do not (such as a known noise) and are
+    left out.
     """
 
     rhat: float
@@ -56,21 +48,11 @@ class Mixing:
 
 
 def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
-    """Convergence figures of components.
+    """Convergence of the components of draws (chain, draw, components).
 
-    Parameters
-    ----------
-    draws : ndarray
-        Shape (chain, draw, components).
-    superchains : int, optional
-        Number of points from which chains started, if several started at each. R-hat is then the nested one
-        (`nested_rhat`), for chains that are too short for plain R-hat.
-
-    Returns
-    -------
-    Mixing
-        The figures. A component that is not finite, or on which each chain is constant at its own value, has R-hat
-        infinity and ESS 0. With fewer than 4 draws per chain R-hat is infinity and ESS 0 too.
+    With `superchains`, the number of points from which several chains each started, R-hat is the nested one
+    (`nested_rhat`), for chains that are too short for plain R-hat. A component that is not finite, or on which each
+    chain is constant at its own value, has R-hat infinity and ESS 0; so do all with fewer than 4 draws per chain.
     """
     finite = np.isfinite(draws).all(axis=(0, 1))
     varies = ~finite | (draws.max(axis=(0, 1)) > draws.min(axis=(0, 1)))
@@ -121,34 +103,30 @@ def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
         nested R-hat = sqrt(1 + B / W)  >=  1
 
     The values x are those of Vehtari et al. (2021): the halves of each chain are two chains of the same superchain (so
-    M doubles), and the ranks of all draws are turned into normal scores. The same is computed for the ranks of
-    ``|x - median|``. The result is the larger of the two values.
+    M doubles), and the ranks of all draws are turned into normal scores. The result is the larger of this value and the
+    one for the ranks of ``|x - median|``.
 
     Parameters
     ----------
     draws : ndarray
         Shape (chain, draw, components).
     superchains : int
-        K, the number of groups of chains, of M = chains / K consecutive chains each that started at the same point.
+        K, the number of groups of M = chains / K consecutive chains that started at the same point.
 
     Returns
     -------
     ndarray
         Shape (components,). Infinity for a component that is not finite, or on which every chain is constant at its own
-        value, and for all components with fewer than 4 draws per chain. NaN for a component that is the same in all
-        draws.
+        value, and for all components with fewer than 4 draws per chain. NaN for a component that is constant.
 
     Raises
     ------
     InputError
         For another shape, fewer than 2 superchains, or a number of chains that is not a multiple of them.
 
-    Notes
-    -----
-    At stationarity B / W is about 1 / (M ESS of one chain). If chains have forgotten their starting points, it falls to
-    0 as chains are added to superchains. So it shows whether the end of a chain depends on its start, and no more.
-    Chains may fall by chance into modes that they never leave. If the chains of each superchain fall into the modes in
-    the same proportions, they agree by nested R-hat and disagree by plain R-hat.
+    Notes ----- At stationarity B / W is about 1 / (M ESS of one chain). Nested R-hat shows whether the end of a chain
+    depends on its start. It does not detect modes that chains never leave if each superchain visits them in the same
+    proportions.
 
     References
     ----------
@@ -205,27 +183,10 @@ def quantities(
 ) -> dict[str, np.ndarray]:
     """Quantities by which draws of a network are judged, invariant under the symmetries of its weights.
 
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    w : mapping of str to ndarray
-        Constrained values of S draws.
-    predictor : callable
-        inputs -> eta (S, rows, D) of these draws.
-    probe
-        Inputs, NumPy, in the units of the fit. If it is `x` itself, it is predicted once.
-    x, y
-        Rows of the log likelihood, NumPy, in the units of the fit.
-
-    Returns
-    -------
-    dict of str to ndarray
-        Arrays with the S draws as the first axis:
-
-        - "f": the predictor eta (S, M, D) at the inputs `probe`;
-        - "log_likelihood": sum_i log p(y_i | x_i, draw) over the rows x, y, (S,);
-        - each scalar random variable of the model, by its name, (S,).
+    Arrays with the S draws as first axis: "f", the predictor eta (S, M, D) at the inputs `probe`; "log_likelihood",
+    sum_i log p(y_i | x_i, draw) over the rows x, y, (S,); and each scalar random variable of the model, by its name,
+    (S,). `w` are constrained values of the draws, `predictor` maps inputs to eta (S, rows, D), and all inputs and
+    targets are in the units of the fit. If `probe` is `x` itself, it is predicted once.
     """
     f = predictor(probe)
     eta = f if probe is x else predictor(x)

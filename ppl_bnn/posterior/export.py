@@ -58,20 +58,10 @@ ARVIZ_PLOTS: dict[str, tuple[str, ...]] = {
 
 
 def arviz_defined(tree: Any, of: Mapping[str, tuple[str, ...]] = ARVIZ_STATISTICS) -> tuple[str, ...]:
-    """The functions of ArviZ that are defined for a tree, by name.
+    """The names of the functions of ArviZ that are defined for a tree of `posterior_datatree`.
 
-    Parameters
-    ----------
-    tree
-        A tree of `posterior_datatree`.
-    of : mapping of str to tuple of str
-        ARVIZ_STATISTICS, the functions of arviz_stats, or ARVIZ_PLOTS, those of arviz_plots.
-
-    Returns
-    -------
-    tuple of str
-        The functions for the tree's kind, without those for which the tree lacks something: enough draws to leave a row
-        out, enough draws or chains for R-hat and ESS, a density of the approximation, the energies of a sampler.
+    `of` is ARVIZ_STATISTICS (arviz_stats) or ARVIZ_PLOTS (arviz_plots). Functions are left out if the tree has too few
+    draws or chains for them, no density of the approximation, or no energies of a sampler.
     """
     statistics = tree["sample_stats"]
     chains, draws = (tree["posterior"].sizes[name] for name in ("chain", "draw"))
@@ -87,7 +77,7 @@ def arviz_defined(tree: Any, of: Mapping[str, tuple[str, ...]] = ARVIZ_STATISTIC
 
 
 def no_leave_one_out(kind: str, log_likelihood: np.ndarray) -> str:
-    """Why rows cannot be left out by importance weights, from log likelihoods (chain, draw, N); "" if they can."""
+    """Why importance weights cannot leave rows out, from log likelihoods (chain, draw, N); "" if they can."""
     if kind == "point":
         return "a single point has no posterior spread, without which no row can be left out by weights"
     values = log_likelihood.reshape(-1, log_likelihood.shape[-1])
@@ -115,13 +105,12 @@ def posterior_datatree(
       approximation the weights that the program computes from other sites, linearised about the mode;
     - `sample_stats`: statistics recorded by the sampler; `lp`, the log joint in unconstrained coordinates,
       ``log p(w, D) + log |dw/du|``; for an approximation with a density, `log_q`; for stacked chains or members
-      `log_weight`, the logarithm of the weight of each draw (weights sum to 1). The functions of ArviZ do not use it:
-      the attribute `draws_are_weighted` says that it exists, `weights` gives those of the parts;
+      `log_weight`, the logarithm of the weight of each draw, which the functions of ArviZ do not use. The attribute
+      `draws_are_weighted` says that it exists, `weights` holds the weights of the parts;
     - `log_prior`: log p(site) of each site at the constrained draws, without Jacobian, as power-scaling needs it;
     - `log_likelihood`: `y`, log p(y_i | x_i, draw), under the predictive that `predict` uses by default; absent where
-      no row can be left out (a point, fewer than 25 draws, a few distinct values), so that `arviz_stats.loo` and
-      `compare` report that there is none. The attribute `no_leave_one_out` gives the reason, and
-      `Posterior.log_likelihood` still gives the values. `arviz_defined` lists what is defined for a tree;
+      no row can be left out (a point, fewer than 25 draws, a few distinct values), for the reason in the attribute
+      `no_leave_one_out`. `Posterior.log_likelihood` still gives the values;
     - `posterior_predictive`: one y per draw, under the same predictive;
     - `observed_data`, `constant_data`: y and the inputs of the training rows. Where rows may be censored y is the value
       or the bound, and `event` says which (1 observed, 0 right-censored, -1 left-censored). Draws of y are never
@@ -151,14 +140,10 @@ def posterior_datatree(
     InputError
         For impossible `draws`, or `x` unlike the training inputs.
 
-    Notes
-    -----
-    Weights `hidden0.weight` have the dimensions (hidden0_in, hidden0_out), rows `obs`, several outputs `output`, other
-    sites `<site>_dim_0`, ... The inputs of the first layer have the names of the features as coordinates, the outputs
-    of the last layer those of the classes. A "/" in the name of a site is written "." (netCDF reserves it). The
-    attributes of the root and of `posterior` record the fit.
-
-    lp and log_prior are in the units of the model, standardised if the fit standardises.
+    Notes ----- Weights `hidden0.weight` have the dimensions (hidden0_in, hidden0_out), rows `obs`, several outputs
+    `output`, other sites `<site>_dim_0`, ... Features and classes are coordinates of the first and the last layer. A
+    "/" in the name of a site is written "." (netCDF reserves it). The attributes of the root and of `posterior` record
+    the fit. lp and log_prior are in the units of the model, standardised if the fit standardises.
     """
     index = _draw_index(posterior, draws)
     u = {name: value[:, index] for name, value in posterior.unconstrained_draws.items()}
@@ -229,10 +214,7 @@ def _targets(posterior: Any) -> np.ndarray:
 
 
 def _in_chunks(posterior: Any, function: Callable[[Draws], Draws], u: Draws) -> dict[str, np.ndarray]:
-    """Evaluate a function of draws in chunks of bounded memory.
-
-    A density over all training rows for many draws holds draws x rows x units values.
-    """
+    """Evaluate a function of draws in chunks of bounded memory: densities need draws x rows x units values."""
     count = len(next(iter(u.values())))
     units = sum(value.shape[-1] if value.ndim > 1 else 1 for value in u.values())
     size = int(np.clip(MEMORY // (16 * units * row_count(posterior.inputs)), 1, count))

@@ -55,7 +55,8 @@ def load(path: str | Path, model: Any, *, device: str = "auto") -> Posterior:
     UnsupportedError
         For a newer format.
     ModelError
-        For another model: the sites that differ are listed, or the log joint of a stored draw has changed.
+        For another model: the error lists the sites that differ, or says that the log joint of a stored draw has
+        changed.
     """
     path = Path(path)
     manifest = _read_manifest(path)
@@ -97,7 +98,7 @@ def _read_arrays(path: Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _check_flags(manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Check that the manifest agrees with the arrays; a checksum does not show who wrote it. Raises ValueError."""
+    """Check that the manifest agrees with the arrays. A checksum does not show who wrote it. Raises ValueError."""
     units = bool(_part(arrays, "standardisation"))
     if manifest["standardised"] is not units:
         raise ValueError(f"standardised is {manifest['standardised']}, and the arrays say {units}")

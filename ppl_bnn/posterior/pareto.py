@@ -24,20 +24,11 @@ FEWEST_DRAWS = 25
 
 
 def smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
-    """Pareto-smoothed log weights and k-hat, by ArviZ.
+    """Pareto-smoothed normalised log weights (S,) from log importance ratios (S,), and k-hat, by ArviZ.
 
-    Parameters
-    ----------
-    log_ratios : ndarray
-        Log importance ratios (S,).
-
-    Returns
-    -------
-    log_weights : ndarray
-        Normalised log weights (S,), smoothed where k-hat is finite, else not smoothed.
-    k_hat : float
-        -inf if all ratios are equal up to rounding. Infinite if it cannot be estimated: a ratio is zero or not finite,
-        a few draws carry all the weight, or the tail has too few distinct values.
+    The weights are not smoothed where k-hat is not finite. k-hat is -inf if all ratios are equal up to rounding, and
+    infinite if it cannot be estimated: a ratio is zero or not finite, a few draws carry all the weight, or the tail has
+    too few distinct values.
     """
     from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
 

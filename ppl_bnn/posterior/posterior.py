@@ -1,11 +1,8 @@
 """A posterior: a program, an approximation, and a record of the fit.
 
-It draws, predicts and exports. It does not depend on the methods: it holds an `Approximation`, which may be a set of
-chains, a guide or a Gaussian around a mode.
-
-All results are NumPy arrays, because a posterior outlives the session, the device and the system that made it. Draws of
-an approximation are made on demand, from a seed that is a hash of their purpose (`site_seed`). So `draws`, the exported
-tree and the predictions agree, and two purposes never share a stream of random numbers.
+It draws, predicts and exports. All results are NumPy arrays, because a posterior outlives the session, the device and
+the system that made it. Draws on demand come from a seed that is a hash of their purpose (`site_seed`), so `draws`, the
+exported tree and the predictions agree, and two purposes never share a stream of random numbers.
 """
 
 from __future__ import annotations
@@ -44,16 +41,12 @@ class FitInfo:
 
     Parameters
     ----------
-    method : str
-        Name of the method.
-    ppl : str
-        The system that fitted the model.
+    method, ppl : str
+        Names of the method and of the system.
     seed : int
         Seed of the fit.
-    dtype : str
-        Floating-point type.
-    device : str
-        Device of the fit.
+    dtype, device : str
+        Floating-point type and device of the fit.
     compile_seconds, run_seconds : float
         Wall time of compilation, and of the rest.
     gradient_evaluations : float, optional
@@ -118,8 +111,7 @@ class Posterior:
     statistics : dict of str to ndarray
         (chain, draw) arrays under ArviZ's names.
     standardisation : Standardisation, optional
-        The units of a fit with ``standardise=True``. Predictions are then in original units, whatever the units of the
-        network.
+        The units of a fit with ``standardise=True``. Predictions are in original units.
     feature_names, class_names : tuple of str, optional
         Names of the features and of the classes.
     labels : tuple, optional
@@ -190,8 +182,8 @@ class Posterior:
     def draw_weights(self) -> np.ndarray | None:
         """Weights of `draws`, flattened ``(chains * draws,)``, summing to 1. None if all are equal.
 
-        Each component shares its weight equally among its draws. Draws made on demand already come from the weighted
-        mixture, and have equal weights.
+        Each component shares its weight equally among its draws. Draws made on demand come from the weighted mixture
+        and have equal weights.
         """
         held = self.approximation.stored_count
         return None if self.weights is None or held is None else per_draw(self.weights, held)
@@ -211,10 +203,7 @@ class Posterior:
 
     @cached_property
     def unconstrained_draws(self) -> dict[str, np.ndarray]:
-        """Draws of the unconstrained coordinates u, the same at every call.
-
-        A dict of name -> ``(chain, draw, *unconstrained shape)``.
-        """
+        """Draws of the unconstrained coordinates u, name -> ``(chain, draw, *shape)``, the same at every call."""
         if isinstance(self.approximation, Chains):
             return self.approximation.u
         chains, draws = self.shape
@@ -230,9 +219,8 @@ class Posterior:
         """Draws of all latent sites and parameters in the program's coordinates, name -> ``(chain, draw, *shape)``.
 
         They do not depend on weights; see `draw_weights`. A Laplace approximation adds the weights that the program
-        computes from other sites (scale times base), linearised about the mode: computed directly from the draws of
-        these sites they would be far too wide. The deterministic sites of a model written in NumPyro or Pyro are
-        included, at the training rows.
+        computes from other sites (scale times base), linearised about the mode, since their direct values would be far
+        too wide. The deterministic sites of a NumPyro or Pyro model are included, at the training rows.
         """
         chains, draws = self.shape
         u = flat_draws(self.unconstrained_draws)
@@ -259,8 +247,8 @@ class Posterior:
     ) -> Prediction:
         """The posterior predictive at new inputs, in the units of the data.
 
-        Where chains or members are weighted, so is the mixture. With `draws` the draws are evenly spaced in cumulative
-        weight and have equal weights.
+        Weights of chains or members apply to the mixture. With `draws` the draws are evenly spaced in cumulative weight
+        and have equal weights.
 
         Parameters
         ----------
@@ -285,7 +273,7 @@ class Posterior:
         Raises
         ------
         InputError
-            If `draws` is given for a kind without draws, or is impossible.
+            If `draws` is impossible, or given for a kind without draws.
         UnknownNameError
             For an unknown kind.
         """
@@ -312,7 +300,7 @@ class Posterior:
         return self.in_original_units(self.with_problem(predict, device))
 
     def in_original_units(self, prediction: Prediction) -> Prediction:
-        """A prediction in the units of the fit, in those of the data."""
+        """Convert a prediction from the units of the fit to those of the data."""
         return prediction if self.standardisation is None else self.standardisation.prediction(prediction)
 
     def predictor(
@@ -320,7 +308,7 @@ class Posterior:
     ) -> np.ndarray:
         """Predictor eta at inputs x, draw by draw, under the predictive that `predict` uses.
 
-        In the units of the network (standardised, if the fit standardises).
+        It is in the units of the network (standardised, if the fit standardises).
 
         Parameters
         ----------
@@ -329,7 +317,7 @@ class Posterior:
         kind : str, optional
             A kind with draws, as in `predict`.
         draws : int, optional
-            Number of draws. Without it all draws are used and weights are ignored, as in `draws`.
+            Number of draws. By default all draws are used and weights are ignored, as in `draws`.
         memory : int
             Bytes held in addition to inputs and result.
 
@@ -517,17 +505,7 @@ class Posterior:
     def save(self, path: str | Path) -> Path:
         """Save the posterior to a folder, from which `bnn.load(path, model)` reads it.
 
-        The folder holds a netCDF tree, safetensors and a JSON manifest.
-
-        Parameters
-        ----------
-        path : str or Path
-            The folder.
-
-        Returns
-        -------
-        Path
-            The folder.
+        The folder holds a netCDF tree, safetensors and a JSON manifest. It is returned as a path.
         """
         from ppl_bnn.posterior.storage import save
 
@@ -590,19 +568,9 @@ class Posterior:
             return np.log(weights)
 
     def with_problem[Result](self, action: Callable[[Problem], Result], device: str | None = None) -> Result:
-        """Run `action(problem)` in a session of the system that fitted this posterior.
+        """Run `action(problem)` in a session of the system that fitted this posterior, and return its result.
 
-        Parameters
-        ----------
-        action : callable
-            Function of the `Problem`: the program and its training data.
-        device : str, optional
-            Device of the session. That of the fit by default.
-
-        Returns
-        -------
-        object
-            The result of `action`.
+        `problem` is the program with its training data. The device is that of the fit by default.
         """
         chosen, info = system(self.info.ppl), self.info
         with chosen.session(info.dtype, info.device if device in (None, "auto") else device) as actual:

@@ -1,14 +1,13 @@
 """Stacking: weights of chains, or of members of an ensemble, by their predictions.
 
-If chains do not move between the modes of a posterior, their draws do not show the true shares of the modes: a chain
-stays where it began. Equal weights count a poor mode as much as a good one. Stacking (Yao, Vehtari, Simpson and
-Gelman 2018, Bayesian Analysis 13; for chains Yao, Vehtari and Gelman 2022, "Stacking for non-mixing Bayesian
-computations", Journal of Machine Learning Research 23) takes the weights of the mixture that predicts best,
+If chains do not move between the modes of a posterior, their draws do not show the shares of the modes, and equal
+weights count a poor mode as much as a good one. Stacking (Yao, Vehtari, Simpson and Gelman 2018, Bayesian Analysis 13;
+for chains Yao, Vehtari and Gelman 2022, Journal of Machine Learning Research 23) takes the mixture that predicts best,
 
     w = argmax over the simplex of sum_i log sum_k w_k p_k(y_i),
 
-where p_k(y_i) is the predictive density of part k for a row that it has not seen: a row left out by importance weights,
-or a row of a validation set. The result is chosen for its predictions. It is not the posterior.
+where p_k(y_i) is the predictive density of part k for a row left out by importance weights, or a row of a validation
+set. The result is chosen for its predictions. It is not the posterior.
 """
 
 from __future__ import annotations
@@ -38,11 +37,10 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
     """The posterior with stacking weights of its chains, or of its members.
 
     Without x and y each training row is left out of each part by Pareto-smoothed importance sampling (ArviZ), which
-    assumes that the draws represent the part. With x and y each part predicts these rows directly. Points need x and y,
-    because they have no spread by which to leave a row out.
+    assumes that the draws represent the part. With x and y each part predicts these rows directly. Points have no
+    spread and need x and y.
 
-    Draws do not change: `weights` holds the weight of each part, and `predict` gives a weighted mixture. Where draws
-    are made on demand, more of them come from members of larger weight. Existing weights are replaced.
+    Draws do not change; `predict` gives a mixture with the new `weights`. Draws on demand follow the weights.
 
     Parameters
     ----------
@@ -58,16 +56,13 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
 
         - "stacking_gain": mean over rows of log sum_k w_k p_k(y_i) - log mean_k p_k(y_i), nats, on the same rows that
           determined the weights;
-        - "stacking_rows": number of rows;
-        - "stacking_effective_parts": 1 / sum_k w_k^2;
-        - "stacking_pareto_k", without x and y: the largest Pareto k over parts and rows. A warning reports it above
-          0.7.
+        - "stacking_rows" and "stacking_effective_parts": number of rows, and 1 / sum_k w_k^2;
+        - "stacking_pareto_k", without x and y: the largest Pareto k over parts and rows. Above 0.7 there is a warning.
 
     Raises
     ------
     UnsupportedError
-        If there are no parts (one chain, a single approximation), or without x and y if a part is a point, does not
-        move or has fewer than 25 draws.
+        If there are no parts; without x and y if a part is a point, does not move or has fewer than 25 draws.
     InputError
         If only one of x and y is given, for rows of the fit itself, or for a row to which no part gives any density.
     """
@@ -110,31 +105,15 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
 
 
 def stacking_weights(log_densities: np.ndarray) -> np.ndarray:
-    """Weights that maximise sum_i log sum_k w_k exp(log_densities_ik) over the simplex.
+    """Weights (K,) that maximise sum_i log sum_k w_k exp(log_densities_ik) over the simplex, for log_densities (N, K).
 
     The problem is convex. With D_k(w) = 1/N sum_i p_ik / (sum_j w_j p_ij), log t <= t - 1 gives, for any weights v,
 
         mean_i log sum_k v_k p_ik - mean_i log sum_k w_k p_ik <= max_k D_k(w) - 1.
 
-    SciPy's L-BFGS-B comes near, and steps of EM, w_k <- w_k D_k(w), follow until the right-hand side is below 1e-9.
-    Where several solutions are equally good the weight is shared: parts with equal predictions get equal weights.
-
-    Parameters
-    ----------
-    log_densities : ndarray
-        Shape (N, K).
-
-    Returns
-    -------
-    ndarray
-        Weights (K,).
-
-    Raises
-    ------
-    InputError
-        For another shape, values that are NaN or +inf, or a row to which no part gives any density.
-    DivergenceError
-        If the bound was not reached.
+    Steps of EM, w_k <- w_k D_k(w), follow SciPy's L-BFGS-B until the right-hand side is below 1e-9. Parts with equal
+    predictions get equal weights. Raises InputError for invalid values or a row to which no part gives any density, and
+    DivergenceError if the bound was not reached.
     """
     values = np.asarray(log_densities, dtype=np.float64)
     if values.ndim != 2 or 0 in values.shape:

@@ -1,8 +1,6 @@
-"""Storage of a posterior in a folder: a netCDF tree for other tools, arrays and a manifest to rebuild it from.
+"""Storage of a posterior in a folder, without pickle.
 
-Pickle is not used.
-
-- `tree.nc`: the ArviZ DataTree of `ppl_bnn.posterior.export`;
+- `tree.nc`: the ArviZ DataTree of `ppl_bnn.posterior.export`, for other tools;
 - `arrays.safetensors`: the approximation and the weights of its parts, the data, statistics, loss curves and units, as
   named arrays;
 - `manifest.json`: everything that is not an array, the class of the approximation by name, a signature of the model,
@@ -72,29 +70,11 @@ READER = stored.Reader("path", "a complete saved posterior", "saving it again")
 
 
 def save(posterior: Posterior, path: str | Path) -> Path:
-    """Write a posterior to a folder.
+    """Write a posterior to a folder, and return the folder.
 
     All files are written to a temporary folder beside it, which is renamed at the end: an interrupted save leaves the
-    previous content. A saved posterior is replaced; any other content is refused.
-
-    Parameters
-    ----------
-    posterior : Posterior
-        The posterior.
-    path : str or Path
-        The folder, which is created.
-
-    Returns
-    -------
-    Path
-        The folder.
-
-    Raises
-    ------
-    InputError
-        If `path` cannot be written, or holds something else.
-    UnsupportedError
-        For an approximation that is not in `APPROXIMATIONS`.
+    previous content. A saved posterior is replaced. Raises InputError if `path` cannot be written or holds something
+    else, and UnsupportedError for an approximation that is not in `APPROXIMATIONS`.
     """
     path = Path(path)
     name = type(posterior.approximation).__name__

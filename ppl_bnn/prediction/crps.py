@@ -65,7 +65,18 @@ def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.
 
 
 def mean_difference(prediction: Prediction) -> np.ndarray:
-    """E|Y - Y'| for independent Y, Y' of the same mixture (Gini's mean difference), (N,) or (N, K), in units of y."""
+    """E|Y - Y'| for independent Y, Y' of the same mixture (Gini's mean difference).
+
+    Parameters
+    ----------
+    prediction : Prediction
+        A prediction of numbers.
+
+    Returns
+    -------
+    ndarray
+        Shape (N,) or (N, K), units of y.
+    """
     if isinstance(prediction, MappedPrediction):
         return prediction.mean_difference
     integral = _count_mean_difference if prediction.is_counts else _continuous_mean_difference

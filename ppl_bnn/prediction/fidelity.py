@@ -76,8 +76,22 @@ def mean_function_gap(
 ) -> dict[str, float]:
     """mean_gap, sd_ratio and sd_log_ratio_spread of `fidelity`, from means and variances of two mean functions.
 
-    All arrays have one shape, (N,) or (N, K), or (N, C) for `classes`. Raises InputError without spread in the
-    reference.
+    Parameters
+    ----------
+    mean, variance, reference_mean, reference_variance : ndarray
+        All of one shape, (N,) or (N, K).
+    classes : bool
+        Whether the outcome is a label. The arrays (N, C) then hold the C classes of a row.
+
+    Returns
+    -------
+    dict of str to float
+        The three entries.
+
+    Raises
+    ------
+    InputError
+        If the reference has no spread.
     """
     difference = (mean - reference_mean) ** 2
     if classes and difference.ndim == 2:
@@ -126,7 +140,22 @@ def noise_floor(reference: Prediction, groups: Any = None) -> dict[str, float]:
 def halves(reference: Prediction, groups: Any = None) -> tuple[Prediction, Prediction]:
     """The two halves of the draws that `noise_floor` compares, as mixtures.
 
-    Raises InputError for fewer than 4 draws, or `groups` of another shape.
+    Parameters
+    ----------
+    reference : Prediction
+        A prediction of at least 4 draws.
+    groups : optional
+        As in `noise_floor`.
+
+    Returns
+    -------
+    first, second : Prediction
+        The mixtures of each half.
+
+    Raises
+    ------
+    InputError
+        For fewer than 4 draws, or `groups` of another shape.
     """
     if reference.draws < 4:
         raise InputError.of("", "a reference of at least 4 draws", f"{reference.draws}", "more draws")
@@ -142,10 +171,20 @@ def halves(reference: Prediction, groups: Any = None) -> tuple[Prediction, Predi
 
 
 def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
-    """1-Wasserstein distance of two predictive distributions, per row and output, in units of y.
+    """1-Wasserstein distance of two predictive distributions, per row and output.
 
     ``W_1 = integral |F(t) - G(t)| dt``, by the trapezium rule on 257 nodes between the outermost 1e-6 quantiles of the
     two, dense around the reference's median. For counts it is a sum over the integers.
+
+    Parameters
+    ----------
+    prediction, reference : Prediction
+        Two predictions of the same rows.
+
+    Returns
+    -------
+    ndarray
+        Units of y, (N,) or (N, K).
     """
     _check_comparable(prediction, reference)
     check_numbers(prediction, "wasserstein")
