@@ -53,7 +53,7 @@ class Law:
         return self.frozen.cdf(y)
 
     def quantile_range(self, level: float) -> tuple[np.ndarray, np.ndarray]:
-        """The least and the greatest quantile of the components of each row, which enclose that of their mixture."""
+        """The smallest and the largest quantile of the components of each row, which enclose that of their mixture."""
         values = self.inverse(level)
         if values.ndim == 3:
             values = np.moveaxis(values, -1, 0).reshape(-1, values.shape[1])
@@ -150,7 +150,7 @@ class _Poisson(Law):
 class _NegativeBinomial(Law):
     def log_density(self, y: np.ndarray) -> np.ndarray:
         rate, r = self.parameters["rate"], self.parameters["concentration"]
-        # Gamma(y + r) / (Gamma(r) y!) = 1 / (y B(y, r)) keeps its digits where r is large.
+        # Gamma(y + r) / (Gamma(r) y!) = 1 / (y B(y, r)) is accurate for large r.
         some = np.where(y > 0.0, y, 1.0)
         ways = np.where(y > 0.0, -np.log(some) - scipy.special.betaln(some, r), 0.0)
         return ways + scipy.special.xlogy(y, rate / (rate + r)) - scipy.special.xlog1py(r, rate / r)
@@ -333,7 +333,7 @@ class _ZeroInflated(Law):
         return self.gate * (y >= 0.0) + (1.0 - self.gate) * self.rest.distribution(y)
 
     def inverse(self, level: float) -> np.ndarray:
-        # With a gate of 1 all values are zero, and the results of the division by 0 are not used.
+        # With a gate of 1 all values are zero: the quotients by 0 are not used.
         with np.errstate(divide="ignore", invalid="ignore"):
             below, above = (
                 np.clip((level - zeros) / (1.0 - self.gate), 0.0, 1.0) for zeros in (0.0, self.gate)

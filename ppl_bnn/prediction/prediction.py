@@ -67,11 +67,10 @@ class Prediction:
         Logarithms of normalised weights, of shape (S,) or, for weights that differ between rows, (S, N). By default all
         weights are equal.
     epistemic_within : ndarray, optional
-        The part of a component's own uncertainty that is epistemic. Numbers (location-scale families): of the shape of
-        `loc`, a part of the component's variance; a linearised Gaussian predictive N(f, v_f + sigma^2) is one component
-        with epistemic_within = v_f. Classes: of shape (S, N), a part of the component's entropy, the mutual information
-        of label and function within it, in nats; a component whose probabilities are the mean of a distribution over p
-        has epistemic_within = H(E[p]) - E[H(p)].
+        The epistemic part of a component's own uncertainty. Numbers (location-scale families): of the shape of `loc`, a
+        part of the component's variance, such as v_f for a linearised Gaussian predictive N(f, v_f + sigma^2). Classes:
+        of shape (S, N), a part of the component's entropy in nats, the mutual information of label and function within
+        it, such as H(E[p]) - E[H(p)] for a component with the mean of a distribution over p.
     class_names : sequence of str, optional
         Names of the classes, for display. Two for Bernoulli.
     censored : bool, default False
@@ -79,14 +78,14 @@ class Prediction:
         prediction is of the value itself. `log_prob` then takes targets (N, 2), values and events: 1 (observed), 0 (the
         value is larger), -1 (it is smaller).
     labels : sequence, optional
-        The labels of the classes, in order, where they are not 0..C-1: ("no", "yes"), or (1, 2, 3). Targets are then
-        given, and drawn, as these labels.
+        The labels of the classes, in order, where they are not 0..C-1: ("no", "yes"), or (1, 2, 3). Targets and draws
+        are then these labels.
 
     Raises
     ------
     InputError
-        If shapes do not agree (nothing is broadcast), values are not finite, scales are not positive, values given as
-        probabilities are not probabilities, or weights do not sum to one.
+        If shapes do not agree (nothing is broadcast), values are not finite, scales are not positive, probabilities are
+        invalid, or weights do not sum to one.
 
     Notes
     -----
@@ -99,7 +98,7 @@ class Prediction:
 
         entropy = H(E_w[p]),   aleatoric = E_w[H(p) - epistemic_within],   epistemic = entropy - aleatoric.
 
-    The last is the mutual information of the label and the function. For classes `mean` is the probability of class one
+    The last is the mutual information of label and function. For classes `mean` is the probability of class one
     (Bernoulli) or of each class (Categorical), and `variance` is that of the label's indicator, mean (1 - mean).
 
     References
@@ -364,9 +363,9 @@ class Prediction:
         return result
 
     def observed_values(self, y: Any) -> np.ndarray:
-        """Values of targets as `log_prob` takes them, without the events, where none is censored.
+        """The values of targets as `log_prob` takes them. Raises an error if any row is censored.
 
-        Only a bound is known of a censored row, and leaving such rows out would keep the short times.
+        Leaving censored rows out would favour short times.
         """
         if not self.censored or np.ndim(y) != 2:
             return checked_y(self, y)
@@ -448,8 +447,8 @@ class Prediction:
     def quantile(self, q: float | Sequence[float] | np.ndarray) -> np.ndarray:
         """The y with F_n(y) = q, per output; for counts the smallest integer y with F_n(y) >= q.
 
-        The mixture's own distribution function is inverted, by bracketing: a quantile of a mixture lies between the
-        least and the greatest of its components' quantiles.
+        The mixture's own distribution function is inverted, between the smallest and the largest quantile of the
+        components.
 
         Parameters
         ----------
@@ -505,9 +504,7 @@ class Prediction:
         return lower, upper
 
     def absolute_deviation(self, y: Any) -> np.ndarray:
-        """E|Y_n - y_n| under the mixture, per output.
-
-        Closed forms are used. StudentT needs df > 1.
+        """E|Y_n - y_n| under the mixture, per output, in closed form. StudentT needs df > 1.
 
         Parameters
         ----------
@@ -578,7 +575,7 @@ class Prediction:
         ----------
         location, scale
             Numbers, or of shape (K,) for K outputs; scale is positive. Where rows may be censored also of shape (2,),
-            for the columns of the targets, of which events keep their units.
+            for the columns of the targets; the event column has location 0 and scale 1.
 
         Returns
         -------

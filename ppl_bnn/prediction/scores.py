@@ -355,12 +355,9 @@ def pit_uniformity(prediction: Prediction, y: Any, seed: int = 0) -> tuple[float
     p_value : float
         The p value, which assumes that rows (and outputs) are independent.
 
-    Notes
-    -----
-    The test is not exact. All rows were predicted by one posterior and share its error, and outputs of a row are
-    dependent. The test rejects a calibrated method too often, the more so the more rows there are relative to those of
-    the fit. For a single fit the p value says whether the distance exceeds the noise of these rows. The statistic is
-    the distance itself.
+    Notes ----- The test rejects a calibrated method too often, the more so the more rows there are, because all rows
+    share the error of one posterior and the outputs of a row are dependent. For a single fit the p value says whether
+    the distance exceeds the noise of these rows. The statistic is the distance itself.
     """
     found: Any = scipy.stats.kstest(pit(prediction, y, seed).ravel(), "uniform")
     return float(found.statistic), float(found.pvalue)
@@ -369,8 +366,8 @@ def pit_uniformity(prediction: Prediction, y: Any, seed: int = 0) -> tuple[float
 def reliability(prediction: Prediction, y: Any, bins: int = 15) -> dict[str, np.ndarray]:
     """Reliability diagram: `confidence`, `accuracy` and `count` of each bin.
 
-    Bins are equal parts (lower, upper] of [0, 1] for the probability of the most probable class. For two classes, too,
-    the more probable one is used, so confidences start at 1/2.
+    Bins are equal parts (lower, upper] of [0, 1] for the probability of the most probable class. With two classes
+    confidences therefore start at 1/2.
 
     Parameters
     ----------
@@ -435,22 +432,18 @@ def expected_calibration_error(prediction: Prediction, y: Any, bins: int = 15) -
 
 
 def paired_difference(first: Any, second: Any, *, test_to_train: float | None = None) -> tuple[float, float]:
-    """Mean and standard error of the paired differences d_j = first_j - second_j.
+    """Mean and standard error of the paired differences d_j = first_j - second_j, j = 1..J.
 
-    The standard error of J differences, which are taken as independent, is
-
-        se = sd(d) sqrt(1 / J).
-
-    Effects common to both (an odd row, an easy split) cancel in the differences.
+    The differences are taken as independent: se = sd(d) sqrt(1 / J). Effects common to both (an odd row, an easy split)
+    cancel in the differences.
 
     Parameters
     ----------
     first, second
         Scores (J,) of two predictions on the same rows or splits, in the same order.
     test_to_train : float, optional
-        For random splits of one data set into training and test rows: the number of test rows over that of training
-        rows. The training rows of splits overlap, so the differences are dependent and the error above is too small. It
-        is then sd(d) sqrt(1 / J + test_to_train).
+        For random splits of one data set: the number of test rows over that of training rows. Differences are dependent
+        because training rows overlap, and the standard error is sd(d) sqrt(1 / J + test_to_train).
 
     Returns
     -------
@@ -496,8 +489,8 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
         Numbers: log_score, rmse, crps, coverage_90, width_90. Classes: log_score, accuracy, brier, ece.
 
         Where rows may be censored there is also concordance, if the order of any pair is known; rmse, crps and
-        coverage_90 are given only if no row is censored. There is no crps where E|Y - y| has no closed form here, and
-        no log_score after an isotonic recalibration, which has no density.
+        coverage_90 are given only if no row is censored. crps is absent where E|Y - y| has no closed form, and
+        log_score after an isotonic recalibration, which has no density.
     """
     found = {} if isinstance(prediction, MappedPrediction) else {"log_score": _mean(log_score(prediction, y))}
     if prediction.is_classes:
