@@ -1,8 +1,8 @@
 """Distribution specifications, resolved by the system that runs a model.
 
 `dist.HalfNormal(1.0)` is a name with arguments and a shape. The running system turns it into its own distribution of
-the same name; no framework is needed to write it down. Arguments that are plain numbers are checked at once, so that a
-negative scale raises an error where it is written.
+the same name. Arguments that are plain numbers are checked at once, so that a negative scale raises an error where it
+is written.
 
 The event of the multivariate families has the shape of `loc`; vec(x) ravels it in C order.
 
@@ -26,8 +26,8 @@ Families of likelihoods, one event per row:
 An argument that is a distribution itself is a hyper-prior; priors that take a scale draw it first
 (`priors.Hierarchical`).
 
-Two families are not distributions by themselves: their meaning depends on the method. A method that does not support
-them refuses them (`Method.serves_priors`).
+The meaning of two families depends on the method. A method that does not support them refuses them
+(`Method.serves_priors`).
 
 - EmpiricalBayes(scale, per): w ~ N(0, s^2) with s found by the method, one per weight, per output unit or per tensor.
   A system treats it as Normal(0, scale), from which starts are drawn; that density is not used otherwise.
@@ -107,7 +107,7 @@ SPECIAL = {
 EVENTS = {"Dirichlet": "concentration"} | dict.fromkeys(
     ("MultivariateNormal", "MultivariateLogNormal", "KroneckerNormal"), "loc"
 )
-# What weights may share a scale: none, those of an output unit, those of an input unit, all.
+# Which weights may share a scale: none, those of an output unit, those of an input unit, all.
 GROUPS = ("weight", "unit", "input", "tensor")
 
 
@@ -179,7 +179,7 @@ def check_no_nested(specification: Distribution) -> None:
 
 
 def _check_numbers(family: str, name: str, value: Any) -> None:
-    """Check numbers of Python and of NumPy; an array of a system may be traced and have no value yet."""
+    """Check numbers of Python and NumPy. An array of a system may be traced and have no value yet."""
     if isinstance(value, np.ndarray):
         # Report the first invalid number, if any.
         wrong = ~np.isfinite(value)
@@ -198,12 +198,12 @@ def _check_numbers(family: str, name: str, value: Any) -> None:
 
 
 def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
-    """The specification of `family` with positional or named arguments, checked.
+    """The checked specification of `family`, one of `FAMILIES`, with positional or named arguments.
 
     Parameters
     ----------
     family : str
-        Name of the family, one of `FAMILIES`.
+        Name of the family.
     *args, **kwargs
         Its arguments.
 
@@ -215,9 +215,9 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
     Raises
     ------
     UnknownNameError
-        There is no such family or argument.
+        An unknown family or argument.
     InputError
-        An argument is missing, given twice, or has an invalid value.
+        An argument that is missing, given twice or invalid.
     """
     if family not in FAMILIES:
         raise unknown_name("distribution", family, FAMILIES)
@@ -342,13 +342,10 @@ CENSORED = ("Normal", "Laplace", "Weibull")
 
 
 def censored_log_prob(family: str, arguments: Mapping[str, Any], y: Any) -> Any:
-    """Log density of censored values.
+    """Log density (...) of censored values y (..., 2), each a value v and its event, in NumPy, torch and JAX.
 
     It is log p(v) where the event is 1 (observed), log P(Y > v) where it is 0 (right-censored), and log P(Y < v) where
-    it is -1. The same in NumPy, torch and JAX. Values censored far in a tail keep their precision, and so does their
-    gradient.
-
-    y is (..., 2): the value v, then the event. The result is (...).
+    it is -1. Value and gradient are accurate far in the tails.
     """
     value, event = y[..., 0], y[..., 1]
     z, log_slope = standard_coordinate(family, arguments, value)

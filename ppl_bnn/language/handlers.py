@@ -1,9 +1,8 @@
 """Interpretations of a model besides running it in a system.
 
-`network_function` is f(w, x): differentiable and vmappable over w in both systems, because it is the program itself
-with its random variables replaced by given values. `RecordLinear` records the inputs of each linear map and the sites
-of its weight and bias, and can add to its output. Curvature computes the gradient of a weight from these, as input
-times gradient at the output, without storing it for each row.
+`network_function` is f(w, x), differentiable and vmappable over w in both systems: the program itself with its random
+variables replaced by values. `RecordLinear` records the inputs of each linear map and the sites of its weight and bias,
+and can add to its output; curvature computes gradients of weights from input times gradient at the output.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ COMPUTED = "computed: "
 
 
 class NetworkFunction(Interpretation):
-    """The bottom of a run with all values of latent sites given; captures f and the likelihood at `observe`."""
+    """The bottom of a run with all values of latent sites given. It stores f and the likelihood at `observe`."""
 
     def __init__(self, values: Mapping[str, Any]):
         super().__init__()
@@ -66,15 +65,7 @@ class NetworkFunction(Interpretation):
 
 @dataclass(frozen=True)
 class NetworkOutput:
-    """The output of the network for some rows.
-
-    Parameters
-    ----------
-    f : array
-        Network output, (N, K).
-    likelihood
-        The likelihood with its values filled in.
-    """
+    """The output of the network for some rows: f (N, K), and the likelihood with its values filled in."""
 
     f: Any
     likelihood: Any
@@ -105,18 +96,8 @@ def network_function(model: Callable[..., Any]) -> Callable[[Mapping[str, Any], 
 class LinearUse:
     """One use of a linear map (or of a convolution) in a run.
 
-    Parameters
-    ----------
-    name : str
-        Name of the map.
-    kind : str
-        "linear" or "conv".
-    weight : str or None
-        The site whose array is the weight; None where it is anything else (computed from sites, a constant, absent).
-    bias : str or None
-        The same for the bias.
-    matrix_shape : tuple of int
-        (I, O), the weight as a matrix on the recorded inputs.
+    `kind` is "linear" or "conv". `weight` and `bias` are the sites whose arrays are used; None for anything else
+    (computed from sites, a constant, absent). `matrix_shape` is (I, O), the weight as a matrix on the recorded inputs.
     """
 
     name: str
@@ -135,12 +116,8 @@ class RecordLinear(Handler):
     A convolution is a linear map on patches: its recorded input is (N, H', W', kh * kw * C) in the order (kh, kw, C),
     so that its output is patches @ weight.reshape(-1, O) + bias; along time it is (N, T', k * C).
 
-    Parameters
-    ----------
-    perturbations : mapping, optional
-        Name -> one array, a list with one per use, or a dict from the numbers of some uses.
-    values : mapping of str to array, optional
-        The values passed to the model; a weight or bias is a site if it is the very object there.
+    `perturbations[name]` is one array, a list with one per use, or a dict from the numbers of some uses. `values` are
+    the values passed to the model; a weight or bias is a site if it is the very object there.
     """
 
     def __init__(
@@ -179,13 +156,8 @@ class RecordLinear(Handler):
 class SubstituteLinear(Handler):
     """Linear maps whose weight or bias is a site take its value from `values` instead of its own.
 
-    Parameters
-    ----------
-    values : mapping of str to array
-        Site -> the value in linear maps.
-    own : mapping of str to array
-        The values passed to the model, by which a weight is recognised, as in `RecordLinear`. With NaN there, an output
-        that is not finite has used a site outside of its linear maps.
+    `own` are the values passed to the model, by which a weight is recognised, as in `RecordLinear`. With NaN there, an
+    output that is not finite shows a use of a site outside of its linear maps.
     """
 
     def __init__(self, values: Mapping[str, Any], own: Mapping[str, Any]):
@@ -213,7 +185,7 @@ def recorded_linear(
 
 
 class RecordMessages(Handler):
-    """Keeps the messages of a run, in order; with `kinds`, those of these kinds only."""
+    """Record the messages of a run, in order; with `kinds`, only those of these kinds."""
 
     sees_maps = False
 
@@ -226,7 +198,7 @@ class RecordMessages(Handler):
             self.messages.append(msg)
 
     def around(self, model: Callable[..., Any]) -> Callable[..., Any]:
-        """The model `(x, y=None)`, each run of which is kept in place of the one before."""
+        """The model `(x, y=None)`; each run replaces the recorded messages."""
 
         def watched(x: Any, y: Any = None) -> None:
             self.messages.clear()

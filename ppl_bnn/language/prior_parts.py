@@ -95,13 +95,11 @@ def kronecker_normal(
 
 @dataclass(frozen=True)
 class CovarianceFactor:
-    """Factor L (K, K) of an unknown covariance L L'.
+    """Factor L (K, K) of an unknown covariance L L' = diag(s) C C' diag(s), s_k ~ scale, C C' a correlation matrix.
 
-    L = diag(s) C with s_k ~ scale and C C' a correlation matrix. It is called as `prior(name, size)`, for example
-    `likelihoods.MultiOutputGaussian(priors.CovarianceFactor()("noise", 2))`.
-
-    The latent sites are `name.scale` (K,) and `name.correlation`, from LKJCholesky(concentration): the density of a
-    correlation matrix R is proportional to det(R)^(concentration - 1), uniform for 1, closer to independence above
+    It is called as `prior(name, size)`, for example `likelihoods.MultiOutputGaussian(priors.CovarianceFactor()("noise",
+    2))`. The latent sites are `name.scale` (K,) and `name.correlation`, from LKJCholesky(concentration): the density of
+    a correlation matrix R is proportional to det(R)^(concentration - 1), uniform for 1, closer to independence above
     (Lewandowski, Kurowicka and Joe 2009). `name` is a deterministic site. With K = 1 there is no correlation.
 
     Parameters

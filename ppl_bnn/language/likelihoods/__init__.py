@@ -1,22 +1,21 @@
 """Likelihoods: from the network output f to the distribution of y.
 
-Keeping f and the likelihood separate makes Gauss-Newton curvature, linearised prediction and the decomposition of
-uncertainty into aleatoric and epistemic parts possible. Each likelihood has
+Each likelihood has
 
 - `distribution(f)`: the distribution of y, for the systems;
 - `predictor(f)`: eta (N, D), all parameters of the distribution of a row. It includes the log noise, (f, log noise)
-  for a Gaussian, so that known, sampled and predicted noise are one case: a Laplace approximation covers the noise
-  with the same Jacobians, and no part of it is specific to a Gaussian;
+  for a Gaussian, so that a Laplace approximation covers known, sampled and predicted noise with the same Jacobians;
 - `fisher(eta)`: (N, D, D), the Fisher information of p(y | eta) in eta, never indefinite;
 - `fisher_root(eta)`: (N, D, C), R with R R' the Fisher information;
 - `score(eta, y)`: (N, D), the gradient of log p(y | eta) in eta, with mean 0 and covariance the Fisher information;
 - `mixture_parameters(eta)`: family and parameters for `Prediction`, in NumPy, for eta of shape (..., N, D);
 - `form`: the same likelihood without the values of one run; all of the above but the first two need only this.
 
-The class `Likelihood` has these and defaults of everything else: `check_values(y)` refuses targets (NumPy) that have no
-probability; `standardises`, `columns_with_units`, `has_fisher` and `has_kink` say what the targets and the density are
-like. `information_root(eta, y)` (`HasObservedInformation`) replaces `fisher_root` where the information of a row
-depends on how it was observed.
+`Likelihood` has defaults of everything else: `check_values(y)` refuses targets (NumPy) that have no probability;
+`standardises`, `columns_with_units`, `has_fisher` and `has_kink` describe the targets and the density.
+`information_root(eta, y)` (`HasObservedInformation`) replaces `fisher_root` where the information of a row depends on
+how it was observed. Gauss-Newton curvature, linearised prediction and the decomposition of uncertainty rely on the
+separation of f and likelihood.
 """
 
 from __future__ import annotations

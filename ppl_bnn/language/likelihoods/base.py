@@ -1,4 +1,4 @@
-"""The class of all likelihoods, with the defaults of what one can do, and formulas that several of them share."""
+"""The base class of likelihoods, and formulas that several of them share."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Likelihood:
     Attributes
     ----------
     family : str
-        Name of the likelihood; of a plain model of a system, the family of its observed distribution.
+        Name of the likelihood; for a model of a system, the family of its observed distribution.
     task : {"regression", "classification"}
         Kind of the targets.
     columns_with_units : int or None
-        Number of the first columns of y that have units, where the others are marks.
+        Number of the first columns of y that have units; the others are marks, such as events.
     classes : int or None
-        Number of classes, where the likelihood knows it.
+        Number of classes, if known.
     outputs : tuple
         (whether so many network outputs fit, what is expected, advice).
     positive : tuple of str

@@ -35,18 +35,17 @@ def _ratio(u: Any) -> Any:
 class Weibull(Likelihood):
     """Survival times T > 0 with P(T > t) = exp(-(t / exp(f))^k).
 
-    It is an accelerated failure time model, with proportional hazards too. f of shape (N, 1) is the log scale: with
-    scale exp(f), 37 % of the times are longer than the scale. The hazard k t^(k - 1) exp(-k f) increases with time
-    where k > 1 and decreases where k < 1. y has the shape (N,) and is positive; use `Censored(Weibull(k))` where some
-    values are bounds only.
+    An accelerated failure time model, with proportional hazards too. f of shape (N, 1) is the log scale: 37 % of the
+    times are longer than exp(f). The hazard k t^(k - 1) exp(-k f) increases with time where k > 1 and decreases where k
+    < 1. y has the shape (N,) and is positive; use `Censored(Weibull(k))` where some values are bounds only.
 
     eta = f, and (f, log k) where the shape is sampled. exp(k (log T - f)) has an exponential distribution, and with
     Euler's constant g = 0.5772...
 
         F(f, f) = k^2,     F(f, log k) = -k (1 - g),     F(log k, log k) = (1 - g)^2 + pi^2 / 6.
 
-    Times have a natural zero: they are not changed where a fit standardises. Use a unit in which they are about 1, or
-    add the logarithm of a typical time to f.
+    Times have a natural zero and are not standardised. Use a unit in which they are about 1, or add the logarithm of a
+    typical time to f.
 
     Parameters
     ----------
@@ -107,9 +106,9 @@ class Censored(Likelihood):
                            log P(V_n > v_n)   where d_n = 0, right-censored: the value is larger,
                            log P(V_n < v_n)   where d_n = -1, left-censored: the value is smaller,
 
-    for targets y_n = (v_n, d_n) of shape (N, 2) and the distribution of V_n given by `base`. The reasons for censoring
-    are assumed to carry no information about V_n beyond the bound. `Censored(Gaussian(noise))` of log times is the
-    log-normal accelerated failure time model; its densities are per unit of log time.
+    for targets y_n = (v_n, d_n) of shape (N, 2) and the distribution of V_n given by `base`. Censoring is assumed to
+    carry no information about V_n beyond the bound. `Censored(Gaussian(noise))` of log times is the log-normal
+    accelerated failure time model; its densities are per unit of log time.
 
     A prediction is of V itself, without censoring; its `log_prob` takes targets (N, 2). eta is that of `base`.
 
@@ -123,30 +122,24 @@ class Censored(Likelihood):
     UnsupportedError
         Another likelihood; or, for `Laplace`, curvature other than "empirical".
 
-    Notes
-    -----
-    The Fisher information of y depends on where each row would have been censored, which is not known for observed
-    rows. The information of V, `fisher` and `fisher_root`, is an upper bound: a posterior computed from it is too
-    narrow by the information lost to censoring. Curvature uses `information_root(eta, y)`. With s the scale, z = (v -
-    f) / s and g(z) the log density of z, or log P(Z > z), or log P(Z < z), it is the root of
+    Notes ----- The Fisher information of y depends on where observed rows would have been censored, which is not known.
+    The information of V (`fisher`, `fisher_root`) is an upper bound, and a posterior computed from it is too narrow.
+    Curvature uses `information_root(eta, y)`. With s the scale, z = (v - f) / s and g(z) the log density of z, or log
+    P(Z > z), or log P(Z < z), it is the root of
 
         -g''(z) (1 / s, z) (1 / s, z)' + 1{d = 1} (0, 1) (0, 1)'
 
     in (f, log s); for Weibull times s = 1 / k and z = k (log v - f). These are minus the second derivatives of the log
     likelihood in (f / s, 1 / s), in which it is concave as g is (Olsen 1978; Burridge 1981), transformed to (f, log s)
     without the term in the gradient. The matrix is never indefinite, is exact in f, and has the Fisher information of y
-    as its mean, for any censoring of the rows. The density of `Laplace` has a kink, so g'' does not exist: only
-    curvature="empirical" supports it.
+    as its mean. The density of `Laplace` has a kink, so that g'' does not exist.
 
-    References
-    ----------
-    Olsen (1978), Note on the uniqueness of the maximum likelihood estimator for the tobit model.
-
+    References ---------- Olsen (1978), Note on the uniqueness of the maximum likelihood estimator for the tobit model.
     Burridge (1981), A note on maximum likelihood estimation for regression models using grouped data.
     """
 
     base: Any
-    # The first column of y has units, the other is a mark.
+    # The first column of y has units, the other is the event.
     columns_with_units = 1
 
     def __post_init__(self) -> None:

@@ -1,8 +1,7 @@
 """Networks written in a framework as layers of a model: torch modules in Pyro, Flax NNX and Equinox modules in NumPyro.
 
-A module is a function of its parameters and of its inputs. Here the parameters are sites of the model, each under its
-own name and prior, and the module itself is read and never written. No framework is imported here: a user who has a
-module has imported it.
+A module is a function of its parameters and of its inputs. The parameters are sites of the model, each with its own
+name and prior; the module itself is read and never written. No framework is imported here.
 
 =============  ======================  ======================  ======================
                torch                   Flax NNX                Equinox
@@ -47,32 +46,30 @@ def module(
 
     Samples `name.<parameter>` for each parameter, in the shape and under the dotted name that it has in the module:
     "0.weight" in a `torch.nn.Sequential`, "layers.0.kernel" in an NNX module, "layers[0].weight" of an Equinox module
-    as "layers.0.weight". The module is not changed and no copy of it is kept: its state when the model runs is used.
+    as "layers.0.weight". The module is neither changed nor copied: its state when the model runs is used.
 
     Parameters
     ----------
     name : str
         Name of the layer.
     x : array, dict or tuple
-        An array, or a dict of arrays, with the rows as first axis; a tuple of them is passed as several arguments.
-        Images and sequences reach the module in the layout of the model, so a different layout (torch has channels
-        first) is arranged inside the module.
+        An array, or a dict of arrays, with the rows as first axis; a tuple of them is passed as several arguments. The
+        module gets the layout of the model, and must convert it if necessary (torch has channels first).
     network
         A `torch.nn.Module` (in Pyro), a `flax.nnx.Module` or an `equinox.Module` (in NumPyro). An Equinox module is
         called on each row separately, as its layers expect; the two others on all rows.
     prior : Prior, mapping or callable, optional
         One prior for all parameters, a dict of names and shell patterns ("*.bias"), or a function (name, shape) ->
-        prior. In a dict a name takes precedence over patterns, and of several patterns the first applies; each must
-        apply to a parameter, and each parameter must have one. None in place of a prior holds a parameter at its value
-        in the module, a constant; `priors.Point()` fits it as a point estimate, started from that value, for a
-        partially Bayesian network. Default: N(0, 1 / fan_in), and for the factors of a normalisation N(1, 0.25^2) as in
-        `bnn.layer_norm`. Whether a torch tensor requires a gradient does not matter.
+        prior. In a dict a name takes precedence over patterns, and the first pattern over later ones; each must apply
+        to a parameter, and each parameter must have one. None in place of a prior holds a parameter at its value in the
+        module, a constant; `priors.Point()` fits it as a point estimate, started from that value. Default: N(0, 1 /
+        fan_in), and for the factors of a normalisation N(1, 0.25^2) as in `bnn.layer_norm`.
     fan_in : mapping or callable, optional
-        The numbers of inputs for priors with scale="fan_in", where they differ from the default: the product of the
-        `in` and `places` of the table at the top of this file, without the groups of a convolution; 1 for parameters
-        called bias, for vectors and scalars, for normalisations, and for tables of symbols. Other weights with several
-        axes count as linear maps of their framework: all axes but the first, in NNX all but the last. A dict or a
-        function, as for `prior`, but parameters may be left out.
+        The numbers of inputs for priors with scale="fan_in", given as `prior`; parameters may be left out. By default
+        the product of the `in` and `places` of the table at the top of this file, without the groups of a convolution;
+        1 for parameters called bias, for vectors and scalars, for normalisations, and for tables of symbols. Other
+        weights with several axes count as linear maps of their framework: all axes but the first, in NNX all but the
+        last.
     coupled : bool
         Whether the rows interact, as in a graph network (`bnn.coupled`); an Equinox module then gets all rows.
 
@@ -93,11 +90,10 @@ def module(
 
     Notes
     -----
-    Requirements. A density has no randomness, and rows are independent: dropout and batch normalisation in training
-    mode are refused, and so are modules that write into their buffers or variables, draw random numbers, or mix rows
-    (found by running the module once on artificial rows). In evaluation mode the running statistics are constants,
-    which is supported. Buffers and variables that are not parameters are converted to the floating type and the device
-    of the fit.
+    Requirements. Dropout and batch normalisation in training mode are refused, and so are modules that write into their
+    buffers or variables, draw random numbers, or mix rows (found by running the module once on artificial rows). In
+    evaluation mode the running statistics are constants, which is supported. Buffers and variables that are not
+    parameters are converted to the floating type and the device of the fit.
 
     Trained networks. A method with `start=network` starts at its parameters: each site `name.<parameter>` at the value
     of that name in the network, unchanged, also for `Point`. The network is `network` itself, another module of its
@@ -106,8 +102,8 @@ def module(
     start. All other sites, such as the noise, start at a draw from the prior; `bnn.Laplace(optimise=False)` finds their
     mode with the network held. The Laplace approximation of a network trained elsewhere is therefore
     `bnn.Laplace(ppl="pyro", start=network, optimise=False)`, and `prior` should be that of the training (weight decay).
-    In a model with several modules, or with other layers, start={name: network} specifies the module; values of other
-    sites may be in the same dict.
+    In a model with several modules or other layers, start={name: network} specifies the module; values of other sites
+    may be in the same dict.
 
     Handlers. To handlers that read linear maps the module is one map under its name, whose weight is not a site.
     Laplace therefore differentiates its parameters directly (`structure="kron"` has an exact block for each of them),
@@ -135,9 +131,9 @@ def module(
 
 
 def _show(use: ModuleUse, output: Array, rows: int, numbers: int) -> None:
-    """Show the module to handlers: a linear map without outputs, on as many numbers as the module stores for a row.
+    """Show the module to handlers: a linear map without outputs, on `numbers` values that the module stores for a row.
 
-    The message has one more argument, the `ModuleUse`, for handlers that read modules.
+    The message has one more argument, the `ModuleUse`.
     """
     zero = ops.zeros_like(output.reshape(-1)[:1])
     x, weight = ops.broadcast_to(zero, (rows, numbers)), ops.broadcast_to(zero, (numbers, 0))
@@ -230,10 +226,7 @@ def _by_axis(prior: Any) -> bool:
 def _by_name(
     word: str, what: str, given: Any, parameters: Sequence[Parameter], every: bool
 ) -> dict[str, Any]:
-    """Values for each parameter from a dict of names and patterns, or from a function (name, shape).
-
-    `every` requires a value for each parameter.
-    """
+    """Values for each parameter from a dict of names and patterns or a function (name, shape); of all if `every`."""
     if not isinstance(given, Mapping):
         if not _accepts(given, 2):
             expected = f"{what} as a dict of names and patterns, or as a function (name, shape)"

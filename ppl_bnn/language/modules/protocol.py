@@ -1,4 +1,4 @@
-"""A module of a framework, prepared for a run: the protocol of a framework, and checks that run the module."""
+"""The protocol of a framework, a module prepared for a run, and checks that run the module."""
 
 from __future__ import annotations
 
@@ -23,20 +23,9 @@ Inputs = tuple[Any, ...]
 class Parameter:
     """A parameter of a module.
 
-    Parameters
-    ----------
-    name : str
-        Dotted name in the module.
-    shape : tuple of int
-        Shape in the module.
-    fan_in : int
-        Number of inputs for priors with `scale="fan_in"`.
-    own : array or None
-        The value in the module, in its framework; None if the module has only a shape.
-    gain : bool
-        Whether it multiplies normalised values.
-    inputs_first : bool
-        Whether its axes are (..., inputs, outputs), as in the layers of this library.
+    `name` is its dotted name, `shape` its shape in the module, `fan_in` the number of inputs for priors with
+    `scale="fan_in"`. `own` is the module's value, in its framework, or None if there is only a shape. `gain` says
+    whether it multiplies normalised values, `inputs_first` whether its axes are (..., inputs, outputs).
     """
 
     name: str
@@ -152,21 +141,7 @@ class Framework(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """A module with its parameters, prepared for a run.
-
-    Parameters
-    ----------
-    word : str
-        The layer named in errors.
-    framework : Framework
-        Framework of the module.
-    network
-        The module.
-    parameters : sequence of Parameter
-        Its parameters.
-    coupled : bool
-        Whether the rows interact.
-    """
+    """A module with its parameters, prepared for a run. `word` names the layer in errors."""
 
     word: str
     framework: Framework
@@ -274,7 +249,7 @@ class Call:
     def _rows_meet(self, inputs: Inputs, dtype: str) -> bool:
         """Whether the output of the middle one of three artificial rows changes when the two others do.
 
-        False if the module does not run on such rows: then nothing is known.
+        False also if the module does not run on such rows.
         """
         before, after = (self.artificial(inputs, 3, dtype, seed) for seed in (1, 2))
         for old, new in zip(arrays_in(before), arrays_in(after), strict=True):
@@ -299,8 +274,8 @@ class Call:
     def numbers_per_row(self, inputs: Inputs, rows: int, dtype: Any) -> int:
         """Numbers that a run stores for a row, counted as for linear maps, where only inputs count.
 
-        This is the difference between runs on three and on two artificial rows, which leaves out what belongs to no
-        row.
+        This is the difference between runs on three and on two artificial rows, which cancels what does not depend on
+        rows.
         """
         notes, key = self.known("numbers per row", inputs)
         if key not in notes:
@@ -326,19 +301,7 @@ class Call:
 class ModuleUse:
     """A module in a run of a model, as handlers see it.
 
-    Parameters
-    ----------
-    name : str
-        Name of the layer.
-    framework : Framework
-        Framework of the module.
-    network
-        The module.
-    parameters : sequence of Parameter
-        Its parameters.
-    values : sequence of array
-        Values of the parameters, in order: those of the sites, values computed by priors, or values held from the
-        module.
+    `values` of the parameters, in order, are those of the sites, values computed by priors, or the module's own values.
     """
 
     name: str
