@@ -28,18 +28,9 @@ _local = threading.local()
 class Message:
     """One effect on its way down the stack.
 
-    Parameters
-    ----------
-    kind : str
-        "sample", "deterministic", "param", "observe", "rows", "coupled", "linear" or "conv".
-    name : str
-        Name of the site or map.
-    arguments : dict
-        The arguments of the primitive.
-    value
-        The answer.
-    answered : bool
-        Whether there is an answer, so that no handler below needs to run.
+    `kind` is "sample", "deterministic", "param", "observe", "rows", "coupled", "linear" or "conv"; `name` that of the
+    site or map; `arguments` are those of the primitive; `value` is the answer, if `answered`, after which no handler
+    below runs.
     """
 
     kind: str
@@ -58,13 +49,8 @@ class Handler:
     """An interpretation, or a change to one, used as a context manager around a run of the model.
 
     `process` sees a message on its way down and may answer it; `after` sees it, answered, on its way up and may change
-    the value.
-
-    Attributes
-    ----------
-    sees_maps : bool
-        Whether the handler may read or change linear maps. If any in the stack does, a layer that repeats a step sends
-        every step through the stack.
+    the value. `sees_maps` says whether the handler may read or change linear maps; then a layer that repeats a step
+    sends every step through the stack.
     """
 
     sees_maps = True
@@ -87,12 +73,7 @@ class Handler:
 class NamedHandler(Handler):
     """A handler about some sites or maps, which raises UnknownNameError if a run has none of one of these names.
 
-    Parameters
-    ----------
-    kind : str
-        What the names are, for the message.
-    names : iterable of str
-        The names. A subclass appends those that a run has to `met`.
+    `kind` says in the message what the names are. A subclass appends those that a run has to `met`.
     """
 
     def __init__(self, kind: str, names: Iterable[str]):
@@ -166,7 +147,7 @@ def maps_are_seen() -> bool:
 
 
 def send(msg: Message) -> Any:
-    """Send `msg` down the stack and return its value. Without an interpretation, ModelError is raised."""
+    """Send `msg` down the stack and return its value. Raises ModelError without an interpretation."""
     stack = _stack()
     if not stack:
         expected, got = "a running interpretation", "a call of the model as a bare function"
@@ -186,7 +167,7 @@ def send(msg: Message) -> Any:
 
 
 def _default(msg: Message) -> Any:
-    """The meaning of a primitive that no handler answers."""
+    """The value of a primitive that no handler answers."""
     given = msg.arguments
     match msg.kind:
         case "deterministic":

@@ -10,9 +10,9 @@ All three are handlers of the primitives `linear` and `conv`, for any model, ins
     with LocalReparameterisation(loc, scale, normal):
         model(x, y)
 
-A handler serves one run. Random numbers come from functions that are passed in, so that the same code runs on NumPy,
-torch and JAX: normal(shape, like) returns standard normals, sign(shape, like) numbers -1 and 1 with equal probability,
-keep(shape, like, probability) ones with that probability and zeros, all as arrays like `like`.
+A handler serves one run. Random numbers come from functions for NumPy, torch and JAX alike: normal(shape, like) returns
+standard normals, sign(shape, like) numbers -1 and 1 with equal probability, keep(shape, like, probability) ones with
+that probability and zeros, all as arrays like `like`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ Map = Callable[[Array, Array], Array]
 class _PerRow(NamedHandler):
     """A handler that gives the linear maps of some sites another draw in each row.
 
-    A weight or a bias is a site if it is the very array with which the site was answered; anything computed from sites
-    is not, and is used unchanged. So are a site with a constrained support, a bias that is not (O,) for O outputs, and
-    a weight that is not a matrix: for these the sampled value is always correct.
+    A weight or a bias is a site if it is the very array with which the site was answered. Anything else is used
+    unchanged: arrays computed from sites, a site with a constrained support, a bias that is not (O,) for O outputs, and
+    a weight that is not a matrix.
     """
 
     estimator = ""
@@ -123,12 +123,12 @@ class _PerRow(NamedHandler):
     def _output(
         self, applied: Map, x: Array, weight: Array, bias: Any, weight_site: str | None, bias_site: str | None
     ) -> Array:
-        """The output of the map. The name of a site is None where the given value is to be used unchanged."""
+        """The output of the map. A site is None where the given value is to be used unchanged."""
         raise NotImplementedError
 
 
 def _root(variance: Array) -> Array:
-    """The square root, with derivative zero at zero, where a row of inputs is zero.
+    """The square root, with derivative zero at zero.
 
     The root of sum_i x_i^2 sigma_i^2 has no derivative at x = 0. Zero is one of its subgradients, and the mean over a
     symmetric noise is zero for any of them.
@@ -147,31 +147,25 @@ class LocalReparameterisation(_PerRow):
     """Sample the outputs of linear maps for each row instead of the weights (Kingma, Salimans and Welling 2015).
 
     For w_io ~ N(mu_io, sigma_io^2) and b_o ~ N(mu_o, sigma_o^2), all independent, the outputs of a row x are
-    independent normals:
+    independent normals, with a new eps for every row and output:
 
-        y_o = sum_i x_i mu_io + mu_o + (sum_i x_i^2 sigma_io^2 + sigma_o^2)^(1/2) eps_o,
+        y_o = sum_i x_i mu_io + mu_o + (sum_i x_i^2 sigma_io^2 + sigma_o^2)^(1/2) eps_o.
 
-    with a new eps for every row and output. Where only the weight or only the bias is a site of `loc`, the other keeps
-    its value; a bias alone is drawn once per row, the same at all positions.
+    Where only the weight or only the bias is a site of `loc`, the other keeps its value; a bias alone is drawn once per
+    row, the same at all positions. `loc` and `scale` are site -> means and standard deviations of independent normals;
+    `normal` is a source of standard normals.
 
-    `loc` and `scale` are site -> means and standard deviations of independent normals; `normal` is a source of standard
-    normals. With `approximate`, sites that are used several times per row are accepted, see Notes; without it they
-    raise UnsupportedError.
-
-    Notes
-    -----
-    The distribution of each row is exact for a site that is used once per row. A second use in the same row (at another
-    position of a convolution or of an x with more than two axes, or in another map) would use the same weights, while a
-    new eps makes it another draw. Such sites are refused, unless `approximate`: then every position of every use has
+    Notes ----- The distribution of each row is exact for a site that is used once per row. A second use in the same row
+    (another position of a convolution or of an x with more than two axes, or another map) would need the same weights,
+    but gets a new eps. Such sites raise UnsupportedError, unless `approximate`: then every position of every use has
     new noise, as is usual for convolutions (Molchanov et al. 2017; Shridhar et al. 2019). Means and variances of the
     outputs are then correct, their dependence within a row is lost, and the objective is no longer a bound on the
     evidence.
 
-    A handler sees the uses in maps, their numbers of rows, and `bnn.coupled`. It does not see a use of the array
-    elsewhere in the model (in a product, in another prior, through a function of it): there the model gets the sampled
-    value, and the two uses are different draws. `shared_weights` finds these uses beforehand. A use in the prior of
-    another site is not a use in the network, because the complexity cost is a separate term. Rows that are permuted or
-    mixed without `bnn.coupled` cannot be detected.
+    A use of the array outside of linear maps (in a product, in another prior, through a function of it) gets the
+    sampled value, and so another draw; the handler cannot see it, but `shared_weights` finds it beforehand. A use in
+    the prior of another site is not a use in the network, because the complexity cost is a separate term. Rows that are
+    permuted or mixed without `bnn.coupled` cannot be detected.
 
     References
     ----------
@@ -225,20 +219,18 @@ class Flipout(_PerRow):
         y_n = x_n mu + ((x_n * r_n) dw) * s_n:   row n has the weights mu_io + dw_io r_ni s_no,
 
     which are distributed as w given any signs, while those of two rows are uncorrelated. A bias is mu_o + db_o s_no.
-    There is one pattern per site and row. It is the same at all positions of the inputs and of the kernel of a
-    convolution (r is a sign per channel), and in all maps that share the site. The joint
-    distribution within a row is therefore that under q, for shared weights too.
+    There is one pattern per site and row, the same at all positions of the inputs and of the kernel of a convolution (r
+    is a sign per channel), and in all maps that share the site. The joint distribution within a row is therefore that
+    under q, for shared weights too.
 
     `loc` is site -> mean, for sites whose q is symmetric about it with independent coordinates; `sign` is a source of
-    signs. Rows that interact, or a map whose inputs do not have one row per row of the data, raise UnsupportedError.
+    signs. Rows that interact or are folded into positions raise UnsupportedError.
 
     Notes
     -----
     The gradient by the mean has the variance of the local reparameterisation. The gradient by the standard deviation
     has about the variance of one draw for all rows: each dw is multiplied by itself in every row, whatever the signs.
-
-    The limits are those of `LocalReparameterisation`: a use of the array outside of its maps is found by
-    `shared_weights`. Rows that interact, or that are folded into positions, are refused.
+    As for `LocalReparameterisation`, only `shared_weights` finds a use outside of linear maps.
 
     References
     ----------
@@ -290,8 +282,7 @@ class SharedUse:
     """The reason why a site is not used exactly once in each row, as a kind and in words.
 
     "positions" are those of a convolution, or of an x with more than two axes; "maps" are several uses in linear maps;
-    "rows" are inputs that do not have the rows of the data, or rows that interact; "outside" is a use besides linear
-    maps.
+    "rows" are inputs without the rows of the data, or rows that interact; "outside" is a use besides linear maps.
     """
 
     site: str
@@ -311,34 +302,15 @@ def _in_maps(names: Collection[str]) -> str:
 def shared_weights(
     model: Model, values: Mapping[str, Array], x: Any, sites: Collection[str] | None = None
 ) -> dict[str, SharedUse]:
-    """Find the weights and biases that are not used exactly once in each row.
+    """The weights and biases that are not used exactly once in each row, with the reason for each.
 
-    The result is empty if the local reparameterisation is exact. The network is run twice or, if a use outside of
-    linear maps is found, once more for each site.
+    The result is empty if the local reparameterisation is exact. `values` are constrained values of all sites, as
+    arrays of a system, and `x` at least two rows, so that rows are distinguished from other axes (all rows where they
+    interact). `sites` are all by default. A bias at several positions is listed only for another reason, because it can
+    be drawn once per row.
 
-    Parameters
-    ----------
-    model : callable
-        A model in the language.
-    values : mapping of str to array
-        Values of all sites, constrained. Arrays of a system, because a specification checks the numbers of NumPy
-        arrays.
-    x
-        A few rows of inputs, at least two, so that rows are distinguished from other axes (all rows where they
-        interact).
-    sites : collection of str, optional
-        The sites of interest, by default all. A bias at several positions is listed only for another reason, because it
-        can be drawn once per row.
-
-    Returns
-    -------
-    dict of str to SharedUse
-        Site -> the reason.
-
-    Notes
-    -----
-    To find a use outside of linear maps, the site is replaced by NaN everywhere but in its maps: NaN then reaches the
-    predictor. An operation that removes NaN, such as a comparison, hides such a use.
+    The network runs twice. If a use outside of linear maps is found, it runs once more for each site, which is then NaN
+    everywhere but in its maps. An operation that removes NaN, such as a comparison, hides such a use.
     """
     with (
         NetworkFunction(values) as run,
@@ -410,13 +382,12 @@ def refuse_shared(shared: Mapping[str, SharedUse], estimator: str, approximate: 
 class DroppedInputs(NamedHandler):
     """Drop inputs of linear maps and convolutions at random (Srivastava et al. 2014; Gal and Ghahramani 2016).
 
-        x' = x * z / (1 - rate),   z ~ Bernoulli(1 - rate)
+        x' = x * z / (1 - rate),   z ~ Bernoulli(1 - rate),   so that E x' = x.
 
-    so that E x' = x. There is one mask per row of the data and unit: z is (N, 1, ..., 1, I) for x (N, ..., I), the same
-    at all positions, and for a convolution one per channel, the same at all positions of the image. A mask of the
-    inputs is a mask of the rows of the weight, so a row has one draw of the weights at all positions; dropping each
-    position of an image independently would not be a distribution over weights. A map that is used several times has a
-    new mask at each use.
+    There is one mask per use of a map, row of the data and unit: z is (N, 1, ..., 1, I) for x (N, ..., I), the same at
+    all positions, and for a convolution one per channel. A mask of the inputs is a mask of the rows of the weight, so a
+    row has one draw of the weights at all positions; dropping each position independently would not be a distribution
+    over weights.
 
     `rates` is one rate for all maps, or the name of a map -> its rate, with no other map dropped. `keep` is a source of
     zeros and ones. `skip` names, with one rate, the maps whose inputs are kept; by default it is the first map of the

@@ -3,7 +3,7 @@
 The result is a model like any other: it keeps the name, the documentation and the bound arguments of the input model,
 it can be sent to another process, and it can be transformed again.
 
-- `with_precision_factors`: the model with tuned hyper-parameters, as a program.
+- `with_precision_factors`: the model with tuned hyper-parameters.
 - `with_prior_scales`: the model with `EmpiricalBayes` priors at the scales that a method found.
 - `noncentred`: the same joint distribution of the data and the weights, in coordinates in which the prior is standard.
 - `with_prior`: an earlier posterior as the prior.
@@ -146,33 +146,12 @@ def with_precision_factors(
 ) -> Model:
     """Multiply the precisions of Normal priors, so that w ~ N(loc, scale^2 / factor) at each named site.
 
-    A Laplace approximation with tuned hyper-parameters approximates the posterior of this model: log joint, draws from
-    the prior and importance weights then refer to the same posterior.
+    A Laplace approximation with tuned hyper-parameters approximates the posterior of this model. `factors` are site ->
+    a positive number, or an array of the shape of the site; `noise` replaces the known noise of `Gaussian(number)`.
 
-    Parameters
-    ----------
-    model : callable
-        A model in the language.
-    factors : mapping of str to float or ndarray
-        Site -> a positive number, or an array of the shape of the site.
-    noise : float, optional
-        Replaces the known noise of the likelihood `Gaussian(number)`.
-
-    Returns
-    -------
-    callable
-        The transformed model.
-
-    Raises
-    ------
-    InputError
-        A factor or a noise that is not positive, or an array that does not have the shape of its site.
-    UnknownNameError
-        When the model runs: there is no such random variable.
-    ModelError
-        When the model runs: a site is a parameter without a prior or an observation.
-    UnsupportedError
-        When the model runs: a prior other than Normal, or a likelihood without a known noise.
+    Raises InputError for factors or a noise that are not positive or do not fit their site. When the model runs, an
+    unknown site raises UnknownNameError, a parameter or an observation ModelError, a prior other than Normal, or a
+    likelihood without a known noise, UnsupportedError.
     """
     number = noise is None or (isinstance(noise, int | float) and not isinstance(noise, bool))
     InputError.check(number, "with_precision_factors", "a number as noise", repr(noise), "noise=1.0")
@@ -197,32 +176,11 @@ def _normal(specification: Distribution, scale: Any) -> Distribution:
 def with_prior_scales(model: Model, scales: Mapping[str, float | np.ndarray]) -> Model:
     """Replace `priors.EmpiricalBayes` by w ~ N(0, scale^2), with the scales that a method found.
 
-    A variational posterior under that prior approximates the posterior of this model: a type-II likelihood bound holds
-    for the data, and log joint, draws from the prior and importance weights use these scales.
+    A variational posterior under that prior approximates the posterior of this model. `scales` are site -> a positive
+    number, an array (O,) with one scale per output unit, or one of the shape of the site; other sites keep their prior.
 
-    Parameters
-    ----------
-    model : callable
-        A model in the language.
-    scales : mapping of str to float or ndarray
-        Site -> a positive number, an array (O,) with one scale per output unit, or one of the shape of the site. Sites
-        that are not named keep their prior.
-
-    Returns
-    -------
-    callable
-        The transformed model.
-
-    Raises
-    ------
-    InputError
-        A scale that is not positive, or an array that does not fit its site.
-    UnknownNameError
-        When the model runs: there is no such random variable.
-    ModelError
-        When the model runs: a site is a parameter without a prior or an observation.
-    UnsupportedError
-        When the model runs: another prior.
+    Raises InputError for scales that are not positive or do not fit their site. When the model runs, an unknown site
+    raises UnknownNameError, a parameter or an observation ModelError, another prior UnsupportedError.
     """
     # A copy in C order, because torch does not share read-only arrays, such as those from JAX.
     kept = {
@@ -290,13 +248,12 @@ def _beside(value: Any, array: Any) -> Any:
 
 
 def noncentred(model: Model, sites: Iterable[str] | None = None) -> Model:
-    """Return the model in non-centred form: w = loc + scale * e with e from the standard member of the family of w.
+    """The model in non-centred form: w = loc + scale * e with e from the standard member of the family of w.
 
-    The latent site is `<name>.base`; the program reads w, which is recorded under its own name as a deterministic site.
-    The joint distribution of w, of all other sites and of the data is unchanged. What changes are the coordinates in
-    which a sampler moves and in which an approximation is Gaussian. Where the data say little about w, the funnel of a
-    hierarchical prior disappears (Papaspiliopoulos, Roberts and Skold 2007), and the density is bounded at a scale of
-    zero.
+    The latent site is `<name>.base`; w is recorded under its own name as a deterministic site. The joint distribution
+    of all sites and the data is unchanged; the coordinates of samplers and approximations change. Where the data say
+    little about w, the funnel of a hierarchical prior disappears (Papaspiliopoulos, Roberts and Skold 2007), and the
+    density is bounded at a scale of zero.
 
     Parameters
     ----------
@@ -338,10 +295,9 @@ def noncentred(model: Model, sites: Iterable[str] | None = None) -> Model:
 
 @dataclass(frozen=True)
 class GaussianPrior:
-    """A Gaussian over sites in unconstrained coordinates.
+    """A Gaussian over sites in unconstrained coordinates. Posteriors provide it and `with_prior` takes it.
 
-    Posteriors provide it and `with_prior` takes it. The spread of each site is in exactly one of `scale`, `joint` and
-    `kronecker`.
+    The spread of each site is in exactly one of `scale`, `joint` and `kronecker`.
 
     Parameters
     ----------
@@ -552,9 +508,9 @@ def with_prior(model: Model, prior: Any) -> Model:
         A model in the language.
     prior : Posterior or GaussianPrior
         A posterior whose approximation is Gaussian in unconstrained coordinates (Laplace, mean-field SVI), or a
-        `GaussianPrior`. Its sites get that Gaussian, transformed to the support of the site: unchanged on the real
-        line, through exp on the positive numbers. Dependence between sites is kept: each site has its conditional given
-        the earlier ones. Sites of the model that the posterior does not have keep their own prior.
+        `GaussianPrior`. Its sites get that Gaussian, each conditional on the earlier ones, and transformed to the
+        support of the site: unchanged on the real line, through exp on the positive numbers. Other sites keep their
+        prior.
 
     Returns
     -------

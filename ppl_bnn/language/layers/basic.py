@@ -59,8 +59,8 @@ def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: Bias 
 def images(x: Any) -> Any:
     """Rows of pixels (N, F) as images (N, height, width, 1), row by row.
 
-    The images are as nearly square as F allows: the height is the largest divisor of F that is not above sqrt(F), so
-    that 64 pixels are 8 x 8 and 10 are 2 x 5. Images (N, H, W, C) and sequences (N, T, C) are returned unchanged.
+    The height is the largest divisor of F that is not above sqrt(F), so that 64 pixels are 8 x 8 and 10 are 2 x 5.
+    Images (N, H, W, C) and sequences (N, T, C) are returned unchanged.
     """
     if len(x.shape) != 2:
         return x
@@ -222,9 +222,9 @@ def filter_response_norm(
 
         z = x / sqrt(mean of x^2 over positions + epsilon) * gain + bias,   result = max(z, threshold).
 
-    Rows do not interact, as they do in batch normalisation, so a row has one distribution given the weights. The
-    maximum is the thresholded linear unit, the activation that belongs to this normalisation: the mean is not
-    subtracted, and a plain relu would cut at an arbitrary value.
+    Rows do not interact, unlike in batch normalisation, so a row has one distribution given the weights. The maximum is
+    the activation that belongs to this normalisation, because the mean is not subtracted and a relu would cut
+    arbitrarily.
 
     Samples `name.gain` (C,) from N(1, 0.25^2), `name.bias` (C,) from N(0, 1) and `name.threshold` (C,) from N(0,
     0.25^2), close to a relu.
@@ -234,8 +234,7 @@ def filter_response_norm(
     name : str
         Name of the layer.
     x : array
-        Inputs, (N, H, W, C) or (N, T, C) with at least two positions, because over one position the result is the sign
-        of x.
+        Inputs, (N, H, W, C) or (N, T, C) with at least two positions: over one position the result is the sign of x.
     gain : bool or Prior
         Whether there is a gain, or a prior of its own.
     bias : bool or Prior
@@ -398,9 +397,9 @@ def embedding(
     prior : Prior, optional
         Prior of the table, by default N(0, 1); one symbol enters at a time, so fan_in is 1.
     one_hot : bool
-        With True the same numbers are computed as the linear map `name` of one-hot rows, which is visible to
+        Whether to compute the same numbers as the linear map `name` of one-hot rows, which is visible to
         Kronecker-factored curvature and to the estimators on linear maps. It stores `size` numbers for each symbol of
-        the data; otherwise only the table is differentiated.
+        the data.
 
     Returns
     -------
@@ -442,7 +441,7 @@ def learned_positions(name: str, x: Any, prior: Prior | None = None, length: int
     prior : Prior, optional
         Prior of the vectors, by default N(0, 1), as for an embedding.
     length : int, optional
-        The longest sequence that the model is for, by default the length of x.
+        Length of the longest sequence, by default the length of x.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""What all layers share: the declaration of their weights, and checks of their arguments and inputs."""
+"""The declaration of the weights of a layer, and checks of its arguments and inputs."""
 
 from __future__ import annotations
 
@@ -26,18 +26,10 @@ THRESHOLD = Normal(0.0, 0.25)
 
 @dataclass(frozen=True)
 class Layer:
-    """One call of a layer: the function and the name that errors say, and the priors that the user gave.
+    """One call of a layer: its function and name for errors, and the priors that the user gave.
 
-    Parameters
-    ----------
-    kind : str
-        Name of the function.
-    name : str
-        Name of the layer, which begins the names of its sites.
-    prior : Prior or None
-        Prior of the weights.
-    bias : bool or Prior
-        Whether there is a bias, or a prior of its own.
+    `kind` is the name of the function; `name` begins the names of the sites of the layer. `prior` is that of the
+    weights, and `bias` says whether there is a bias, or is a prior of its own.
     """
 
     kind: str
@@ -47,7 +39,7 @@ class Layer:
 
     @property
     def word(self) -> str:
-        """The layer in an error."""
+        """The layer in error messages."""
         return f"{self.kind}({self.name!r})" if self.name else self.kind
 
     def error(self, expected: str, got: str, advice: str) -> ModelError:
@@ -79,7 +71,7 @@ class Layer:
         return (OFFSET if self.prior is None else self.prior)(self.site("weight"), (length, width), 1)
 
     def parameter(self, part: str, channels: int, given: Bias | None, default: Prior) -> Any:
-        """A parameter for each channel, or None. It is a unit of its own, so its fan_in is 1."""
+        """A parameter for each channel, or None. Each channel is a separate unit, so fan_in is 1."""
         self._check_priors(given)
         if given is False:
             return None

@@ -5,12 +5,10 @@ called once per step under one name, so that a handler that records linear maps 
 
 Notes
 -----
-JAX compiles a single step and repeats it, unless a handler reads linear maps: compilation takes as long for 1000 steps
-as for 10, and the loop also runs faster than single steps do. Under such a handler (Kronecker-factored curvature,
-Flipout, local reparameterisation, dropout) every step is compiled separately, which takes time and memory in proportion
-to the length, seconds for ten steps and minutes for hundreds. Use shorter sequences, or features of longer intervals as
-steps, in that case. torch does not compile and runs the steps one by one in Python. The numbers are the same in every
-case.
+JAX compiles a single step and repeats it, unless a handler reads linear maps (Kronecker-factored curvature, Flipout,
+local reparameterisation, dropout). Then every step is compiled separately, which takes time and memory in proportion to
+the length: seconds for ten steps and minutes for hundreds. Use shorter sequences, or features of longer intervals as
+steps, in that case. torch runs the steps one by one in Python. The numbers are the same in every case.
 """
 
 from __future__ import annotations
