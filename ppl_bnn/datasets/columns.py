@@ -158,7 +158,7 @@ def parse(name: str, cells: list[str]) -> np.ndarray:
 
 
 def looks_like(cell: str) -> tuple[str, str] | None:
-    """Description of a cell that is not a number, and advice for writing it; None for a word."""
+    """Description of a cell that is not a number, and advice for its format; None for a word."""
     for pattern, what, advice in _LOOKS:
         if pattern.fullmatch(cell):
             return what, advice.format(number=_plain_number(cell, what))
@@ -236,9 +236,9 @@ def _some(values: Sequence[str]) -> str:
 
 
 def in_one_line(target: str, words: str, features: Mapping[str, tuple[str, ...]], dropped: int = 0) -> str:
-    """Summary of how the columns were read: the target, then the numerical features, then the categorical ones.
+    """How the columns were read: the target, described by `words`, then numerical, then categorical features.
 
-    `words` says how the target was read; `features` is column -> its categories, empty for a column of numbers.
+    `features` is column -> its categories, empty for a column of numbers.
     """
     numbers = [name for name, values in features.items() if not values]
     categories = {name: values for name, values in features.items() if values}

@@ -1,7 +1,4 @@
-"""Reading of the data sets: bundled, simulated, and files that are downloaded or in a folder, checked by SHA-256.
-
-Each reader returns the parts of a `tables.Table` that the source does not state.
-"""
+"""Readers of bundled, simulated and downloaded data sets; each returns the parts of a `Table` that the source lacks."""
 
 from __future__ import annotations
 
@@ -38,10 +35,8 @@ class Splits:
 
     Parameters
     ----------
-    train : ndarray
-        Shape (S, n_train), int64.
-    test : ndarray
-        Shape (S, n_test), int64.
+    train, test : ndarray
+        Shapes (S, n_train) and (S, n_test), int64.
     """
 
     train: np.ndarray
@@ -99,9 +94,6 @@ def _download(name: str, path: str, sha256: str) -> Path:
         raise DownloadError.of("", expected, str(problem), "another folder in PPL_BNN_CACHE") from problem
 
 
-# --- reading files -------------------------------------------------------------------------------------------
-
-
 def read(source: Source, **options: Any) -> Parts:
     """The parts of the table of a source."""
     return _READERS[source.layout](source, **{**source.options, **options})
@@ -142,7 +134,7 @@ def _read_numbers(source: Source, instant: bool = True) -> Parts:
 
 
 def standard_splits(rows: int, count: int) -> Splits:
-    """The splits of Hernandez-Lobato and Adams (2015): 90 % train, one legacy generator of seed 1 per table."""
+    """The splits of Hernandez-Lobato and Adams (2015): 90 % train, from NumPy's legacy generator with seed 1."""
     rng = np.random.RandomState(1)
     orders = np.stack([rng.choice(rows, rows, replace=False) for _ in range(count)])
     return Splits(train=orders[:, : round(0.9 * rows)], test=orders[:, round(0.9 * rows) :])

@@ -10,7 +10,7 @@ import numpy as np
 
 
 def survival_simulated() -> tuple[np.ndarray, np.ndarray]:
-    """Censored event times under proportional hazards.
+    """Censored event times under proportional hazards: x (300, 5) and y (300, 2).
 
         x_j ~ N(0, 1),     g(x) = 0.8 x_1 - 0.6 x_2 + 0.5 (x_3^2 - 1),     hazard h(t | x) = 0.05 1.5 t^0.5 exp(g(x)),
         T = (-log U / (0.05 exp(g(x))))^(1 / 1.5),    U uniform on (0, 1),    C exponential with mean 20, in years;
@@ -18,13 +18,6 @@ def survival_simulated() -> tuple[np.ndarray, np.ndarray]:
 
     T has a Weibull distribution of shape 1.5, by inversion. x_4 and x_5 have no effect, and x_3 has no linear effect. C
     is independent of T given x.
-
-    Returns
-    -------
-    x : ndarray
-        Shape (300, 5).
-    y : ndarray
-        Shape (300, 2).
 
     References
     ----------
@@ -40,16 +33,9 @@ def survival_simulated() -> tuple[np.ndarray, np.ndarray]:
 
 
 def inverse_sine() -> tuple[np.ndarray, np.ndarray]:
-    """The inverse of a function, so that one input has several outputs.
+    """The inverse of a function, so that one input has several outputs: x (300, 1) and y (300,).
 
         y uniform on (0, 1),     x = y + 0.3 sin(2 pi y) + e,     e uniform on (-0.1, 0.1).
-
-    Returns
-    -------
-    x : ndarray
-        Shape (300, 1).
-    y : ndarray
-        Shape (300,).
 
     References
     ----------
@@ -62,19 +48,12 @@ def inverse_sine() -> tuple[np.ndarray, np.ndarray]:
 
 
 def counts_simulated() -> tuple[np.ndarray, np.ndarray]:
-    """Overdispersed counts about a smooth rate.
+    """Overdispersed counts about a smooth rate: x (300, 3) and y (300,).
 
         x_j uniform on (-2, 2),     m(x) = exp(1.2 + sin(2 x_1) + 0.5 x_2),     y ~ Poisson(m(x) G),
 
     G of a Gamma distribution with shape 3 and mean 1: y is negative binomial with mean m and variance m + m^2 / 3. x_3
     has no effect.
-
-    Returns
-    -------
-    x : ndarray
-        Shape (300, 3).
-    y : ndarray
-        Shape (300,).
     """
     rng = np.random.RandomState(1949)
     x = rng.uniform(-2.0, 2.0, size=(300, 3))
@@ -83,23 +62,12 @@ def counts_simulated() -> tuple[np.ndarray, np.ndarray]:
 
 
 def mackey_glass() -> tuple[np.ndarray, np.ndarray]:
-    """The next value of a chaotic series from its last eight values, in time order.
+    """The next value of a chaotic series, y (400,), from its last eight values, x (400, 8), oldest first, in time.
 
         dz/dt = 0.2 z(t - 17) / (1 + z(t - 17)^10) - 0.1 z(t),     z(t) = 1.2 for t <= 0,
 
     by the Runge-Kutta rule of order 4 with steps of 0.1, measured at t = 600, 606, 612, ... with errors ~ N(0, 0.05^2).
-
-    Returns
-    -------
-    x : ndarray
-        Shape (400, 8), the oldest value first.
-    y : ndarray
-        Shape (400,).
-
-    Notes
-    -----
-    Rows overlap: the target of one row is a lag of the next eight, and neighbours of a test row in a random split
-    contain its target. `Table.split` splits this table in time.
+    Rows overlap: the neighbours of a test row in a random split contain its target, so `Table.split` splits in time.
 
     References
     ----------

@@ -47,11 +47,11 @@ class Source:
     Parameters
     ----------
     name, task, licence, description : str
-        Facts of the card.
+        Entries of the card.
     rows, features : int
         Numbers of rows and features.
     layout : str
-        How its files are laid out.
+        Layout of the files.
     repository, commit : str
         The public repository, and the commit.
     upstream : tuple
@@ -61,7 +61,7 @@ class Source:
     columns : tuple of str
         Names of the columns of a file without a header line or of a simulated table, the target last.
     options : mapping
-        Arguments that `load` takes for it, with their defaults.
+        Arguments of `load`, with their defaults.
     origin : str
         Origin of a data set without files of its own: the source of a simulation, or the name of another data set.
     ordered : bool

@@ -30,15 +30,7 @@ _EXAMPLE = "'random:5@0.9', 'published', 'published:3' or 'time@0.9'"
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Row numbers (0-based) of the training and the test rows.
-
-    Parameters
-    ----------
-    name : str
-        Name of the split, such as "random@0.9[3]".
-    train, test : ndarray
-        Row numbers.
-    """
+    """Row numbers (0-based) of the training and the test rows; `name` is that of the split, such as "random@0.9[3]"."""
 
     name: str
     train: np.ndarray
@@ -47,7 +39,7 @@ class Split:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A parsed name: numbers of the splits (None for all), and share of the training rows (NaN if none is given)."""
+    """A parsed name: numbers of the splits (None for all), and share of training rows (NaN for published splits)."""
 
     kind: str
     numbers: range | None
@@ -65,25 +57,10 @@ def check(names: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def splits_of(table: Table, names: str | Sequence[str]) -> list[Split]:
-    """The splits with these names, in that order.
+    """The splits of a table with these names, in that order.
 
-    Parameters
-    ----------
-    table : Table
-        The table.
-    names : str or sequence of str
-        The names.
-
-    Returns
-    -------
-    list of Split
-        The splits.
-
-    Raises
-    ------
-    InputError
-        For a name that cannot be parsed, published splits that the table does not have, random splits of rows in time
-        order, which share values, or one split under two names.
+    Raises InputError for a name that cannot be parsed, published splits that the table does not have, random splits of
+    rows in time order, which share values, or one split under two names.
     """
     found = [split for name in check(names) for split in _splits(table, _parse(name))]
     for name, count in Counter(split.name for split in found).items():

@@ -3,7 +3,7 @@
 `load(name)` and `read_csv(path, target)` return a `Table` in the units of its source: values are not standardised,
 shuffled or subsampled here. `datasets()` lists the data sets without loading them.
 
-A downloaded table is looked up in one of two places, and every file is checked against its SHA-256 first:
+The files of a table come from one of two places, and are checked against their SHA-256:
 
 - the folder that the environment variable `PPL_BNN_DATA` names, if it is set. It holds `uci/<name>/data.csv`
   (one header line, target last), `alzheimers/alzheimers_disease_data.csv`, `mnist/*-ubyte.gz`,
@@ -47,8 +47,8 @@ class Table:
     x : ndarray
         Inputs (N, F), float64.
     y : ndarray
-        Targets (N,). For regression float64, (N, K) where a row has several numbers: the time and 1 for an event or 0
-        for censoring in survival data. For classification int64 labels 0..K-1, whose meanings are `class_names`.
+        Targets (N,). Regression: float64, (N, K) where a row has several numbers; for survival data the time, and 1 for
+        an event or 0 for censoring. Classification: int64 labels 0..K-1, whose meanings are `class_names`.
     feature_names : list of str
         Names of the features, cleaned (`names.clean`).
     target_name : str
@@ -60,12 +60,12 @@ class Table:
     description, provenance, licence : str
         Description, origin and licence.
     splits : Splits, optional
-        The splits of the literature, if there are any.
+        The published splits.
     test_inputs : ndarray, optional
         Inputs (M, F) without targets at which the source asks for predictions.
     ordered : bool, default False
-        Whether the rows are in time order and share values, like lags of one series. Only a split in time then leaves
-        the test rows unseen.
+        Whether the rows are in time order and share values, like lags of one series, so that only a split in time is
+        valid.
     reading : str
         For a file, one line that states how each column was read.
     """
@@ -144,8 +144,8 @@ class Table:
         """Row numbers of one random split, the same for the same seed.
 
         A permutation is drawn from ``numpy.random.default_rng(seed)``. Its first ``round(test_fraction N)`` rows are
-        the test rows, at least one on either side. Classes are not stratified. Rows in time order (`ordered`) are split
-        in time for any seed: the same number of rows, the last ones, are the test rows.
+        the test rows, at least one on either side. Classes are not stratified. For rows in time order (`ordered`) the
+        last rows are the test rows, for any seed.
 
         Parameters
         ----------
@@ -305,7 +305,7 @@ def read_csv(
 
 
 def name_of(path: str | os.PathLike[str]) -> str:
-    """Name of a table from a file.
+    """Name of a table from a file: its name without the extension, or the name of the folder of a data.csv.
 
     Parameters
     ----------
@@ -315,7 +315,7 @@ def name_of(path: str | os.PathLike[str]) -> str:
     Returns
     -------
     str
-        The file's name without its extension, or its folder's name for a data.csv.
+        The name.
     """
     file = Path(path)
     folder = file.resolve().parent.name
