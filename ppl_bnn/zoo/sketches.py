@@ -26,14 +26,14 @@ class TooLargeError(InputError):
 
 @dataclass(frozen=True)
 class SiteSketch:
-    """A site as one run of a model encountered it.
+    """A site in one run of a model.
 
     Parameters
     ----------
     name : str
         Name of the site.
     prior : str
-        The distribution in words: numbers as they were given, and "..." for values computed from other sites.
+        The distribution: numbers as they were given, and "..." for values computed from other sites.
     shape : tuple of int
         Shape of the site.
     local : bool

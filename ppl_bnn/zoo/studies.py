@@ -1,7 +1,7 @@
 """Finds the studies and benchmarks in a checkout or in the installed package, and runs one by its name.
 
 A study is a script with its own command line, and runs in its own process. --out sets where it writes; speed benchmarks
-print, and write nothing unless requested.
+print, and write only if requested.
 """
 
 from __future__ import annotations

@@ -33,20 +33,9 @@ _SENTENCE = re.compile(r"[A-Z].*\.")
 
 @dataclass(frozen=True)
 class Rule:
-    """A set of cells, the error that they end in and its reason.
+    """A set of cells, the class and words of the error that they end in, and the reason in words.
 
-    Attributes
-    ----------
-    models, methods, systems : frozenset of str
-        The cells.
-    error : type
-        The class of the error.
-    says : str
-        Words of the error's message.
-    reason : str
-        The reason, in words.
-    general : bool
-        Whether the rule names no model, so that it is about methods and systems alone.
+    `general` rules name no model: they are about methods and systems alone.
     """
 
     models: frozenset[str]
@@ -62,23 +51,13 @@ class Rule:
         return model in self.models and method in self.methods and system in self.systems
 
     def explains(self, error: str, text: str) -> bool:
-        """Whether an error of that class and message is the one of this rule."""
+        """Whether an error of that class and message is that of this rule."""
         return error == self.error.__name__ and self.says in text
 
 
 @dataclass(frozen=True)
 class Declarations:
-    """The whole table: its axes, and the cells that do not simply work.
-
-    Parameters
-    ----------
-    models : tuple of str
-        Names of the models.
-    methods : mapping of str to MethodRow
-        Rows of the registry, by name.
-    impossible, depends : tuple of Rule
-        Rules about impossible cells, and about cells that depend on the data.
-    """
+    """The whole table: its axes, and the rules about impossible cells and about cells that depend on the data."""
 
     models: tuple[str, ...]
     methods: Mapping[str, MethodRow]
@@ -112,7 +91,7 @@ class Declarations:
         return tuple(each for each in self.served(row.name.removesuffix(f"-{row.member}")) if each in members)
 
     def missing(self, model: str) -> dict[Rule, list[str]]:
-        """Reason -> the existing methods that cannot fit a model because of it.
+        """Reason -> the methods that cannot fit a model because of it.
 
         A method that is missing in one of its systems only is followed by that system: "nuts in pyro".
         """
