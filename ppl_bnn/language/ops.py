@@ -1,8 +1,7 @@
 """Array functions with the same meaning in NumPy, torch and JAX.
 
-A model calls `ops.tanh(x)` and never names a system: the function is found from the type of its argument. `torch` and
-`jax.numpy` alone are not enough as array namespaces, because relu, softplus, logsumexp and softmax have other names or
-other arguments in each; the differences are handled here.
+A model calls `ops.tanh(x)` and never names a system: the function is found from the type of its argument. Functions
+such as relu, softplus, logsumexp and softmax have other names or other arguments in each system.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def _library(*arrays: Any) -> str:
 
 
 def _dispatch(x: Array, torch: str, jax: str, numpy: Callable[[Any], Any]) -> Array:
-    """Call the function of torch, of JAX (by their paths there) or of NumPy that goes with x."""
+    """Call the function of torch, of JAX (by their paths there) or of NumPy, by the library of x."""
     if _is_torch(x) or _is_jax(x):
         library, path = ("torch", torch) if _is_torch(x) else ("jax", jax)
         return operator.attrgetter(path)(sys.modules[library])(x)
@@ -268,8 +267,8 @@ def in_floats(x: Array, like: Array) -> Array:
 def concrete(x: Array) -> Any:
     """x in NumPy, or None where its values are not available.
 
-    Values are not available inside a compiled or mapped function. None is also returned on devices other than the CPU,
-    where reading the values would wait for all running operations.
+    They are not available inside a compiled or mapped function, nor on devices other than the CPU, where reading them
+    would wait for all running operations.
     """
     if _is_torch(x):
         # A wrapper of `torch.func` has no memory of its own.
@@ -341,8 +340,8 @@ def scan(
     reverse : bool
         Whether to iterate from the end to the beginning.
     unrolled : bool
-        JAX compiles one step and repeats it. With True each step is a separate operation, as it always is in NumPy and
-        torch: a handler sees the values of this run inside a step, and compilation takes longer with each step.
+        Whether JAX compiles each step as a separate operation, so that handlers see the values of this run inside a
+        step. By default it compiles one step and repeats it. NumPy and torch always run the steps one by one.
 
     Returns
     -------
@@ -416,8 +415,8 @@ def _margins(sizes: Any, kernel: Any, stride: Any, padding: Any) -> tuple[tuple[
 def windows(word: str, x: Array, kernel: Any, stride: Any, padding: Any, axes: int = 2) -> Any:
     """Check a kernel, stride and padding against images (N, H, W, C), or sequences (N, T, C) with `axes=1`.
 
-    `word` is the function named in errors. The result is (kernel, stride, (zeros before, zeros after), number of
-    windows), each a tuple with one entry for each spatial axis.
+    The result is (kernel, stride, (zeros before, zeros after), number of windows), each a tuple with one entry for each
+    spatial axis. `word` is the function named in errors.
     """
     inputs, pair, pairs = _WORDS[axes]
     shape, check = tuple(x.shape), ModelError.check
@@ -593,7 +592,7 @@ def convolution(x: Array, weight: Array, stride: Any = 1, padding: Any = "valid"
 
 
 def _pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) -> tuple[Array, Any]:
-    """As `as_images`; a padding with which a window would contain no part of the image is an error."""
+    """As `as_images`; padding is refused if a window would contain no part of the image."""
     axes = 1 if len(x.shape) == 3 else 2
     image, found = as_images(word, x, kernel, kernel if stride is None else stride, padding, axes)
     small = all(max(margin) < size for margin, size in zip(found[2], found[0], strict=True))

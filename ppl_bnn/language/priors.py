@@ -9,9 +9,9 @@ Scales. A number is the standard deviation (or the scale of the family) of each 
 sigma^2 / fan_in, which keeps the size of the pre-activations independent of the width. The bias of a layer counts as
 one input of constant value 1, so its fan_in is 1.
 
-Computed weights. `Hierarchical`, `Horseshoe`, `RegularisedHorseshoe` and the relaxed `SpikeAndSlab` draw standard
-variables and multiply them by scales: the latent sites are `<name>.base` and those of the scales, and `<name>` is a
-deterministic site. Inference methods therefore work in coordinates in which the prior has no funnel.
+Computed weights. `Hierarchical`, `Horseshoe`, `RegularisedHorseshoe` and the relaxed `SpikeAndSlab` multiply standard
+variables by scales: the latent sites are `<name>.base` and those of the scales, and `<name>` is a deterministic site.
+In these coordinates the prior has no funnel.
 """
 
 from __future__ import annotations
@@ -38,19 +38,16 @@ from ppl_bnn.language.prior_scales import Scale
 class Normal(parts.LocationScale):
     """Independent normal weights, w ~ N(loc, scale^2).
 
-    With `scale="fan_in"` the variance is sigma^2 / fan_in.
-
     Parameters
     ----------
     loc : float
         Mean.
     scale : float, "fan_in" or Distribution
-        Standard deviation. A distribution on the positive numbers, whose own scale may be a distribution too, gives one
-        scale for the tensor, sampled at the site `name.scale`. The latent site of the weights is then `name.base`,
-        e ~ N(0, 1), and w = loc + scale * e.
+        Standard deviation; "fan_in" is sigma / sqrt(fan_in). A distribution on the positive numbers, whose own scale
+        may be a distribution too, gives one scale for the tensor, sampled at the site `name.scale`. The latent site of
+        the weights is then `name.base`, e ~ N(0, 1), and w = loc + scale * e.
     sigma : float or Distribution
-        Factor of the standard deviation sigma / sqrt(fan_in) with `scale="fan_in"`. A distribution is treated as for
-        `scale`.
+        Factor of the standard deviation with `scale="fan_in"`. A distribution is treated as for `scale`.
     """
 
     loc: float = 0.0
@@ -161,8 +158,6 @@ class ScaleMixture:
 class SpikeAndSlab:
     """Spike and slab: each weight comes from the slab with `probability`, else from the spike at zero.
 
-    It favours networks with few weights that differ from zero.
-
     Marginalised (the default), with a narrow normal as the spike (George and McCulloch 1993):
 
         w ~ probability N(0, slab^2) + (1 - probability) N(0, spike^2).
@@ -184,7 +179,7 @@ class SpikeAndSlab:
         Standard deviation of the slab.
     spike : float, optional
         Standard deviation of the spike, by default slab / 100. Only with `relaxed=False`. The narrower it is, the
-        deeper the well of the density at zero, and the harder it is for any method to leave it.
+        harder it is for any method to leave the mode of the density at zero.
     relaxed : bool
         Whether to use the relaxed form.
     temperature : float, optional
@@ -248,8 +243,6 @@ class SpikeAndSlab:
 class Hierarchical:
     """Normal weights with sampled scales, w ~ N(0, (factor * s)^2).
 
-    The scales s have a prior of their own and are learned from the data with everything else.
-
     Non-centred by default: the latent sites are `name.scale` and `name.base`, e ~ N(0, 1), and w = factor * s * e is
     the deterministic site `name`. The density is bounded at s = 0, and there is no funnel where the data say little
     about w (Papaspiliopoulos, Roberts and Skold 2007).
@@ -268,7 +261,7 @@ class Hierarchical:
     factor : float or "fan_in"
         A number, or "fan_in" for 1 / sqrt(fan_in).
     centred : bool
-        With True, w is a latent site itself, which samples better where the data say much about w. The joint density
+        Whether w is a latent site itself, which samples better where the data say much about w. The joint density
         then has no mode, so MAP and Laplace do not apply.
 
     References
@@ -358,7 +351,6 @@ class RegularisedHorseshoe:
 
     tau and lambda as for `Horseshoe`. Where tau lambda is much below c it is the horseshoe. Where it is much above, w
     is nearly N(0, c^2), and after integration over c a Student-t with slab_df degrees of freedom and scale slab_scale.
-    A weight that the data do not determine therefore stays bounded, and a sampler explores lighter tails.
 
     The form is non-centred: the latent sites are `name.global`, `name.local`, `name.slab` (c^2) and `name.base`, and
     `name` is a deterministic site.
@@ -549,11 +541,10 @@ class CorrelatedConvolution:
 
 @dataclass(frozen=True)
 class Point:
-    """Point estimate without a prior.
+    """Point estimate without a prior, for layers that should not be Bayesian.
 
     Methods that have an optimiser start it from N(0, sigma^2 / fan_in). Methods without an optimiser take the values
-    from `start=` or refuse the model. Give `Point()` to the layers that should not be Bayesian, for a partially
-    Bayesian network.
+    from `start=` or refuse the model.
 
     Parameters
     ----------

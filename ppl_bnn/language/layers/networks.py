@@ -201,14 +201,13 @@ def lstm_classifier(
     """A long short-term memory over symbols or features, and a layer on its last state.
 
     For symbols there is an `embedding` (size, width), which has the prior of that layer; `lstm` and `output` have
-    `prior`. Without `size`, features enter unchanged, and of images, or rows of pixels (see `images`), each row of the
-    image is a step.
+    `prior`. Without `size` the inputs are features; each row of an image is a step.
 
     Parameters
     ----------
     x : array
         Integers 0..size-1, (N, T); or, without `size`, features (N, T, C), images (N, H, W, C) or rows of pixels (N,
-        F).
+        F), see `images`.
     size : int or None
         Number of symbols.
     width : int
@@ -279,8 +278,8 @@ def transformer(
     causal : bool
         As in `bnn.attention`.
     patch : int or tuple of int, optional
-        Images are cut into patches of that size, which are the positions of the sequence, row by row; their pixels are
-        its features (Dosovitskiy et al. 2021). The border is padded with zeros.
+        Size of the patches into which images are cut: the positions of the sequence, row by row, with the pixels as
+        features (Dosovitskiy et al. 2021). The border is padded with zeros.
 
     Returns
     -------

@@ -141,7 +141,7 @@ class Framework(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """A module with its parameters, prepared for a run. `word` names the layer in errors; rows interact if `coupled`."""
+    """A module with its parameters, prepared for a run. `word` is the layer in errors; rows interact if `coupled`."""
 
     word: str
     framework: Framework
