@@ -35,7 +35,7 @@ def is_torch_module(model: Any) -> bool:
 
 
 def _signature(model: Model) -> inspect.Signature:
-    """The signature of a model, of `forward` for a module; without parameters where there is none."""
+    """The signature of a model (of `forward` for a module), without parameters if it has none."""
     try:
         return inspect.signature(getattr(model, "forward", model) if is_torch_module(model) else model)
     except (TypeError, ValueError):

@@ -44,7 +44,7 @@ def whole(least: int = 1, most: float = math.inf, note: str = "") -> Check:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value is a real number of Python or NumPy. True and False are none."""
+    """Whether a value is a real number of Python or NumPy, and not a bool."""
     return isinstance(value, int | float | np.number) and not isinstance(value, bool | complex)
 
 

@@ -73,7 +73,7 @@ class Outcome:
 
 
 class _Prepared(NamedTuple):
-    """A problem inside its session, and what a posterior keeps besides it."""
+    """A problem inside its session, and the other parts of a posterior."""
 
     method: Method
     problem: Problem
@@ -498,7 +498,7 @@ class _Unseeded:
 
 
 def plain(value: Any) -> Any:
-    """A value that JSON can hold: of a method its name and settings, of any other object its `repr`."""
+    """A value that JSON can hold: the name and settings of a method, the `repr` of any other object."""
     if isinstance(value, bool | int | float | str) or value is None:
         return value
     if isinstance(value, list | tuple):

@@ -213,7 +213,7 @@ class _Rows:
         place[slice(None) if self.where.kept is None else self.where.kept] = np.arange(count)
         at = np.concatenate([place[self.slices[name]] for name in self.plan.rest] or [place[:0]])
         kept = np.flatnonzero(at >= 0)
-        # Rows that affect only the rest are summed apart.
+        # Rows that affect only the rest are summed separately.
         gram = np.zeros((len(kept), len(kept)))
         stacked: list[np.ndarray] = []
         total: np.ndarray | None = None

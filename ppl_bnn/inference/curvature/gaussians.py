@@ -253,7 +253,7 @@ class LowRankPrecision(FlatGaussian):
     def of(cls, diagonal: np.ndarray, factor: np.ndarray, gram: np.ndarray | None = None) -> LowRankPrecision:
         """From d and B, and C C' (R, R) if it is known already.
 
-        Raises `CurvatureError` if d is lost in the rounding of B' B, or values are no precision.
+        Raises `CurvatureError` if d is lost in the rounding of B' B, or the matrix is not positive definite.
         """
         from scipy.linalg import cholesky
 

@@ -58,7 +58,7 @@ class LaplaceFit:
         self.warnings: tuple[str, ...] = ()
         self.figures: dict[str, float] = {}
         self.passes = 0.0
-        # What several starts are compared by: the log evidence plus the log prior of the held sites.
+        # The criterion for the best of several starts: the log evidence plus the log prior of the held sites.
         self.score = -np.inf
 
     @cached_property

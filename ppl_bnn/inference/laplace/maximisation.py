@@ -226,11 +226,11 @@ class _Coordinates:
         return replace(state, gain=state.gain[self._chosen], loss=state.loss[self._chosen])
 
     def has_influence(self, state: EvidenceState) -> np.ndarray:
-        """Which coordinates the data pull up by more than rounding."""
+        """Which coordinates have an upward term above rounding."""
         return state.gain > ROUNDING * np.append(self.evidence.sizes, 1)[self._chosen]
 
     def rounding(self, state: EvidenceState) -> float:
-        """The rounding error of the value, which is a sum of terms of about these sizes."""
+        """The rounding error of the value, a sum of terms of about these sizes."""
         likelihood = self.evidence.likelihood
         targets = likelihood.targets if isinstance(likelihood, GaussianNoise) else 0
         return 1e-12 * (abs(state.value) + float(np.sum(self.evidence.sizes)) + targets + 1.0)

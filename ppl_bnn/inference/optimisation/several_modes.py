@@ -43,9 +43,8 @@ def find_modes(
 ) -> list[Mode | DivergenceError]:
     """Run `find_mode` for several problems in one loop; returns a mode, or the error, of each.
 
-    The problems share a program and differ in seeds and rows. Each has its own learning rate and stops when converged;
-    costs are shared evenly. With `validation`, a share of the rows is held out, and the iterate with the largest mean
-    log likelihood of these is kept, without polish.
+    The problems share a program and differ in seeds and rows. Each has its own learning rate and stops when converged.
+    With `validation`, a share of the rows is held out, and the iterate that they score highest is kept, without polish.
     """
     watch = Stopwatch()
     count, first = len(problems), problems[0]
