@@ -1,8 +1,7 @@
 """Sources of the data sets: origin, licence, size and SHA-256 of every file. No data is loaded here.
 
-`sources.toml` beside this file holds them. Upstream is a file of a public GitHub repository at one commit. Local is the
-copy in a folder that `PPL_BNN_DATA` names: for the regression tables of UCI the same numbers with commas and a header
-line. `readers.py` reads both.
+They are in `sources.toml`. Upstream is a file of a public GitHub repository at one commit. Local is the copy in the
+folder `PPL_BNN_DATA`; the regression tables of UCI have commas and a header line there. `readers.py` reads both.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The zoo: finds the models in a checkout or in the installed package.
 
-One file is one model. In a checkout they are in the repository's folder `models`; the wheel carries them as
-`ppl_bnn/_zoo`. This module has that folder as its `__path__`, so a file is imported as `ppl_bnn.zoo.<name>` and only by
-that name: no top-level name is taken, any working folder will do, and a worker process that receives a model of the zoo
-imports it under the same name.
+One file is one model. A checkout has them in the folder `models`, the wheel in `ppl_bnn/_zoo`. That folder is the
+`__path__` of this module, so a file is imported as `ppl_bnn.zoo.<name>` from any working folder and in worker
+processes.
 
 Cards are read from the syntax tree of a file: listing the zoo does not run any model.
 """

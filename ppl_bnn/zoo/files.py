@@ -39,8 +39,8 @@ class Card:
     arguments : dict of str
         Keyword-only parameters of the model with their defaults, as written.
     example : optional
-        Inputs of one or a few rows, if the file has a constant EXAMPLE, as lists of numbers or a dict of lists. It is
-        for `sketch`, if a row of numbers is not a valid input.
+        Inputs of one or a few rows for `sketch`, lists of numbers or a dict of lists, if a row of numbers is not a
+        valid input. It is the constant EXAMPLE of the file.
     """
 
     name: str
@@ -55,7 +55,7 @@ class Card:
 def from_file(path: str | os.PathLike[str], **keywords: Any) -> Model:
     """Load the function `model` of a Python file, with keyword-only parameters set.
 
-    The module is not registered under any name, so worker processes receive the function itself.
+    The module cannot be imported by name, so worker processes receive the function itself.
 
     Parameters
     ----------

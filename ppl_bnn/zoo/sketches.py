@@ -91,10 +91,9 @@ def sketch(model: Model, inputs: Any) -> Sketch:
     model : Model
         The model.
     inputs
-        The number of features of a table, for one row of ones; a model of symbols, which refuses real-valued inputs,
-        gets them as integers. Or an example of other inputs: an array, or a dict of arrays with a common first axis, or
-        lists for them (`Card.example`). One row is enough, also for a model whose rows interact: it is a graph of one
-        node. Variables of the rows are counted for one row.
+        The number of features of a table, for one row of ones (integers for a model of symbols). Or an example of other
+        inputs: an array, a dict of arrays with a common first axis, or lists for them (`Card.example`). One row is
+        enough: it is a graph of one node if rows interact. Variables of the rows are counted for one row.
 
     Returns
     -------

@@ -1,9 +1,8 @@
 """Which method fits which model of the zoo in which system: `models/methods.toml`, read and checked.
 
 A cell is a model, a method with certain settings (a row of `ppl_bnn.inference.registry`, such as "laplace-kron") and a
-system. Every cell works except those that the file lists: impossible ones, with the error by which the library refuses
-them and a reason in words, and those that depend on the data. A new model, or a new method, therefore counts as working
-everywhere until a failure is found. `comparisons/zoo_matrix.py` fits every cell and stores the outcomes.
+system. The file lists the cells that are impossible, with the error and the reason, and those that depend on the data.
+All other cells count as working. `comparisons/zoo_matrix.py` fits every cell and stores the outcomes.
 """
 
 from __future__ import annotations
