@@ -8,7 +8,7 @@ The model and the method are parameters of an estimator, so that a grid search m
 `method__steps` is a field of the method and `model__width` a keyword argument of the model.
 
 Inputs are tables. Targets are one number (or label) per row, or several numbers if the model has several outputs.
-Casting and ravelling are done first by scikit-learn, with its warnings; then the library applies its own checks.
+scikit-learn casts and ravels them, with its warnings, before the checks of the library.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class _Estimator(BaseEstimator):
         Parameters
         ----------
         deep : bool
-            Whether to include the fields of the method, as `method__steps`, and the keyword arguments of the model that
-            have a value, as `model__width`.
+            Whether to include fields of the method, as `method__steps`, and keyword arguments of the model that have a
+            value, as `model__width`.
 
         Returns
         -------
@@ -158,7 +158,7 @@ class _Estimator(BaseEstimator):
         return self.posterior_.predict(validate_data(self, X, reset=False, dtype=self._dtype()))
 
     def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
-        """Draws of y, numbers or labels, at X. Each is what one network would produce.
+        """Draws of y, numbers or labels, at X. Each draw comes from one network.
 
         Parameters
         ----------
@@ -178,7 +178,7 @@ class _Estimator(BaseEstimator):
         return self.classes_[drawn] if hasattr(self, "classes_") else drawn
 
     def _dtype(self) -> Any:
-        # Inputs that are not standardised may be symbols, which are integers.
+        # Inputs that are not standardised may be integer symbols.
         return np.float64 if self.standardise else "numeric"
 
     def _fit(self, X: np.ndarray, y: np.ndarray, class_names: tuple[str, ...] | None = None) -> None:

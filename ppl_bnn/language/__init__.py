@@ -1,5 +1,5 @@
 """The modelling language. It imports no framework.
 
-A model is a plain function `(x, y=None, *, ...)`: it has no base class, no decorator and no registry. It can be read,
-tested, bound with `functools.partial`, and passed to any tool of either system by `as_numpyro` and `as_pyro`.
+A model is a plain function `(x, y=None, *, ...)`, without a base class, a decorator or a registry. It can be tested,
+bound with `functools.partial`, and passed to the tools of either system by `as_numpyro` and `as_pyro`.
 """

@@ -243,7 +243,7 @@ class _NonCentred(_NamedSites):
 
 
 def _beside(value: Any, array: Any) -> Any:
-    """A number unchanged; a list or a NumPy array as an array that can be added to one of a system."""
+    """A number unchanged; a list or a NumPy array in the library of `array`."""
     return value if isinstance(value, int | float) else ops.asarray(value, like=array)
 
 

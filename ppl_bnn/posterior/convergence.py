@@ -198,7 +198,7 @@ def quantities(
     found = {PREDICTOR: f, LOG_LIKELIHOOD: density}
     for name, site in problem.program.sites.items():
         if site.shape == () and not site.is_param:
-            # A variable with the name of one of the quantities above gets a name of its own.
+            # A variable with the name of one of the quantities above is renamed.
             found[f"{name} (site)" if name in (PREDICTOR, LOG_LIKELIHOOD) else name] = w[name]
     return found
 

@@ -299,7 +299,7 @@ def _evaluated(
 
 
 def _one_per_draw(prediction: Prediction, rng: np.random.Generator) -> np.ndarray:
-    """One y from each component, (S, N) or (S, N, K): each draw and row becomes a row of its own."""
+    """One y from each component, (S, N) or (S, N, K), with each draw and row as a separate row."""
     parts = {name: a.reshape(1, -1, *a.shape[2:]) for name, a in prediction.parameters.items()}
     y = Prediction(prediction.family, parts).sample(1, rng)[0]
     return y.reshape(prediction.draws, *prediction.shape)

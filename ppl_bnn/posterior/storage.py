@@ -180,5 +180,5 @@ def _write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any]
     written = stored.Folder(folder)
     written.write(TREE, lambda path: write_tree(path, tree))
     written.write(ARRAYS, lambda path: write_arrays(path, arrays))
-    # A file of arrays has its own order; the sites are in the order of the program.
+    # A file of arrays does not keep the order of the program.
     written.write_manifest(MANIFEST, manifest | {"arrays": list(arrays)})

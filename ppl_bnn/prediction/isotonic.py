@@ -176,7 +176,7 @@ class MappedPrediction(Prediction):
         low, high, share = nodes[:-1], nodes[1:], np.diff(levels, axis=0)
         result = np.empty((y.size // self.rows, self.rows))
         for index, at in enumerate(y.reshape(-1, self.rows)):
-            # Of the uniform distribution between two nodes: beside y, and around it.
+            # Uniform between two nodes that are on one side of y, or on either side of it.
             beside = np.abs(0.5 * (low + high) - at)
             around = ((at - low) ** 2 + (high - at) ** 2) / (2.0 * (high - low))
             result[index] = np.sum(share * np.where((low < at) & (at < high), around, beside), axis=0)

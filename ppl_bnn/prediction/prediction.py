@@ -35,7 +35,7 @@ from ppl_bnn.prediction.arguments import (
 )
 from ppl_bnn.prediction.families import FAMILIES_WITH_UNITS, LOCATION_SCALE, entropy_of, log_sum_exp
 
-# Elements of one (draws, rows) block: small enough to stay in a cache, large enough to hide NumPy's overhead.
+# Elements of one (draws, rows) block: it fits in a cache, and hides NumPy's overhead per call.
 BLOCK = 1 << 18
 
 
@@ -159,7 +159,7 @@ class Prediction:
 
     @property
     def _event_array(self) -> np.ndarray:
-        """The parameter whose shape is that of the mean of each component."""
+        """The parameter that has the shape of the mean of each component."""
         return self.parameters[families.names(self.family)[-1]]
 
     @property

@@ -40,11 +40,11 @@ def attention(
     prior : Prior, optional
         Prior of weights and biases, by default N(0, 1 / C).
     bias : bool or Prior
-        Whether there are biases, or a prior of their own. A bias of the keys adds the same to all scores of a position
-        and changes nothing: its posterior is its prior.
+        Whether there are biases, or a prior of their own. The bias of the keys has no effect, since it adds the same to
+        all scores of a position: its posterior is its prior.
     mask : array, optional
-        (N, T), true (or not zero) where a position is present. Other positions are not read, and their outputs are
-        meaningless.
+        (N, T), true (or not zero) where a position is present. Other positions are not read, and have arbitrary
+        outputs.
     causal : bool
         Whether a position reads no later one.
 

@@ -27,8 +27,8 @@ def graph_conv(
 
         result = D^(-1/2) (A + 1) D^(-1/2) x W + b,   D the diagonal of the sums of rows of A + 1.
 
-    Samples `name.weight` (F, width) and `name.bias` (width,). Calls `coupled()`: rows interact, so there are no
-    mini-batches and no predictions in chunks, and a prediction is for all nodes of the given graph.
+    Samples `name.weight` (F, width) and `name.bias` (width,). Calls `coupled()`, because rows interact: there are no
+    mini-batches, and a prediction is for all nodes of the given graph.
 
     The graph is undirected, and given by either `adjacency` or `edges`.
 

@@ -84,10 +84,9 @@ class Ordinal(Likelihood):
     f has the shape (N, 1), y the shape (N,) with labels 0..C-1 in their order. No other parameter should shift f by a
     constant, because the cut points do.
 
-    eta = (f, c_0, log(c_1 - c_0), ..., log(c_(C-2) - c_(C-3))), D = C. Every eta in R^C gives ordered cut points, which
-    is required because a linearised predictor may take any value. With p_k the probabilities, the Fisher information is
-    sum_k p_k (grad log p_k) (grad log p_k)', that of a multinomial distribution, through the thresholds. A prediction
-    is of classes, `Categorical`.
+    eta = (f, c_0, log(c_1 - c_0), ..., log(c_(C-2) - c_(C-3))), D = C. Every eta in R^C gives ordered cut points, since
+    a linearised predictor may take any value. With p_k the probabilities, the Fisher information is
+    sum_k p_k (grad log p_k) (grad log p_k)'. A prediction has the family `Categorical`.
 
     Parameters
     ----------

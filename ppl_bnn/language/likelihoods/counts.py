@@ -40,7 +40,7 @@ class Poisson(_Counts):
     """Poisson counts, y ~ Poisson(exp(f)), with variance equal to the mean.
 
     f has the shape (N, 1), y the shape (N,). An exposure multiplies the rate: add its logarithm to f. eta = f, the log
-    rate, with Fisher information exp(f). Counts have no other units, so they are not changed where a fit standardises.
+    rate, with Fisher information exp(f). Counts are not standardised.
     """
 
     def distribution(self, f: Any) -> Distribution:
@@ -63,9 +63,8 @@ class Poisson(_Counts):
 class NegativeBinomial(_Counts):
     """Overdispersed counts with mean m = exp(f) and variance m + m^2 / concentration.
 
-    f has the shape (N, 1), y the shape (N,). An exposure multiplies the mean: add its logarithm to f. The variance is
-    larger than that of a Poisson distribution; as the concentration grows y becomes Poisson(m). Counts are not changed
-    where a fit standardises.
+    f has the shape (N, 1), y the shape (N,). An exposure multiplies the mean: add its logarithm to f. As the
+    concentration grows y becomes Poisson(m). Counts are not standardised.
 
     eta = f, and (f, log r) where the concentration r is sampled. The Fisher information is diagonal,
 
@@ -73,8 +72,8 @@ class NegativeBinomial(_Counts):
         F(log r, log r) = r^2 (E[psi'(r) - psi'(y + r)] - m / (r (r + m)))
             = r^2 integral e^(-r t) {t / u (1 - (1 + m u / r)^(-r)) - (1 - e^(-m t))} dt,   u = 1 - e^(-t),
 
-    the integral (t from 0 on) by a trapezium rule in log t with error below 1e-10 of the information. Where r^2 is more
-    than 1e5 times m it is less accurate; there the data say almost nothing about r.
+    the integral over t > 0 by a trapezium rule in log t with error below 1e-10 of the information. It is less accurate
+    for r^2 > 1e5 m, where the data have almost no information about r.
 
     Parameters
     ----------

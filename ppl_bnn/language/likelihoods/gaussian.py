@@ -13,7 +13,7 @@ from ppl_bnn.language.likelihoods.base import Likelihood, Shape, location_scale,
 
 
 class _NormalNoise(Likelihood):
-    """eta = (mean, log noise), whatever the noise comes from."""
+    """eta = (mean, log noise), for known, sampled and predicted noise."""
 
     def fisher(self, eta: Any) -> Any:
         precision = ops.exp(-2.0 * parts(eta, 2)[1])

@@ -95,8 +95,8 @@ class StudentT(Likelihood):
 class Laplace(Likelihood):
     """Laplace noise, y = f + Laplace(scale), independently over rows and outputs.
 
-    The density is exp(-|y - f| / scale) / (2 scale) and the standard deviation sqrt(2) scale. A mode fits the median
-    where a Gaussian fits the mean. eta = (f, log scale), with Fisher information diag(1 / scale^2, 1).
+    The density is exp(-|y - f| / scale) / (2 scale) and the standard deviation sqrt(2) scale. Maximum likelihood fits
+    the median, not the mean. eta = (f, log scale), with Fisher information diag(1 / scale^2, 1).
 
     Parameters
     ----------

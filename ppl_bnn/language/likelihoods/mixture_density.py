@@ -16,7 +16,7 @@ from ppl_bnn.language.likelihoods.base import Likelihood, parts
 class MixtureDensity(Likelihood):
     """Mixture density network, p(y) = sum_m w_m N(y; mean_m, scale_m^2) (Bishop 1994).
 
-    All parameters are outputs of the network, so that one x may have several values of y. f is (N, 3M): M logits of the
+    All parameters are outputs of the network, so that y may be multimodal given x. f is (N, 3M): M logits of the
     weights w = softmax(.), M means, M scale outputs, scale = softplus(.). y is (N,). eta = (logits, means, log scales),
     D = 3M. Components are exchangeable, so modes come in M! copies.
 

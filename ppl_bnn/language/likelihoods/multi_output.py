@@ -33,8 +33,8 @@ class MultiOutputGaussian(Likelihood):
 
         2 sum_i M_ii M~_ii + sum_(i > j) M_ij M~_ij.
 
-    A prediction is `MultivariateNormal`: the joint density of a row uses the covariance; intervals, quantiles and CRPS
-    are those of each output.
+    A prediction has the family `MultivariateNormal`: log densities are joint over a row; intervals, quantiles and CRPS
+    are per output.
 
     Parameters
     ----------

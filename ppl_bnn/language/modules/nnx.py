@@ -20,7 +20,7 @@ _name = functools.partial(dotted, left_out="GetAttrKey")
 class Nnx(Jax):
     """`flax.nnx.Module`: split into parameters and other state, and merged into a new object for each run.
 
-    Random parts and parts in training are found by the state that they change, see `run`.
+    `run` detects random parts and parts in training by the state that they change.
     """
 
     kind = "a flax.nnx.Module"

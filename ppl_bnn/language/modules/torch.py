@@ -190,8 +190,8 @@ def _copied(call: Call, name: str, buffer: Any, like: Array) -> Any:
 def _plain() -> Any:
     """A torch mode in which attention uses plain operations, and tensors have a given type by default.
 
-    The fused operations of attention have no forward derivative and are not mapped over draws. Layers do not use theirs
-    where a mode is active, and attention that returns its weights is not fused either.
+    The fused operations of attention have no forward derivative and cannot be mapped over draws. Layers do not use them
+    under a torch mode, nor in attention that returns its weights.
     """
     torch = sys.modules["torch"]
     functional, unfused = torch.nn.functional, torch.ops.aten._scaled_dot_product_attention_math

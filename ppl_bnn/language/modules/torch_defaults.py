@@ -1,7 +1,7 @@
 """The floating type of a session of torch, local to one thread.
 
-`torch.set_default_dtype` changes the type for all threads. A torch mode belongs to one thread, but costs some
-microseconds per operation: it is for third-party code that makes tensors without a type.
+`torch.set_default_dtype` changes the type for all threads. A torch mode is local to a thread, but costs some
+microseconds per operation; it is used for third-party code that makes tensors without a type.
 """
 
 from __future__ import annotations
