@@ -203,7 +203,7 @@ class Posterior:
 
     @cached_property
     def unconstrained_draws(self) -> dict[str, np.ndarray]:
-        """Draws of the unconstrained coordinates u, name -> ``(chain, draw, *shape)``, the same at every call."""
+        """Draws of the unconstrained coordinates u, name -> ``(chain, draw, *shape of u)``, the same at every call."""
         if isinstance(self.approximation, Chains):
             return self.approximation.u
         chains, draws = self.shape
@@ -505,7 +505,17 @@ class Posterior:
     def save(self, path: str | Path) -> Path:
         """Save the posterior to a folder, from which `bnn.load(path, model)` reads it.
 
-        The folder holds a netCDF tree, safetensors and a JSON manifest. It is returned as a path.
+        The folder holds a netCDF tree, safetensors and a JSON manifest.
+
+        Parameters
+        ----------
+        path : str or Path
+            The folder.
+
+        Returns
+        -------
+        Path
+            The folder.
         """
         from ppl_bnn.posterior.storage import save
 
