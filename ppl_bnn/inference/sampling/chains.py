@@ -1,15 +1,9 @@
-"""Chains of any kernel in JAX: compiled once, run over the cores in chunks, kept on disk, continued to the same bits.
+"""Chains of any kernel in JAX: compiled once, run over the cores in chunks, kept on disk, and resumed bit for bit.
 
-A sampler defines a `Kernel`, pure functions of one chain (or of all chains at once, if they adapt together). The rest
-is common to all samplers and is here. A `_Strand` is a unit that advances by itself: one chain, or all of them if they
-are vectorised. Transitions are divided into chunks (by the clock, for progress and interrupts), into rounds (by budgets
-and rules) and into pieces on disk. None of these divisions changes a bit of a draw. So a run that was killed, stopped
-or extended is the beginning of the same run.
-
-On a CPU chains are threads over one compiled function. XLA releases the interpreter lock while it computes, so that
-they overlap. `pmap` over cores would need a flag that the user sets before JAX first runs, since JAX fixes the number
-of host devices then. On a GPU chains are vectorised. Pyro's chains (`mcmc/hamiltonian.py`) are processes, because Pyro
-holds the lock.
+A sampler defines a `Kernel`; everything else is common to all samplers. Chunks (clock), rounds (budgets, rules) and
+pieces on disk do not change a bit of a draw. On a CPU chains are threads, because XLA releases the interpreter lock and
+`pmap` over cores needs a flag set before JAX first runs. On a GPU they are vectorised. Pyro holds the lock, so its
+chains (`mcmc/hamiltonian.py`) are processes.
 """
 
 from __future__ import annotations
@@ -33,11 +27,11 @@ from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.sampling.stream import Arrays, Stream
 
 CHAIN_METHODS = ("auto", "threads", "vectorised", "sequential", "devices")
-# The most transitions of one call into compiled code, and the bytes that they may record. If transitions are slow, a
-# call makes fewer, so that progress is shown and interrupts are handled a few times a second.
+# The most transitions per compiled call, and the bytes that they may record. Slow transitions make shorter calls, so
+# that progress is shown and interrupts are handled a few times a second.
 CHUNK, CHUNK_MEMORY = 50, 2**26
 SECONDS_PER_CALL = 0.25
-# Length of a round in seconds. The budget is checked after each round, when all chains have the same length.
+# Seconds per round. The budget is checked after each round, when all chains have the same length.
 SECONDS_PER_ROUND = 1.0
 SECONDS_PER_ESS, FEWEST_FOR_ESS = 2.0, 20
 PRIOR_ATTEMPTS = 10
@@ -45,26 +39,14 @@ PRIOR_ATTEMPTS = 10
 
 @dataclass(frozen=True)
 class Kernel:
-    """A Markov chain as pure functions over JAX, with data = (x, y, values of parameters without a prior).
+    """A Markov chain as pure functions over JAX; `data` is (x, y, values of parameters without a prior).
 
-    Parameters
-    ----------
-    begin : callable
-        (flat (P,), key, data) -> state, any tree of arrays. Keys are raw, `jax.random.PRNGKey`.
-    step : callable
-        (state, data) -> state, one transition, that is one draw. The kernel counts transitions to know the warm-up.
-    record : callable
-        state -> what is kept of a transition: "u" (P,), "lp" (the log density of the target), "n_steps" (its gradient
-        evaluations), and statistics in ArviZ's names.
-    usable : callable
-        Whether a chain can continue from a state that `begin` made.
-    pooled : bool
-        Whether these functions take all chains at once, with flat (C, P) and one key. Their results then have a leading
-        axis C (the state need not).
-    cost : float
-        The gradients over all rows that one of `n_steps` is worth, B / N for a mini-batch.
-    spent : callable or None
-        State that `begin` made -> the cost of making it besides one evaluation per chain, in the units of `n_steps`.
+    begin: (flat (P,), raw key, data) -> state, any tree of arrays. step: (state, data) -> state, one draw; the kernel
+    counts transitions to know the warm-up. record: state -> "u" (P,), "lp" (log density of the target), "n_steps"
+    (gradient evaluations) and statistics in ArviZ's names. usable: whether a chain can continue from a state of
+    `begin`. pooled: whether the functions take all chains at once, flat (C, P) with one key; all results but the state
+    then have a leading axis C. cost: gradients over all rows per `n_steps`, B / N for a mini-batch. spent: state of
+    `begin` -> its cost in `n_steps`, besides one evaluation per chain.
     """
 
     begin: Callable[[Any, Any, Any], Any]
@@ -78,11 +60,7 @@ class Kernel:
 
 @dataclass
 class Progressed:
-    """The progress of a strand.
-
-    The arrays of its state, its transitions (warm-up included), its gradient evaluations in units of `Kernel.cost`, and
-    what was kept: name -> (chains, draws, ...).
-    """
+    """A strand: state, transitions (warm-up included), gradients in `Kernel.cost`, kept (chains, draws, ...)."""
 
     leaves: list[np.ndarray]
     done: int
@@ -92,11 +70,10 @@ class Progressed:
 
 @dataclass
 class Sampled:
-    """The draws of all chains, `kept`: name -> (chain, draw, ...), with the flat `u`.
+    """All chains: `kept`, name -> (chain, draw, ...), with the flat `u`.
 
-    `steps` are the gradient evaluations of all starts and transitions, warm-up included, in units of `Kernel.cost`.
-    `stopped` is why the run ended: "draws" (those requested were made), "rule" (it held) or "budget" (it was spent
-    first). `looks` are the figures at each evaluation of the rule.
+    `steps` are all gradient evaluations in units of `Kernel.cost`, starts and warm-up included. `stopped` is "draws"
+    (all were made), "rule" (it held) or "budget" (spent first). `looks` are the figures at each check of the rule.
     """
 
     kept: Arrays
@@ -112,27 +89,11 @@ class Sampled:
 class Run:
     """How long chains run, and how.
 
-    Parameters
-    ----------
-    chains, warmup, draws, chain_method
-        See `Sampler`. With a `rule`, `draws` are those between two evaluations of it.
-    title : str
-        Title of the progress display.
-    rule : callable or None
-        (kept so far) -> (whether it holds, figures).
-    budget : float or None
-        Seconds from now.
-    from_prior : bool
-        Whether the starting points are prior draws.
-    streams : sequence of Stream
-        One per strand, or none.
-    before : sequence of Progressed or None
-        The progress of the strands of an earlier run.
-    same
-        A key of this kernel among those of its program, under which the program may keep compiled functions.
-    seeds : sequence of int
-        Seeds of the runs whose chains are run together here, with equal numbers of chains, and with the keys that they
-        would have alone. Empty: the seed of the fit.
+    chains, warmup, draws, chain_method: see `Sampler`; with a `rule`, `draws` are those between two checks. rule: draws
+    so far -> (whether it holds, figures). budget: seconds. from_prior: whether chains start at prior draws. streams:
+    one per strand, or none. before: the strands of an earlier run. same: key under which the program caches compiled
+    functions. seeds: seeds of fits whose chains run together, each with the keys it would have alone; empty for one
+    fit.
     """
 
     chains: int
@@ -150,7 +111,7 @@ class Run:
 
 
 def layout(kernel: Kernel, chain_method: str, device: str) -> str:
-    """The method that "auto" means: vectorised for pooled chains or on CUDA, else threads over the cores."""
+    """The method that "auto" selects: vectorised for pooled chains or on CUDA, else threads over the cores."""
     if kernel.pooled:
         return "vectorised"
     if chain_method == "auto":
@@ -166,11 +127,8 @@ def strand_names(kernel: Kernel, how: str, chains: int) -> list[str]:
 
 @functools.cache
 def compiler_options(crowded: bool) -> dict[str, Any] | None:
-    """Options of XLA on a CPU, if this version of it knows them.
-
-    They ask for vectors as wide as the processor has. If `crowded` (at least as many chains as cores), small matrix
-    products are not shared among cores that have their own chains. `comparisons/performance/sampling.py` compares NUTS
-    compiled in this way with NumPyro's own.
+    """XLA options for a CPU, None if this version lacks them: full vector width, and if `crowded` (at least as many
+    chains as cores) no sharing of small matrix products among cores. Measured by `comparisons/performance/sampling.py`.
     """
     import jax
 
@@ -202,12 +160,12 @@ class Meter:
         self._latest: dict[str, float] = {}
 
     def tell(self, chain: int, done: float, figures: Mapping[str, float]) -> None:
-        """Report the transitions of a chain so far, and "accept_prob", "divergences", "step_size", if known."""
+        """Report the transitions of a chain, with "accept_prob", "divergences" and "step_size" if known."""
         self._rows[chain] = {"done": done, **figures}
         self._show()
 
     def add(self, figures: Mapping[str, float]) -> None:
-        """Add figures of all chains together, which are shown from now on."""
+        """Add figures of all chains together to the display."""
         self._latest |= figures
         self._show()
 
@@ -228,10 +186,10 @@ class Meter:
 
 
 class _Strand:
-    """A unit that advances by itself, with all its draws.
+    """A unit that advances by itself (one chain, or all if vectorised), with its draws.
 
-    at: (state, transitions done, their gradient evaluations), replaced as one tuple, so that an interrupt finds a
-    consistent state. A piece of draws is added before `at` is replaced. Draws beyond `at` do not count.
+    `at` is (state, transitions, gradient evaluations). It is replaced as one tuple, after its draws are stored, so that
+    an interrupt finds a consistent state. Draws beyond `at` do not count.
     """
 
     def __init__(self, chains: Sequence[int], warmup: int, stream: Stream | None):
@@ -254,7 +212,7 @@ class _Strand:
         return max(0, self.done - self.warmup)
 
     def kept(self, first: int, last: int, only: str | None = None) -> Arrays:
-        """Name -> (chains, draws, ...) for draws number `first` up to `last`, of all names or of one."""
+        """Name -> (chains, draws, ...) for draws `first` to `last`, of all names or one."""
         parts, start = [], 0
         for piece in list(self.pieces):
             count = next(iter(piece.values())).shape[1]
@@ -275,10 +233,10 @@ def run_chains(
     candidates: Callable[[int, np.ndarray], Iterator[np.ndarray]],
     progress: Progress,
 ) -> Sampled:
-    """Run all chains from `starts`, flat starting points, which are computed only if a chain has to begin.
+    """Run all chains from the flat points `starts`, which are computed only if a chain has to begin.
 
-    `candidates` gives for a chain and its start the starting points to try in turn; `data` is that of the kernel. A
-    draw whose log density is not finite raises `DivergenceError`, a budget spent before the first draw `BudgetError`.
+    `candidates` maps a chain and its start to the points to try in turn. Raises `DivergenceError` for a draw without a
+    finite log density and `BudgetError` if the budget is spent before the first draw.
     """
     return _Chains(problem, kernel, run, data, progress).run(starts, candidates)
 
@@ -294,7 +252,7 @@ class _Compiled:
 
 
 class _Later:
-    """A traced function that is compiled at its first use: a run that continues another begins no chain."""
+    """A traced function, compiled at its first use: a resumed run begins no chain."""
 
     def __init__(self, traced: Any):
         self._traced, self._compiled = traced, None
@@ -332,11 +290,11 @@ class _Chains:
         if self.kernel.pooled:
             return roots[0]
         each = self.plan.chains // len(seeds)
-        # Each chain has its own key, independent of the number of chains.
+        # The key of a chain does not depend on the number of chains.
         return jnp.stack([jax.random.fold_in(root, chain) for root in roots for chain in range(each)])
 
     def _key(self, strand: _Strand) -> Any:
-        """The key with which a strand begins: that of its chain, those of all chains, or one key for pooled chains."""
+        """The key of a strand: that of its chain, those of all chains, or one key for pooled chains."""
         return self.keys if self.together else self.keys[strand.chains[0]]
 
     # -- functions, compiled
@@ -375,7 +333,7 @@ class _Chains:
             lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), traced.out_info
         )
         with ThreadPoolExecutor(1) as pool:
-            # In parallel, as a compiler leaves cores idle. A run that continues another begins no chain.
+            # In parallel, because one compilation leaves cores idle. A resumed run begins no chain.
             early = pool.submit(self._in_session, begun.compiled) if self._begins else None
             advance = jax.jit(advance, compiler_options=self._options())
             traced = advance.trace(state_shape, np.int32(0), self.data)
@@ -388,20 +346,20 @@ class _Chains:
         return found
 
     def _options(self) -> dict[str, Any] | None:
-        """Compiler options of a transition, the same for any layout of chains, since bits may depend on them."""
+        """Compiler options of a transition. Bits may depend on them, so all layouts of chains use the same."""
         on_cpu = not self.problem.device.startswith("cuda")
         chains = self.plan.chains // max(len(self.plan.seeds), 1)
         return compiler_options(chains >= cores()) if on_cpu else None
 
     @property
     def _begins(self) -> bool:
-        """Whether a chain has to begin, rather than continue an earlier run."""
+        """Whether some chain begins rather than resumes."""
         return self.plan.before is None and not all(
             strand.stream is not None and strand.stream.begun for strand in self.strands
         )
 
     def _in_session(self, work: Callable[[], Any]) -> Any:
-        """Run `work` in the session. JAX's settings belong to a thread, so every thread enters the session itself."""
+        """Run `work` in the session. JAX's settings are per thread, so every thread enters the session."""
         with self.problem.system.session(self.problem.dtype, self.problem.device):
             return work()
 
@@ -415,7 +373,7 @@ class _Chains:
     # -- beginning
 
     def _restore(self) -> None:
-        """Restore the strands from memory or from disk."""
+        """Restore strands from memory or disk."""
         import jax
 
         shapes, tree = jax.tree.flatten(self.compiled.state_shape)
@@ -438,7 +396,7 @@ class _Chains:
             ]
             strand.at = (jax.tree.unflatten(tree, leaves), found.done, found.steps)
             if found.kept:
-                # Statistics that are derived from others are computed again.
+                # Derived statistics are computed again.
                 strand.pieces = [{name: found.kept[name] for name in self.compiled.recorded}]
                 if "diverging" in found.kept:
                     strand.divergences = found.kept["diverging"].sum(1).astype(int)
@@ -527,7 +485,7 @@ class _Chains:
         )
 
     def _advance_all(self, goal: int, rounds: bool) -> bool:
-        """Advance all strands to `goal` transitions; returns whether the budget was spent first."""
+        """Advance all strands to `goal` transitions; True if the budget is spent first."""
         at = min(strand.done for strand in self.strands)
         size = 1
         while at < goal:
@@ -629,7 +587,7 @@ class _Chains:
             return
         from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
 
-        # Of the log density only: otherwise all draws of a wide network would be copied every time.
+        # Of the log density only: other statistics would copy all draws of a wide network every time.
         lp = np.concatenate([strand.kept(0, shortest, "lp")["lp"] for strand in self.strands])
         with np.errstate(all="ignore"):
             size: Any = array_stats.ess(lp.astype(np.float64), method="bulk", chain_axis=0, draw_axis=1)
@@ -664,10 +622,9 @@ def in_threads(
     work: Callable[[Any, Callable[..., None], Callable[[], bool]], None],
     report: Callable[..., None],
 ) -> None:
-    """Run `work(strand, tell, stopped)` for each strand over the cores.
+    """Run `work(strand, tell, stopped)` for each strand over the cores, and `report` in the calling thread.
 
-    The calling thread passes on to `report` what the threads tell. An error in one thread, or an interrupt of the
-    calling thread, stops the others at their next call and is raised.
+    An error in one thread, or an interrupt of the caller, stops the others at their next call and is raised.
     """
     reports: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
     stop = threading.Event()

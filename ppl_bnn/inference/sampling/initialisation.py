@@ -1,8 +1,7 @@
-"""Starting points of chains, and the spread of the posterior that is known before the first draw.
+"""Starting points of chains, and the spread of the posterior as far as a start has one.
 
-A sampler may start from anything that locates the posterior: a point for each chain, members of an ensemble, a
-Gaussian around a mode, a guide, earlier chains. A start with a spread also gives the width of the posterior in each
-direction, which a sampler otherwise spends most of its warm-up on.
+A start may be a point per chain, members of an ensemble, a Gaussian around a mode, a guide, or earlier chains. Its
+spread, if any, saves most of the warm-up.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior.approximation import Approximation, Chains, Drawn
 from ppl_bnn.posterior.posterior import Posterior
 
-# Number of draws for variances, and number of draws per coordinate for covariances.
+# Draws for variances, and draws per coordinate for covariances.
 DRAWS, DRAWS_EACH = 1000, 4
 # Fewer draws of earlier chains give no estimate of the spread.
 LEAST = 20
@@ -36,10 +35,9 @@ HALVINGS = 30
 
 @dataclass(frozen=True)
 class Beginning:
-    """The starting point u of each chain (NumPy), and what is known about the start.
+    """The starting point u of each chain (NumPy), with the gradients, seconds and warnings of its fits.
 
-    `approximation` is what the start is or fitted, if it has a spread. Gradients, seconds and warnings are those of its
-    fits.
+    `approximation` is what the start is or fitted, if it has a spread.
     """
 
     points: list[dict[str, np.ndarray]]
@@ -55,7 +53,7 @@ class Beginning:
         points: list[dict[str, np.ndarray]] | None = None,
         approximation: Approximation | None = None,
     ) -> Beginning:
-        """Make a `Beginning` from outcomes. Without `points` each chain begins at the centre of its own outcome."""
+        """Make a `Beginning` from outcomes; without `points` each chain begins at the centre of its outcome."""
         return cls(
             [each.approximation.centre() for each in found] if points is None else points,
             approximation,
@@ -68,14 +66,14 @@ class Beginning:
 def beginning(problem: Problem, start: Start, progress: Progress, count: int) -> Beginning:
     """Starting points from `start`, as `resolve_start` takes it, and the approximation behind them.
 
-    A method is fitted once, with the seed of the fit. If it finds a point, it is fitted once per chain with consecutive
-    seeds, so that chains may begin in different modes. With an ensemble, chain c begins in member c, and from the first
-    again if there are more chains. With a distribution each chain has its own draw (see `within_reach`).
+    A distribution is fitted once, and each chain has its own draw (see `within_reach`). A point is fitted once per
+    chain with consecutive seeds, so that chains may begin in different modes. Chain c begins in member c of an
+    ensemble, cyclically.
     """
     if isinstance(start, Method):
         return _fitted(problem, start, progress, count)
     if isinstance(start, Posterior):
-        # Request one point, because that checks it against the sites of this model.
+        # Request one point to check it against the sites of this model.
         resolve_start(problem, start, progress)
         approximation = start.approximation
         return Beginning(
@@ -85,7 +83,7 @@ def beginning(problem: Problem, start: Start, progress: Progress, count: int) ->
 
 
 def beginnings(problems: Sequence[Problem], start: Start, progress: Progress, count: int) -> list[Beginning]:
-    """`beginning` for each of several problems of one program, with one loop for all modes if possible."""
+    """`beginning` for several problems of one program, with one loop for all modes if possible."""
     if isinstance(start, Method):
         found = _together([each for problem in problems for each in _seeded(problem, count)], start, progress)
         if found is not None:
@@ -123,7 +121,7 @@ def _seeded(problem: Problem, count: int) -> list[Problem]:
 
 
 def _together(problems: Sequence[Problem], start: Method, progress: Progress) -> list[Outcome] | None:
-    """A point for each problem, by one loop; None if the method has no such loop, or cannot run here."""
+    """A point per problem, by one loop; None if the method has no such loop or cannot run here."""
     run: Callable[..., Any] | None = getattr(start, "run_together", None)
     if run is None or not getattr(start, "finds_points", False) or not _runs_here(problems[0], start):
         return None
@@ -136,10 +134,10 @@ def _together(problems: Sequence[Problem], start: Method, progress: Progress) ->
 
 
 def _runs_here(problem: Problem, start: Method) -> bool:
-    """Whether a method can run in the open session, on the program that is already bound and compiled.
+    """Whether a method can run in the open session, on the compiled program.
 
-    Not in Pyro, where a fit would find the parameters of the previous one in the store and nothing is compiled. Not if
-    `Method.fit` might refuse the model, which it does by name.
+    Not in Pyro: the store has the parameters of the previous fit, and nothing is compiled. Not if `Method.fit` may
+    refuse the model.
     """
     program = problem.program
     usual = "float32" if problem.device.startswith("cuda") else "float64"
@@ -165,17 +163,17 @@ def _fit_elsewhere(problem: Problem, start: Method, progress: Progress) -> Outco
 
 
 def _at_once(approximation: Approximation) -> bool:
-    """Whether one fit serves every chain: members, or a distribution to draw from."""
+    """Whether one fit serves every chain (members, or a distribution)."""
     return bool(_members(approximation)) or approximation.kind != "point"
 
 
 def _members(approximation: Approximation) -> tuple[Approximation, ...]:
-    """The members of an ensemble, or none. Chains count as one distribution here."""
+    """The members of an ensemble, or none. Chains count as one distribution."""
     return () if isinstance(approximation, Chains) else approximation.components
 
 
 def _spreads(approximation: Approximation) -> bool:
-    """Whether the approximation has a spread: a distribution, or an ensemble of distributions."""
+    """Whether the approximation, or an ensemble's member, is a distribution with a spread."""
     members = _members(approximation)
     return any(_spreads(member) for member in members) if members else approximation.kind != "point"
 
@@ -205,13 +203,10 @@ def within_reach(
 ) -> dict[str, np.ndarray]:
     """Draws u (leading axis), each pulled towards the centre until a chain can begin there.
 
-    If the posterior were the Gaussian of the approximation, the log joint of a draw would be below that of the centre
-    by half a chi-squared variable of P degrees of freedom: P / 2, with standard deviation sqrt(P / 2). A deviation is
-    halved until the loss is at most P / 2 + 4 sqrt(P / 2). Draws of a good approximation are unchanged. Draws of a
-    Gaussian around a mode of a network, which is accurate for the network's linearisation only, end where the network's
-    own density is that of the posterior's bulk. So chains begin as far apart as possible.
-
-    Chains, and draws without a density, are unchanged.
+    A deviation is halved until the log joint is at most P / 2 + 4 sqrt(P / 2) below that of the centre. On a Gaussian
+    posterior the loss is chi2_P / 2, with mean P / 2 and standard deviation sqrt(P / 2), so good draws are unchanged.
+    Draws of a Laplace approximation of a network end where its own density is that of the posterior's bulk. Chains, and
+    draws without a density, are unchanged.
     """
     drawn = dict(u)
     if approximation.kind != "iid" or approximation.log_prob(drawn) is None:
@@ -258,14 +253,11 @@ def within_reach(
 def spread(
     problem: Problem, approximation: Approximation | None, names: Sequence[str], dense: bool
 ) -> np.ndarray | None:
-    """Variances or covariance of the flat vector of `names` under an approximation.
+    """Variances (P,), or with `dense` the covariance (P, P), of the flat vector of `names`; None if there is no spread.
 
-    Exact for a Laplace approximation and for independent normals. Else from draws: `DRAWS` of them, or `DRAWS_EACH` per
-    coordinate for a covariance, which is then shrunk (`shrunk_covariance`). For chains it is the spread within a chain,
-    for an ensemble the mean over its members, because a sampler moves within one mode. A coordinate that does not vary,
-    or that the approximation does not cover, has variance 1, the default of samplers without a start.
-
-    With `dense` the covariance (P, P), otherwise variances (P,); None if there is no spread.
+    Exact for Laplace and independent normals. Otherwise from draws, with a shrunk covariance (`shrunk_covariance`). For
+    chains and ensembles it is the spread within a chain or member, because a sampler moves within one mode. Coordinates
+    that do not vary or are not covered have variance 1, the default of samplers.
     """
     if approximation is None:
         return None
@@ -318,15 +310,10 @@ def _deviations(
 
 
 def shrunk_covariance(deviations: np.ndarray) -> np.ndarray:
-    """The covariance (P, P) of deviations (S, P), shrunk towards its own diagonal.
+    """The covariance (P, P) of deviations (S, P), shrunk towards its diagonal (Ledoit and Wolf 2004).
 
-    The result is (1 - a) C + a diag(C), with the a of Ledoit and Wolf for the correlations, whose target is the
-    identity: a = min(1, b / d), d = |R - I|^2 the distance to the target and b = (sum_s |z_s z_s' - R|^2) / S^2 the
-    error of R, in squared Frobenius norms, z_s the deviations in units of their standard deviations.
-
-    References
-    ----------
-    Ledoit and Wolf (2004), "A well-conditioned estimator for large-dimensional covariance matrices".
+    It is (1 - a) C + a diag(C) with a = min(1, b / d), d = |R - I|^2 and b = sum_s |z_s z_s' - R|^2 / S^2 in squared
+    Frobenius norms, for the correlations R and the standardised deviations z_s.
     """
     count, size = deviations.shape
     scale = np.sqrt(np.mean(deviations**2, axis=0))

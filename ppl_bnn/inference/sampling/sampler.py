@@ -1,8 +1,4 @@
-"""The base class of all samplers: starting points, target, length and results of chains.
-
-A sampler is a Markov kernel (`chains.Kernel`) with hyper-parameters. `Sampler` starts its chains, runs them by
-`chains.run_chains`, keeps them on disk, ends them by a rule or a budget, and continues them later.
-"""
+"""The base class of samplers: starting points, target, length and results of chains."""
 
 from __future__ import annotations
 
@@ -44,12 +40,12 @@ from ppl_bnn.inference.start import Start, missing_sites
 from ppl_bnn.posterior.approximation import Approximation, Chains
 from ppl_bnn.posterior.posterior import Posterior
 
-# Settings that change the length of chains, or where they run, but no bit of a draw.
+# Settings that change the length or the place of chains, but no bit of a draw.
 OF_LENGTH = ("draws", "until", "budget")
 
 
 def latent_names(program: Program) -> list[str]:
-    """The names of the sites that a sampler moves in."""
+    """The names of the sampled sites."""
     return [site.name for site in program.latents]
 
 
@@ -59,7 +55,7 @@ def not_negative(value: Any) -> str | None:
 
 
 def a_start(value: Any) -> str | None:
-    """What may be a start; which model it belongs to is checked later."""
+    """A valid start; whether it fits the model is checked later."""
     if isinstance(value, str | int | float | Sequence | np.ndarray):
         return "None, a method, a posterior, a dict of arrays or a network of torch, Flax or Equinox"
     return None
@@ -72,9 +68,9 @@ def a_folder(value: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Target:
-    """The target of a kernel: the posterior to the power 1 / T, over the flat vector (P,) of the latent sites `names`.
+    """The target of a kernel: the posterior to the power 1 / T, over the flat vector (P,) of the sites `names`.
 
-    `approximation` is what `start` is or fitted, if it has a spread. Whatever a kernel takes from it goes into its
+    `approximation` is what `start` is or fitted, if it has a spread. A kernel stores what it takes from it in its
     state.
     """
 
@@ -85,9 +81,9 @@ class Target:
     approximation: Approximation | None = None
 
     def log_density(self, flat: Any, data: Any, scale: float = 1.0) -> Any:
-        """The log density log p(w(u), D) / T + log |dw/du| at u = flat (P,), a scalar.
+        """log p(w(u), D) / T + log |dw/du| at u = flat (P,), a scalar.
 
-        `data` is (x, y, values of parameters without a prior), and `scale` N / B if x and y are B rows out of N.
+        `data` is (x, y, values of parameters without a prior); `scale` is N / B if x and y are B of N rows.
         """
         x, y, constants = data
         program = self.problem.program
@@ -97,7 +93,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Started:
-    """Where chains begin: a flat vector per chain, values of parameters without a prior, and where they come from."""
+    """Flat starting points, one per chain, values of parameters without a prior, and their origin."""
 
     flat: list[np.ndarray]
     fixed: dict[str, np.ndarray]
@@ -117,28 +113,26 @@ class Sampler(Method):
     chains : int
         Number of independent chains.
     start : method, posterior, dict or None
-        Where chains begin. None starts each chain at its own prior draw. A dict has constrained values; sites that it
-        does not name are drawn from the prior. See `initialisation.beginning`.
+        Where chains begin. None: a prior draw per chain. A dict has constrained values; other sites are drawn from the
+        prior.
     jitter : float
-        Standard deviation, in unconstrained coordinates, of the normal noise added to a chain that would start where an
-        earlier chain does. Chains that start at one point agree at first whether or not they have converged.
+        Standard deviation, in unconstrained coordinates, of the noise added to a chain that would start where an
+        earlier one does. Chains that start at one point agree at first whether or not they have converged.
     chain_method : {"auto", "threads", "vectorised", "sequential", "devices"}
-        "threads" runs over the cores on one compiled function, and is "auto" on a CPU. "vectorised" is "auto" on CUDA.
-        "devices" runs over the devices of JAX. "threads", "sequential" and "devices" give the same bits on equal
-        devices.
+        "auto" is "threads" (over the cores) on a CPU and "vectorised" on CUDA. "devices" runs over the devices of JAX.
+        All but "vectorised" give the same bits on equal devices.
     temperature : float
-        T of the target p(w | D)^(1/T), in the coordinates of the program. 1 is the posterior; below 1 it is "cold". The
-        posterior's `info.target` names any other target.
+        T of the target p(w | D)^(1/T), in the coordinates of the program. 1 is the posterior; below 1 it is "cold".
+        `info.target` names a target that is not the posterior.
     checkpoint : str, path or None
-        A folder in which draws are kept while chains run. An interrupted run continues from there to the same bits.
-        With more `draws` a finished run continues without a warm-up.
+        Folder for draws while chains run. An interrupted run resumes from it bit for bit. With more `draws`, a finished
+        run continues without a warm-up.
     until : str or None
         Continue until a rule holds in function space, such as "rhat<1.01, ess>400" (also ess_bulk, ess_tail, mcse). It
-        is evaluated after every `draws` draws.
+        is checked after every `draws` draws.
     budget : float or None
-        Seconds after which chains stop, compilation and start included. `until` and `budget` change the length only:
-        the draws are the first of those of a longer run. `info.figures` reports which applied: "rule_held",
-        "stopped_by_budget".
+        Seconds after which chains stop, compilation and start included. `until` and `budget` change only the length:
+        the draws are the first of a longer run. `info.figures` reports "rule_held" and "stopped_by_budget".
 
     Raises
     ------
@@ -153,9 +147,8 @@ class Sampler(Method):
 
     Notes
     -----
-    Parameters without a prior (`priors.Point`) are not sampled, since chains have no optimiser. Their values come from
-    `start` and stay fixed. If a method gives each chain its own values, those of the first chain are used for all,
-    because all chains have one target.
+    Parameters without a prior (`priors.Point`) are not sampled. Their values come from `start` and stay fixed. All
+    chains have one target, so if the start has values per chain, those of the first chain are used.
     """
 
     draws: int = setting(1000, whole())
@@ -192,11 +185,11 @@ class Sampler(Method):
 
     @property
     def starting_points(self) -> int:
-        """The number of starting points, smaller than `chains` if several chains share one (nested R-hat)."""
+        """Number of starting points, smaller than `chains` if several chains share one (nested R-hat)."""
         return self.chains
 
     def statistics(self, kept: Arrays) -> Arrays:
-        """The (chain, draw) statistics from the recorded arrays."""
+        """The (chain, draw) statistics, from the recorded arrays."""
         return {name: value for name, value in kept.items() if name != "u"}
 
     def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
@@ -209,11 +202,11 @@ class Sampler(Method):
         return tempered(self.temperature)
 
     def gradients_per_draw(self, size: Size) -> tuple[float, float, float] | None:
-        """The fewest, the usual and the most gradients over all rows that a transition takes; None if unknown."""
+        """The fewest, usual and most gradients over all rows per transition; None if unknown."""
         return None
 
     def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:
-        """The fewest, usual and most gradients before the first transition of a chain, to find a first step size."""
+        """The fewest, usual and most gradients before the first transition, for the first step size."""
         return 0.0, 0.0, 100.0
 
     def effort(self, size: Size) -> Effort | None:
@@ -222,7 +215,7 @@ class Sampler(Method):
             return None
         transitions = self.chains * (self.warmup + self.draws)
         fewest, usual, largest = (self.chains * start for start in self.gradients_of_a_start(size))
-        # Until a rule holds there may be any number of draws.
+        # A rule may need any number of draws.
         most = math.inf if self.until is not None else each[2] * transitions + largest
         found = Effort(
             each[0] * transitions + fewest, each[1] * transitions + usual, most, parallel=self.chains
@@ -239,13 +232,13 @@ class Sampler(Method):
         return self.sample(problem, progress)
 
     def target(self, problem: Problem) -> Target:
-        """The target of the chains of a problem, before anything is known of it."""
+        """The target of the chains of a problem, without an approximation."""
         latents = problem.program.latents
         size = sum(site.size for site in latents)
         return Target(problem, latent_names(problem.program), size, float(self.temperature))
 
     def _plan(self, kernel: Kernel, chains: int, **settings: Any) -> Run:
-        # Kernels that do not use an approximation are the same for all fits of a program.
+        # Kernels that use no approximation are the same for all fits of a program.
         left_out = ("start", "jitter", "checkpoint", "chains", "chain_method", *OF_LENGTH)
         known = {name: value for name, value in self.settings().items() if name not in left_out}
         return Run(
@@ -265,7 +258,7 @@ class Sampler(Method):
         before: Sequence[Progressed] | None = None,
         fixed: Mapping[str, np.ndarray] | None = None,
     ) -> Outcome:
-        """Run chains, or continue those of `before`, whose parameters without a prior were `fixed`."""
+        """Run chains, or continue those of `before`, whose parameters without a prior have the values `fixed`."""
         watch = Stopwatch()
         target = self.target(problem)
         kernel = self.kernel(target)
@@ -308,8 +301,8 @@ class Sampler(Method):
     ) -> list[Outcome | DivergenceError] | None:
         """Run several fits on the same rows, each with its own seed, with all their chains at once.
 
-        Each result is the same as if its fit had been run alone. A run whose chains failed is represented by its error,
-        and the others are not run again. None if the settings or the start require separate runs.
+        Results are those of separate fits. A failed run is represented by its error, and the others are kept. None if
+        the settings or the start require separate runs.
         """
         first, count = problems[0], len(problems)
         alone = self.ppl != "numpyro" or self.checkpoint is not None or self.budget is not None
@@ -339,7 +332,7 @@ class Sampler(Method):
         size = self.chains * count // len(sampled.strands)
         for index, (problem, each) in enumerate(zip(problems, started, strict=True)):
             mine = slice(index * self.chains, (index + 1) * self.chains)
-            # A strand with chains of several runs is not a state of one of them.
+            # The state of a strand with chains of several runs belongs to none of them.
             whole_strands = self.chains % size == 0
             strands = sampled.strands[mine.start // size : mine.stop // size] if whole_strands else []
             part = Sampled(
@@ -361,7 +354,7 @@ class Sampler(Method):
         if self.checkpoint is None:
             return [], Checkpoint.of(None, {}, "start")
         names = strand_names(kernel, layout(kernel, self.chain_method, problem.device), self.chains)
-        # Threads and one chain after another give the same bits; vectorised chains do not.
+        # Threads and sequential chains give the same bits; vectorised chains do not.
         belongs = fingerprint(problem, self, (*OF_LENGTH, "chain_method")) | {"strands": names}
         streams = [Stream.of(self.checkpoint, belongs, name) for name in names]
         return streams, Checkpoint.of(self.checkpoint, belongs, "start")
@@ -382,7 +375,7 @@ class Sampler(Method):
             )
 
     def started(self, problem: Problem, progress: Progress) -> Started:
-        """Flat starting points of the latent sites, one per chain, and the values of parameters, common to all."""
+        """Flat starting points (P,), one per chain, and the values of parameters, common to all."""
         return self._placed(problem, beginning(problem, self.start, progress, self.starting_points))
 
     def _placed(self, problem: Problem, begin: Beginning) -> Started:
@@ -398,7 +391,7 @@ class Sampler(Method):
         return Started([point for point in spread for _ in range(each)], fixed, begin)
 
     def candidates(self, problem: Problem, chain: int, first: np.ndarray) -> Iterator[np.ndarray]:
-        """The starting point of a chain and, if it is a prior draw, further draws in case it is unusable."""
+        """The start of a chain and, if it is a prior draw, further draws in case it is unusable."""
         yield first
         if self.start is not None:
             return
@@ -423,7 +416,7 @@ class Sampler(Method):
     def _sites(
         self, problem: Problem, flat: np.ndarray, fixed: Mapping[str, np.ndarray]
     ) -> dict[str, np.ndarray]:
-        """(chain, draw, P) as u, site -> (chain, draw, ...), with the fixed parameters."""
+        """(chain, draw, P) by site, (chain, draw, ...), with the fixed parameters."""
         u = problem.program.unravel(flat, latent_names(problem.program))
         for name, value in fixed.items():
             u[name] = np.broadcast_to(value, (*flat.shape[:2], *np.shape(value))).copy()
@@ -482,10 +475,9 @@ class Sampler(Method):
 def tempered_log_joint(
     program: Program, temperature: float, u: Mapping[str, Any], x: Any, y: Any, scale: float = 1.0
 ) -> Any:
-    """The tempered log joint log p(w(u), D) / T + log |dw/du|, a scalar; `scale` is N / B for B rows out of N.
+    """log p(w(u), D) / T + log |dw/du|, a scalar; `scale` is N / B for B of N rows.
 
-    The power applies to the density of w. The volume of the coordinates is not tempered, because the result would then
-    depend on the choice of coordinates.
+    The power applies to the density of w only: a tempered volume would make the target depend on the coordinates.
     """
     if temperature == 1.0:
         return program.log_joint(u, x, y, scale)
@@ -501,8 +493,8 @@ def tempered(temperature: float) -> str:
 def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None = None) -> Posterior:
     """Add draws to every chain, from where the chains stopped and without a warm-up.
 
-    The result holds all draws, with the bits of a run that had been as long from the beginning. A posterior that was
-    saved and loaded can be extended too. Seconds and gradient evaluations are those of both runs.
+    The result has the bits of a run of that length. Saved and loaded posteriors can be extended too. Seconds and
+    gradient evaluations are those of both runs.
 
     Parameters
     ----------
@@ -573,7 +565,7 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
 
 
 def _method_of(posterior: Posterior) -> Sampler:
-    """The sampler of a posterior, from its settings, without its start, which no longer matters."""
+    """The sampler of a posterior, from its settings, without its start."""
     name = posterior.info.method
     found = registry.method_class(name) if name in registry.MODULES else None
     if not (isinstance(found, type) and issubclass(found, Sampler)):

@@ -1,6 +1,6 @@
 """Rules that end a chain, `until="rhat<1.01, ess>400"`, evaluated in function space.
 
-A rule is evaluated by the figures of `bnn.diagnose`, at multiples of `draws`, on the draws that all chains have. It
+A rule is checked at multiples of `draws`, on the draws that all chains have, with the figures of `bnn.diagnose`. It
 requires a budget, since it may never hold.
 """
 
@@ -20,7 +20,7 @@ from ppl_bnn.core.settings import between, optional
 from ppl_bnn.posterior.convergence import Mixing, components, mixing, probe_indices, quantities
 from ppl_bnn.posterior.posterior import MEMORY
 
-# The figures that a rule may name, and how each is computed from the worst component of a quantity.
+# The figures of a rule, and how each follows from the worst component of a quantity.
 FIGURES: dict[str, Callable[[Mixing], float]] = {
     "rhat": lambda found: found.rhat,
     "ess": lambda found: min(found.ess_bulk, found.ess_tail),
@@ -34,7 +34,7 @@ _TERM = re.compile(r"\s*(\w+)\s*([<>])\s*([-+0-9.eE]+)\s*")
 
 @dataclass(frozen=True)
 class Rule:
-    """Limits that all have to hold: (figure, "<" or ">", limit) each."""
+    """Limits that must all hold: (figure, "<" or ">", limit) each."""
 
     terms: tuple[tuple[str, str, float], ...]
 
@@ -63,7 +63,7 @@ class Rule:
         return cls(tuple(terms))
 
     def holds(self, figures: Mapping[str, float]) -> bool:
-        """Whether all limits hold. A figure that is NaN fails."""
+        """Whether all limits hold; NaN fails."""
         return all(
             figures[name] < limit if sign == "<" else figures[name] > limit
             for name, sign, limit in self.terms
@@ -87,13 +87,10 @@ def check_until(method: str, until: Any, budget: Any, names: Collection[str] = t
 def watched(
     problem: Problem, rule: Rule, superchains: int | None = None
 ) -> Callable[..., tuple[bool, dict[str, float]]]:
-    """A function that evaluates a rule on draws.
+    """A function that evaluates a rule: u, site -> (chain, draw, ...), to (whether it holds, the worst figures).
 
-    It maps u, site -> (chain, draw, ...), to whether the rule holds, and the worst figures. These are the figures of
-    the `quantities` at up to 50 training rows; the log likelihood is that of all rows. Each draw is predicted once: a
-    later evaluation, with more draws of the same chains or more chains, adds only the new ones. Keyword arguments
-    `others` of the function are figures from elsewhere, which the rule may name too. `superchains` are for nested
-    R-hat.
+    The figures are those of the `quantities` at up to 50 training rows, and of the log likelihood of all rows. Later
+    calls predict only new draws. The argument `others` adds figures from elsewhere, `superchains` is for nested R-hat.
     """
     watch = _Watch(problem, superchains)
 
@@ -128,7 +125,7 @@ class _Watch:
         }
 
     def _see(self, u: Mapping[str, np.ndarray]) -> None:
-        """Predict the new draws. Draws seen before come first along their axis."""
+        """Predict the new draws; draws seen before come first along their axis."""
         chains, draws = next(iter(u.values())).shape[:2]
         before = next(iter(self.known.values())).shape[:2] if self.known else (0, draws)
         if before == (chains, draws):
@@ -147,7 +144,7 @@ class _Watch:
         }
 
     def _predicted(self, u: Mapping[str, np.ndarray], seed: int) -> dict[str, np.ndarray]:
-        """Predict draws. seed: of variables that belong to rows, which are drawn at each prediction."""
+        """Predict draws; `seed` is that of variables of rows, which are drawn at each prediction."""
         problem = self.problem
         program = problem.program
         lead = next(iter(u.values())).shape[:2]

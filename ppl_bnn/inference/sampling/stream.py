@@ -1,4 +1,4 @@
-"""Draws of a chain, written to disk while it runs, and its state when they were last written."""
+"""Draws and state of a chain, written to disk while it runs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _READER = stored.Reader("checkpoint", "all pieces of its draws", "another folder
 
 @dataclass
 class Stream:
-    """Transitions in a folder: pieces of draws, each in its own file, and the state after the last of them.
+    """Transitions in a folder: pieces of draws, one file each, and the state after the last piece.
 
-    Each file has its own checksum, so that a long run never reads what it has written. A piece is named by the number
-    of its first draw and written before the state that follows it. So an interruption between the two leaves a state
-    whose draws are all there, and a piece that the same draws will replace.
+    Each file has its own checksum, so that a long run never reads its earlier files. A piece, named by its first draw,
+    is written before the state that follows it. An interruption between the two only leaves a piece that is replaced by
+    the same draws.
     """
 
     checkpoint: Checkpoint
@@ -34,7 +34,7 @@ class Stream:
 
     @classmethod
     def of(cls, folder: Any, fingerprint: Mapping[str, Any], name: str) -> Stream:
-        """The stream `name` in a folder, which is created. With `folder` None the stream keeps nothing."""
+        """The stream `name` in a folder, which is created; with `folder` None nothing is kept."""
         return cls(Checkpoint.of(folder, fingerprint, name), name)
 
     @property
@@ -53,7 +53,7 @@ class Stream:
         return self.keeps and time.monotonic() - self._written >= INTERVAL
 
     def load(self) -> tuple[Arrays, Arrays] | None:
-        """The last written state and the draws (along axis 1), or None; refuses a stream of another fit."""
+        """The last written state and draws (along axis 1), or None; refuses a stream of another fit."""
         state = self.checkpoint.load()
         if state is None:
             return None
@@ -73,7 +73,7 @@ class Stream:
         }
 
     def write(self, first: int, draws: Arrays, state: Arrays) -> None:
-        """Write `draws`, (chains, count, ...) from draw number `first` on, and the state after them."""
+        """Write `draws`, (chains, count, ...) from draw `first` on, and the state after them."""
         if not self.keeps:
             return
         count = next(iter(draws.values())).shape[1] if draws else 0
@@ -88,12 +88,12 @@ class Stream:
         return self.checkpoint.path.parent / f"{self.name}-draws-{first:08d}.safetensors"
 
     def _words(self, first: int) -> dict[str, str]:
-        """The identity of a piece: the fit, the chain and the number of its first draw."""
+        """The identity of a piece: fit, chain and first draw."""
         of = hashlib.sha256(json.dumps(self.checkpoint.fingerprint, sort_keys=True).encode()).hexdigest()
         return {"fit": of, "stream": self.name, "first": str(first)}
 
     def _read(self, first: int, like: Arrays | None) -> Arrays:
-        """Read the piece that begins with draw number `first`. like: another piece of the same run."""
+        """Read the piece that begins with draw `first`; `like` is another piece of the run."""
         file, words = self._path(first), self._words(first)
         found = _READER.sealed(file, tuple(words))
         if found is None:

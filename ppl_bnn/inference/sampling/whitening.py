@@ -1,10 +1,8 @@
-"""Coordinates in which the curvature at the start is the same in every direction, and a kernel that moves in them.
+"""Coordinates of equal curvature at the start, u = S z with S S' close to the inverse curvature, and a kernel in them.
 
-The stiffest direction limits a sampler with one step size for all directions to small steps, so it crosses the widest
-direction too slowly. If the curvature differs by a factor of c between the two, it takes about sqrt(c) steps, or c for
-a random walk. Scaling each coordinate does not help if a combination of coordinates is stiff, as with collinear inputs.
-So the curvature of the log density is measured where chains start, by products of the Hessian with vectors, and the
-kernel samples z of u = S z, with S S' close to the inverse of the curvature.
+The stiffest direction limits the step size of a sampler. If curvatures differ by a factor of c, crossing the widest
+direction takes about sqrt(c) steps, or c for a random walk. Scaling coordinates does not help if a combination of them
+is stiff, as with collinear inputs. The curvature is measured by Hessian-vector products.
 """
 
 from __future__ import annotations
@@ -16,13 +14,13 @@ from typing import Any, NamedTuple
 from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Target
 
-# Number of directions of the curvature that are found, all if there are no more. The others share one scale.
+# Number of directions that are resolved, at most. The others share one scale.
 RANK = 32
-# Number of multiplications by the Hessian that turn random directions to the stiffest ones.
+# Multiplications by the Hessian in the subspace iteration.
 POWERS = 4
-# The largest flat vector whose curvature is measured. Each chain keeps its own S, of RANK times as many numbers.
+# The largest flat vector that is whitened. Each chain keeps its own S, RANK times as many numbers.
 LARGEST = 1000
-# A chain that starts more standard deviations out than this along a direction, by the local curvature, is moved in.
+# A chain that starts more standard deviations out than this along a direction is moved in.
 EDGE = 2.0
 # A distance beyond the edge, in standard deviations, that is not worth another step.
 NEAR = 0.5
@@ -32,40 +30,30 @@ FLATTEST = 1e-10
 
 
 class Whitening(NamedTuple):
-    """The symmetric matrix S = rest (1 - V V') + V diag(scale) V'.
-
-    Parameters
-    ----------
-    directions : array
-        V (P, K), orthonormal.
-    scale : array
-        (K,).
-    rest : array
-        ().
-    """
+    """S = rest (1 - V V') + V diag(scale) V', with V = directions (P, K) orthonormal, scale (K,) and rest ()."""
 
     directions: Any
     scale: Any
     rest: Any
 
     def out(self, z: Any) -> Any:
-        """Return u = S z."""
+        """u = S z."""
         return self.rest * z + self.directions @ ((self.scale - self.rest) * (self.directions.T @ z))
 
     def back(self, u: Any) -> Any:
-        """Return z = S^-1 u."""
+        """z = S^-1 u."""
         inverse = 1.0 / self.rest
         return inverse * u + self.directions @ ((1.0 / self.scale - inverse) * (self.directions.T @ u))
 
 
 def round_cost(size: int) -> int:
-    """Gradients of one round of `brought_in`. A product with the Hessian counts as two."""
+    """Gradients of one round of `brought_in`; a Hessian product counts as two."""
     rank = min(RANK, size)
     return 2 * (rank if rank == size else (POWERS + 1) * rank + 1) + HALVINGS
 
 
 def gradients_of_a_start(size: int) -> tuple[float, float, float]:
-    """The fewest, usual and most gradients for moving in a chain with `size` coordinates."""
+    """The fewest, usual and most gradients for moving a chain with `size` coordinates in."""
     if size > LARGEST:
         return 0.0, 0.0, 0.0
     each = float(round_cost(size))
@@ -73,7 +61,7 @@ def gradients_of_a_start(size: int) -> tuple[float, float, float]:
 
 
 class _Begun(NamedTuple):
-    """The state of a chain while it is moved in. gradients: evaluations, a Hessian product counted as two."""
+    """The state of a chain that is moved in. gradients: evaluations; a Hessian product counts as two."""
 
     flat: Any
     value: Any
@@ -85,10 +73,11 @@ class _Begun(NamedTuple):
 
 
 def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whitening:
-    """S at a point, from the absolute eigenvalues of the Hessian: |H|^(-1/2) along the stiffest directions.
+    """S = |H|^(-1/2) at a point, from the absolute eigenvalues of the Hessian; `gradient_of` is that of the log
+    density.
 
-    The stiffest directions are found by subspace iteration, exactly for at most `RANK` coordinates. The scale of the
-    other directions is that of a random one among them. `gradient_of` is the gradient of the log density.
+    The stiffest directions come from subspace iteration (exact for at most `RANK` coordinates). The others have the
+    scale of a random direction among them.
     """
     import jax
     import jax.numpy as jnp
@@ -98,7 +87,7 @@ def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whiteni
 
     def products(columns: Any) -> Any:
         """Minus the Hessian of the log density times each column."""
-        # Sequentially: all at once would hold the network's values at all rows for each of them.
+        # Sequentially: all at once would hold the network's values at all rows for each column.
         found = jax.lax.map(lambda v: jax.jvp(gradient_of, (flat,), (v,))[1], columns.T).T
         return jnp.where(jnp.isfinite(found), -found, 0.0)
 
@@ -119,8 +108,7 @@ def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whiteni
         image = products(probe)
         image = image - directions @ (directions.T @ image)
         level = jnp.linalg.norm(image) / jnp.linalg.norm(probe)
-    # Away from a mode curvatures may be negative. Those nearer to zero then carry no information on the posterior's
-    # width.
+    # Away from a mode curvatures may be negative. Small ones then carry no information on the posterior's width.
     least = jnp.maximum(FLATTEST * jnp.max(jnp.abs(values)), -jnp.min(values))
     least = jnp.where(least > 0.0, least, 1.0)
     return Whitening(
@@ -131,12 +119,10 @@ def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whiteni
 def brought_in(
     value_and_gradient: Callable[[Any], tuple[Any, Any]], flat: Any, key: Any
 ) -> tuple[Any, Whitening, Any]:
-    """Move the starting point of a chain in, where it is too far out.
+    """Move the start of a chain in where it is more than `EDGE` standard deviations out, by the local curvature.
 
-    Directions in which the chain is within `EDGE` standard deviations, by the local curvature and gradient, are
-    unchanged. Along the others it moves to that edge, by a Newton step, halved until the log density rises, and again
-    from there. On a Gaussian one step arrives. So chains begin as far apart as the posterior is wide, and no farther.
-    If no step raises the density the chain stays. Returns where the chain begins, S there, and gradient evaluations.
+    Along such directions the chain takes Newton steps to the edge, each halved until the log density rises; the others
+    are unchanged. On a Gaussian one step arrives. Returns the start, S there, and the gradient evaluations.
     """
     import jax
     import jax.numpy as jnp
@@ -148,7 +134,7 @@ def brought_in(
         return value_and_gradient(at)[1]
 
     def beyond(slope: Any, whitening: Whitening) -> Any:
-        """The part of a gradient in z that is beyond the edge: along each direction found, and in the rest."""
+        """The part of a gradient in z beyond the edge: along each resolved direction, and in the rest."""
         along = whitening.directions.T @ slope
         rest = slope - whitening.directions @ along
         length, most = jnp.linalg.norm(rest), EDGE * (size - rank) ** 0.5
@@ -189,7 +175,7 @@ def brought_in(
 
 
 def pooled(whitenings: Whitening) -> Whitening:
-    """One S for chains that share their steps, of the mean of their curvatures S^-2 over the leading axis."""
+    """One S for chains that share their steps, of their mean curvature S^-2 over the leading axis."""
     import jax
     import jax.numpy as jnp
 
@@ -209,10 +195,9 @@ def pooled(whitenings: Whitening) -> Whitening:
 
 
 def whitened(target: Target, make: Callable[[Any], Kernel]) -> Kernel:
-    """The kernel that `make` gives of a target, moving in z. Starts are moved in, and u = S z is recorded.
+    """The kernel that `make` creates for a target, moving in z. Starts are moved in, and u = S z is recorded.
 
-    S goes into the state under "whitening", beside the kernel's own state, which must be a dict. The gradients for it
-    go under "whitening_gradients".
+    The state, a dict, gets S as "whitening" and its gradients as "whitening_gradients".
     """
     import jax
 
@@ -244,7 +229,7 @@ def whitened(target: Target, make: Callable[[Any], Kernel]) -> Kernel:
         return {**state, "whitening": whitening, "whitening_gradients": spent}
 
     def parted(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split the state into the part of this wrapper (empty if the flat vector is too long) and the kernel's."""
+        """Split the state into this wrapper's part (empty if the flat vector is too long) and the kernel's."""
         own = {name: value for name, value in state.items() if name.startswith("whitening")}
         return own, {name: value for name, value in state.items() if name not in own}
 
@@ -273,7 +258,7 @@ def whitened(target: Target, make: Callable[[Any], Kernel]) -> Kernel:
 
 
 class _Seen:
-    """A target in other coordinates, otherwise unchanged."""
+    """A target in other coordinates."""
 
     def __init__(self, target: Any, log_density: Callable[..., Any]):
         self._target, self.log_density = target, log_density
