@@ -35,34 +35,26 @@ FAILURES = (DivergenceError, CurvatureError)
 class Ensemble(OfMember):
     """Several fits of one method, combined as one mixture.
 
-    Each of the `size` fits of `member` has its own seed (start, draws from the prior, batches). The prediction is
-
-        p(y | x) = 1/K sum_k p_k(y | x)
-
-    where p_k is the prediction of a single fit.
+    Each of the `size` fits of `member` has its own seed (start, draws from the prior, batches). The prediction is the
+    mixture p(y | x) = 1/K sum_k p_k(y | x) of those of the fits.
 
     Parameters
     ----------
     member : Method
         Any method.
     size : int, default 10
-        K, the number of members. The first member has the seed of the fit, so an ensemble of one is the member's own
-        fit.
+        K, the number of members. The first has the seed of the fit, so an ensemble of one is the member's own fit.
     bootstrap : bool, default False
-        Whether each member is fitted to N rows drawn with replacement. Members then differ even if they would find the
-        same mode, and each is fitted to another data set.
+        Whether each member is fitted to N rows drawn with replacement. Members then differ even within one mode.
     together : int or None
-        Maximum number of members that are fitted at once, for methods that support it (MAP and SWAG: one loop,
-        vectorised over members; samplers: the chains of all members in one run). None for all members. Other methods
-        fit one member after another, with the program that was compiled for the first.
+        Maximum number of members fitted at once, for methods that support it (MAP, SWAG and samplers); None for all.
+        Other methods fit one member after another, with one compiled program.
     tolerate : int, default 0
-        Number of members that may fail (a loss or a curvature that is not finite). They are left out and named in the
-        warnings. The first failure beyond that number is the error of the fit.
+        Number of members that may fail (a loss or curvature that is not finite). They are left out and named in the
+        warnings.
     checkpoint : path or None
-        A folder that stores each member when it is finished. An interrupted fit continues with the members that are
-        missing. Members that are fitted together are finished together. A member that has checkpoints itself stores
-        them in folders within this one, and is fitted separately. `size` can be increased later: finished members are
-        not fitted again.
+        A folder that stores each finished member. An interrupted fit continues with the missing ones, and `size` can be
+        increased later. A member with its own checkpoints stores them in subfolders, and is fitted separately.
     ppl, dtype : str
         Those of the member unless given.
 
@@ -75,19 +67,15 @@ class Ensemble(OfMember):
 
     Notes
     -----
-    An ensemble of `MAP()` is a deep ensemble [1]_ in which the prior replaces weight decay. An ensemble of `SWAG()` is
-    MultiSWAG [2]_. An ensemble of `Laplace()` is a mixture of Laplace approximations [2]_ [3]_. An ensemble of a
-    sampler that starts from a mode, such as `Ensemble(MCLMC(start=MAP()), 10)`, is a sampling ensemble.
+    An ensemble of `MAP()` is a deep ensemble [1]_ with the prior as weight decay. `SWAG()` gives MultiSWAG [2]_,
+    `Laplace()` a mixture of Laplace approximations [2]_ [3]_, and `MCLMC(start=MAP())` a sampling ensemble.
 
-    An ensemble of modes is not an approximation of the posterior with a bound on any error. Each member has found one
-    mode by optimisation, and all modes have the same weight whatever mass is around them. Members can be weighted
-    afterwards (`bnn.stack`). If the posterior has one mode, all members coincide.
+    An ensemble of modes does not bound the error of the posterior: all modes have the same weight whatever mass is
+    around them. `bnn.stack` weights members afterwards. If the posterior has one mode, all members coincide. A deep
+    ensemble is as good as its members: use a prior that regularises, or `Ensemble(MAP(validation=0.1))`, which stops
+    each member early. `Ensemble(SVI(guide="delta", batch_size=100))` is a deep ensemble with mini-batches.
 
-    A deep ensemble is as good as its members. Give the model a prior that regularises, or let each member stop early on
-    rows held out by its own seed, `Ensemble(MAP(validation=0.1))`, or both. Mini-batches are available for members that
-    support them: `Ensemble(SVI(guide="delta", batch_size=100))` is also a deep ensemble.
-
-    The posterior is a mixture (`Members`) of points or of approximations. For chains it holds all chains, grouped by
+    The posterior is a mixture (`Members`) of points or approximations. For chains it holds all chains, grouped by
     member (`Chains.groups`), so that R-hat compares members.
 
     Figures: "members"; "converged", 1 if all members converged. History: "member_loss" (steps, K), NaN after the end of

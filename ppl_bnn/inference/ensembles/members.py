@@ -31,14 +31,12 @@ class Members(Approximation):
 
     Notes
     -----
-    Members that are points are a fixed set of K draws (`stored_draws`). Other members are drawn from on demand: of
-    `draw(count)` each gets its share, in the order of the members, to the nearest whole number. Predictions are
-    mixtures of what each member predicts by default: closed forms are combined as components, and linearised draws use
-    the mode of their own member.
+    Members that are points are a fixed set of K draws (`stored_draws`). Otherwise each member gets its share of
+    `draw(count)`, in the order of the members. Predictions are mixtures of the members' default predictions.
 
-    The density is None if a member has none (points), or if members have tuned hyper-parameters, because each then
-    approximates the posterior of a different model. Members that hold some coordinates at their own values (a Laplace
-    approximation of the last layer) are on different subspaces, and a draw has the density of its own subspace.
+    The density is None if a member has none (points), or if members have tuned hyper-parameters and so different
+    posteriors. Members with fixed coordinates (last-layer Laplace) are on different subspaces, and a draw has the
+    density of its own subspace.
     """
 
     members: tuple[Approximation, ...]
@@ -80,7 +78,7 @@ class Members(Approximation):
         return {name: np.stack([np.asarray(point[name]) for point in points]) for name in points[0]}
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        """Draws from the mixture, member after member; as many as members gives one draw of each."""
+        """Draws from the mixture, member after member."""
         owners = self._allotted(count)
         drawn = [
             member.draw(int(np.count_nonzero(owners == index)), rng)
@@ -107,7 +105,7 @@ class Members(Approximation):
             return finite + np.log(np.exp(found - finite).sum(0))
 
     def _log_densities(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        """log w_k q_k(u), (K, S), -inf if u is not on the subspace of member k; None if a member has no density."""
+        """log w_k q_k(u), (K, S), -inf off the subspace of member k; None if a member has no density."""
         rows = []
         with np.errstate(divide="ignore"):
             log_weights = np.log(self.shares)
@@ -158,9 +156,8 @@ class Members(Approximation):
     def predictor_draws(
         self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
-        """The predictor eta (S, N, D) of draws, each computed as its own member does.
-
-        Draws are assigned to members only if this makes a difference (linearised draws, tuned programs).
+        """The predictor eta (S, N, D) of draws; for linearised draws and tuned programs each is computed by its own
+        member.
         """
         if kind == "sampled" and not self._tuned and not self.computes_weights(problem):
             return super().predictor_draws(problem, u, x, kind, seed, memory)
@@ -186,9 +183,8 @@ class Members(Approximation):
         u: Mapping[str, np.ndarray],
         function: Callable[[int, Problem, Mapping[str, np.ndarray]], dict[str, np.ndarray]],
     ) -> dict[str, np.ndarray]:
-        """function(member, its problem, draws) for the draws of each member, returned in the order of the draws.
-
-        A draw is assigned to the member under which it is most probable.
+        """function(member, its problem, draws) for each member's draws, those most probable under it, in the order of
+        draws.
         """
         densities = self._log_densities(u)
         if densities is None:
@@ -262,10 +258,7 @@ class Members(Approximation):
 
 
 def mixture(parts: Sequence[Prediction], shares: np.ndarray) -> Prediction:
-    """The mixture of predictions of the same rows, with the `shares` w_k.
-
-    The components of all parts are combined. A component of weight v_s within part k has the weight w_k v_s.
-    """
+    """The mixture of predictions of the same rows with weights w_k; a component v_s of part k gets w_k v_s."""
     first = parts[0]
     rowwise = any(part.log_weights is not None and part.log_weights.ndim == 2 for part in parts)
     log_weights = []
@@ -279,7 +272,8 @@ def mixture(parts: Sequence[Prediction], shares: np.ndarray) -> Prediction:
             log_weights.append(own + log_share)
     within = None
     if any(part.epistemic_within is not None for part in parts):
-        # A component without one contributes only its difference from the others to the uncertainty about the function.
+        # Without its own variance a component adds to the uncertainty about the function only by its difference from
+        # others.
         within = np.concatenate([_within(part) for part in parts])
     return replace(
         first,

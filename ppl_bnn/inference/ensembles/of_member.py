@@ -12,7 +12,7 @@ from ppl_bnn.inference.method import Method
 
 @dataclass(frozen=True)
 class OfMember(Method):
-    """A method that fits `member`. System and dtype are those of the member; where they are given, it takes them."""
+    """A method that fits `member`. A given system or dtype replaces that of the member."""
 
     member: Method
     ppl: str = dataclasses.field(default="", kw_only=True)

@@ -25,23 +25,19 @@ WAYS = ("loo", "validation")
 class Stacked(OfMember):
     """Weight the chains or members of a posterior by their predictions (see `ppl_bnn.posterior.stacking`).
 
-    The weights are [1]_ (for chains that do not mix see [2]_)
-
-        w = argmax over the simplex of sum_i log sum_k w_k p_k(y_i).
-
-    With equal weights, a chain that is stuck in a poor mode counts as much as any other. The result is the mixture that
-    predicts best. It is not the posterior and cannot serve as a reference for it.
+    The weights are w = argmax over the simplex of sum_i log sum_k w_k p_k(y_i) [1]_ (for chains that do not mix see
+    [2]_). With equal weights, a chain stuck in a poor mode counts as much as any other. The result predicts best; it is
+    not the posterior and cannot serve as a reference for it.
 
     Parameters
     ----------
     member : Method
         The method, such as `NUTS(chains=8)` or an ensemble.
     by : {"loo", "validation"}
-        "loo": each training row is left out of each chain by importance weights (draws only). "validation": some rows
-        are held out, `member` is fitted to the others, and the weights are chosen on the held-out rows. Use it for
-        members that are points, and if Pareto k is too large for "loo".
+        "loo": training rows are left out by importance weights (draws only). "validation": `member` is fitted without
+        some rows, which then determine the weights. Use it for points, and if Pareto k is too large for "loo".
     validation : float, default 0.2
-        The share of rows held out, drawn at random without replacement from the seed of the fit.
+        The share of rows held out, drawn without replacement from the seed of the fit.
     ppl, dtype : str
         Those of the member unless given.
 
@@ -55,8 +51,7 @@ class Stacked(OfMember):
     Notes
     -----
     Errors of `member` are raised unchanged. Figures and warnings are those of `member` and of `stack`.
-    `gradient_evaluations` is that of `member`; a gradient over the rows that it was fitted to counts as their share of
-    all rows.
+    `gradient_evaluations` is that of `member`, in gradients over all rows.
 
     References
     ----------
@@ -69,7 +64,7 @@ class Stacked(OfMember):
 
     @property
     def serves_local(self) -> bool:  # type: ignore[override]
-        """Latent variables per row exist for the fitted rows only, so there are none for held-out rows."""
+        """Latent variables per row exist for the fitted rows only, not for held-out rows."""
         return self.by == "loo" and self.member.serves_local
 
     @property
@@ -116,7 +111,7 @@ class Stacked(OfMember):
         return dataclasses.replace(self.member, dtype=problem.dtype)
 
     def _split(self, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the fitted rows and of the held-out rows, each in order."""
+        """Indices of the fitted rows and of the held-out rows, each in order."""
         out = round(self.validation * problem.rows)
         if not 0 < out < problem.rows:
             wanted, got = (
@@ -129,6 +124,6 @@ class Stacked(OfMember):
 
 
 def _of_rows(problem: Problem, rows: np.ndarray) -> Problem:
-    """The problem with some of its rows in host memory, for another fit."""
+    """The problem restricted to some rows, in host memory, for another fit."""
     inputs = map_data(lambda array: array[rows], problem.inputs)
     return dataclasses.replace(problem, inputs=inputs, targets=problem.targets[rows])
