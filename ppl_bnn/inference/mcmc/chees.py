@@ -1,8 +1,7 @@
 """ChEES-HMC: Hamiltonian Monte Carlo with many chains that tune one trajectory length together.
 
-The trajectory length maximises the change of the squared centred position between the two ends of a trajectory. NUTS
-finds a length for each trajectory by itself, at the cost of a tree whose depth differs between chains. Here one length
-serves all chains, so they advance in step and cost one vectorised call per leapfrog step.
+One length serves all chains, so they advance in step and cost one vectorised call per leapfrog step. The trees of NUTS
+differ in depth between chains.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from ppl_bnn.inference.sampling.sampler import Target
 
 # Decay of moving averages: the average at transition t takes the newest value with weight t^-DECAY.
 DECAY = 0.5
-# The acceptance of a failed proposal in the harmonic mean. At 0, one chain would stop the adaptation of all. If failed
-# proposals were left out, as in BlackJAX, divergences would never make steps smaller.
+# Acceptance of a failed proposal in the harmonic mean. At 0 one chain would stop the adaptation of all. Without failed
+# proposals, as in BlackJAX, divergences would never make steps smaller.
 FAILED = 0.1
-# Adam without momentum, as the criterion's gradient is far noisier than it is large.
+# Adam without momentum, because the gradient of the criterion is far noisier than it is large.
 FIRST_MOMENT, SECOND_MOMENT = 0.0, 0.95
 # Bits of the index of the quasi-random sequence: it repeats after 2^20 transitions.
 HALTON_BITS = 20
@@ -39,7 +38,7 @@ class ChEES(ManyChains):
 
     At transition t all chains take n_t = ceil(h_t T / epsilon) leapfrog steps of size epsilon from momenta r ~ N(0, M)
     and accept by Metropolis. h_t in (0, 1) runs through the Halton sequence of base 2, so that no period of the target
-    can resonate with T. The warm-up tunes, over all chains together,
+    resonates with T. The warm-up tunes, over all chains together,
 
         epsilon   by dual averaging, until the harmonic mean of the acceptance probabilities is `target_accept`;
         T         by Adam on log T, along the gradient of  E[ (|z' - E z'|^2 - |z - E z|^2)^2 ] / 4
@@ -47,7 +46,7 @@ class ChEES(ManyChains):
 
     with z = M^(1/2) u the positions at the two ends of a trajectory. M^-1 is the diagonal of the chains' variances, a
     moving average over transitions, or the identity. epsilon and T are averaged with weight t^-1/2 on the newest value.
-    After the warm-up the averages stay fixed, and each chain by itself has the target as its stationary distribution.
+    After the warm-up the averages stay fixed, and each chain has the target as its stationary distribution.
 
     Parameters
     ----------
@@ -56,15 +55,15 @@ class ChEES(ManyChains):
     start, jitter, chain_method, temperature, checkpoint, until, budget
         See `ManyChains` and `Sampler`.
     target_accept : float
-        Target of the harmonic mean of the acceptance probabilities. A chain that fails contributes 0.1 to this mean, so
-        a good value is lower than for NUTS.
+        Target of the harmonic mean of the acceptance probabilities. A failed chain contributes 0.1, so a good value is
+        lower than for NUTS.
     max_steps : int
         The most leapfrog steps of one transition.
     metric : {"diagonal", "identity"}
         The inverse mass matrix M^-1.
     learning_rate : float
-        Learning rate of Adam. log T changes by about this much per transition, so a warm-up of W transitions reaches
-        lengths up to exp(W learning_rate) steps.
+        Learning rate of Adam, about the change of log T per transition. W transitions of warm-up reach lengths up to
+        exp(W learning_rate) steps.
 
     Raises
     ------
@@ -77,13 +76,10 @@ class ChEES(ManyChains):
 
     Notes
     -----
-    Works well where one length fits all directions after scaling, and the posterior is one region that all chains reach
-    in the warm-up. Works poorly where regions need different lengths (funnels: use `NUTS`, or `bnn.noncentred`), and
-    with symmetric modes of weights, whose distances enter T and M although chains do not cross between them. Chains
-    that lag behind in the warm-up force their small steps on all others. On the zoo's regression_mlp with the diabetes
-    data (122 coordinates), 32 chains from the prior gave 13 effective draws of the worst quantity per 1000 gradients, 9
-    with the warm-up counted, against 4 and 2 for 4 NUTS chains. With metric="identity" it was 3. Starting at modes
-    gained nothing.
+    Works well where one length fits all directions after scaling, and all chains reach one region in the warm-up. Works
+    poorly where regions need different lengths (funnels: use `NUTS`, or `bnn.noncentred`), and with symmetric modes,
+    whose distances enter T and M although chains do not cross. Chains that lag behind in the warm-up force their small
+    steps on all others. On regression_mlp with the diabetes data it had 13 effective draws per 1000 gradients, NUTS 4.
 
     Statistics have shape (chain, draw) and ArviZ's names where it has one: `lp`, `energy`, `acceptance_rate`,
     `step_size`, `n_steps` (gradients of the transition), `diverging`, `trajectory_length` (T) and `adaptation_refused`,
@@ -91,8 +87,7 @@ class ChEES(ManyChains):
     gradient is not finite is rejected, counts as diverging and does not enter the adaptation of T.
 
     BlackJAX provides the transition (`mcmc.hmc`), the Halton sequence (`mcmc.dynamic_hmc`) and one step of the
-    adaptation of epsilon and T (`adaptation.chees_adaptation.base`). The metric, averages, counting and guards are
-    implemented here.
+    adaptation of epsilon and T (`adaptation.chees_adaptation.base`).
 
     References
     ----------

@@ -1,13 +1,12 @@
 """Hamiltonian Monte Carlo: the base class of NUTS and HMC, on NumPyro's and Pyro's kernels.
 
 A chain moves in the unconstrained coordinates u with the potential U(u) = -log p(w(u), D) - log |dw/du| and a momentum
-r ~ N(0, M) that is drawn for each transition. Leapfrog steps of size s follow
+r ~ N(0, M), drawn for each transition. Leapfrog steps of size s,
 
     r <- r - s/2 grad U(u),  u <- u + s M^-1 r,  r <- r - s/2 grad U(u),
 
-which nearly conserves the energy U(u) + r' M^-1 r / 2. The error in the energy decides what is accepted. The warm-up
-tunes the step size (by dual averaging, Nesterov 2009) and the inverse mass matrix M^-1, an estimate of the covariance
-of u, in windows of growing length as in Stan.
+nearly conserve U(u) + r' M^-1 r / 2; its error determines acceptance. The warm-up tunes the step size (dual averaging,
+Nesterov 2009) and M^-1, an estimate of the covariance of u, in windows of growing length as in Stan.
 """
 
 from __future__ import annotations
@@ -89,19 +88,19 @@ class Hamiltonian(Sampler):
 
     @abstractmethod
     def trajectory(self) -> dict[str, Any]:
-        """Arguments of NumPyro's kernel for the length of a trajectory."""
+        """Arguments of NumPyro's kernel that set the length of a trajectory."""
 
     @abstractmethod
     def pyro_trajectory(self) -> dict[str, Any]:
-        """Arguments of Pyro's kernel for the length of a trajectory."""
+        """Arguments of Pyro's kernel that set the length of a trajectory."""
 
     def next_length(
         self, length: Any, step_size: Any, least: Callable[[Any, Any], Any], margin: float
     ) -> Any:
-        """The length of the next trajectory, from the requested one; `least` is the minimum function of the system.
+        """The length of the next trajectory from the requested one; `least` is the system's minimum function.
 
-        `margin` is a fraction of a step that keeps rounding from changing the number of steps: negative for NumPyro,
-        which rounds up, and positive for Pyro, which rounds down.
+        `margin`, a fraction of a step, keeps rounding from changing the number of steps: negative for NumPyro, which
+        rounds up, positive for Pyro, which rounds down.
         """
         return length
 
@@ -110,10 +109,9 @@ class Hamiltonian(Sampler):
     def inverse_mass(
         self, problem: Problem, approximation: Approximation | None, blocks: Sequence[Block]
     ) -> list[np.ndarray] | None:
-        """The inverse mass matrix that a start gives, (k,) or (k, k) per block; None if the start has no spread.
+        """The inverse mass matrix of a start, (k,) or (k, k) per block; None if the start has no spread.
 
-        An approximation of the posterior, with its covariance times T, approximates the posterior tempered at T. This
-        is exact for a Gaussian in coordinates without a volume term.
+        At temperature T it is T times the covariance, exact for a Gaussian in coordinates without a volume term.
         """
         dense = any(block.dense for block in blocks)
         matrix = spread(problem, approximation, latent_names(problem.program), dense)
@@ -157,7 +155,7 @@ class Hamiltonian(Sampler):
 
             known = None if known is None else {(key,): part for key, part in zip(keys, known, strict=True)}
         else:
-            # One flat vector saves one small operation per site in the tree of a trajectory.
+            # One flat vector saves a small operation per site in the tree of a trajectory.
             split = join = _same
             known = None if known is None else known[0]
 
@@ -234,7 +232,7 @@ class Hamiltonian(Sampler):
         started = self.started(problem, progress)
         blocks = mass_blocks(problem.program, self.mass_matrix)
         inverse = self.inverse_mass(problem, started.beginning.approximation, blocks)
-        # This is sent to other processes: a posterior in `start` would carry its own model along.
+        # This is sent to other processes; a posterior in `start` would carry its model along.
         method = dataclasses.replace(self, start=None)
         job = _PyroJob(method, started.flat, started.fixed, self.start is None, blocks, inverse)
         meter = Meter(progress, self.name, self.chains, self.warmup + self.draws)
@@ -254,7 +252,7 @@ def _same(flat: Any, /) -> Any:
 
 @dataclass(frozen=True)
 class Block:
-    """Sites whose momenta share a part of the mass matrix, their positions in the flat vector, and if it is dense."""
+    """Sites that share a part of the mass matrix, their positions in the flat vector, and whether it is dense."""
 
     sites: tuple[str, ...]
     positions: np.ndarray
@@ -262,10 +260,10 @@ class Block:
 
 
 def mass_blocks(program: Program, structure: str) -> list[Block]:
-    """The blocks of a mass matrix that is "diagonal", "dense" or "block".
+    """The blocks of a "diagonal", "dense" or "block" mass matrix.
 
-    There is one block over everything, or a dense block per layer and a diagonal block for the rest. The rest are
-    layers of one coordinate, such as a noise, and latent variables of rows, which grow with the data.
+    One block over everything, or a dense block per layer and a diagonal block for the rest: layers of one coordinate
+    (a noise) and latent variables of rows, which grow with the data.
     """
     names = latent_names(program)
     positions = _positions(program, names)
@@ -290,10 +288,9 @@ def mass_blocks(program: Program, structure: str) -> list[Block]:
 
 
 def layer_of(name: str) -> str:
-    """The layer of a site.
+    """The layer of a site: its name before "weight" or "bias", else before the last dot, else the whole name.
 
-    This is the part of the name before "weight" or "bias", else before the last dot, else the whole name.
-    "hidden0.weight" and the sites of its prior, such as "hidden0.weight.scale", both belong to "hidden0".
+    "hidden0.weight" and "hidden0.weight.scale" both belong to "hidden0".
     """
     parts = name.split(".")
     ends = [parts.index(part) for part in ("weight", "bias") if part in parts]
@@ -315,7 +312,7 @@ class _CannotRebuildModel(Exception):
 
 @dataclass(frozen=True)
 class _PyroJob:
-    """What Pyro's chains need besides the program and its data. For `inverse` see `Hamiltonian.inverse_mass`."""
+    """What Pyro's chains need besides the program and its data; for `inverse` see `Hamiltonian.inverse_mass`."""
 
     method: Hamiltonian
     starts: list[np.ndarray]
@@ -347,7 +344,7 @@ def _report(meter: Meter, chain: int, done: Any, acceptance: float, divergences:
 
 
 def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..., None]) -> dict[str, Any]:
-    """Run one chain of Pyro's kernel inside a session. Returns name -> (draws, ...), with the number of gradients."""
+    """One chain of Pyro's kernel inside a session: name -> (draws, ...), and the number of gradients."""
     import pyro.infer
     import torch
     from pyro.ops.integrator import potential_grad
@@ -422,7 +419,7 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
 def _set_inverse_mass(
     kernel: Any, blocks: Sequence[Block], inverse: Sequence[np.ndarray], program: Program
 ) -> None:
-    """Give a kernel that is set up the inverse mass matrix of the start, and search for its step size again."""
+    """Set the start's inverse mass matrix in a kernel that is set up, and search for its step size again."""
     import torch
 
     found = {}
@@ -440,9 +437,9 @@ def _set_inverse_mass(
 
 
 def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[dict[str, Any]] | None, str]:
-    """Run one process per chain, as many at once as there are cores; (None, reason) if the model cannot be pickled.
+    """Run one process per chain, up to one per core; (None, reason) if the model cannot be pickled.
 
-    The processes start fresh and are never forked from this one: the threads of JAX and torch do not survive a fork.
+    Processes are spawned, never forked: the threads of JAX and torch do not survive a fork.
     """
     if not processes.allowed():
         return None, "this one is daemonic, as the workers of Dask are, and may start no others"
@@ -478,10 +475,10 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[d
 
 
 def _pyro_worker(blob: bytes, chain: int, path: str) -> dict[str, Any]:
-    """Run one chain in its own process. The program is rebuilt here from the model and NumPy arrays."""
+    """Run one chain in its own process, where the program is rebuilt from the model and NumPy arrays."""
     import torch
 
-    # One thread each: the chains share the cores already.
+    # One thread each, because the chains share the cores already.
     torch.set_num_threads(1)
     try:
         job, model, language, observed, data = processes.read(blob)

@@ -2,13 +2,12 @@
 
 A particle of unit speed moves over U(x) = -log p(x | D) in P dimensions: x' = v, v' = -(1 - v v') grad U / (P - 1). Its
 direction v decorrelates over a path of length L. The long-run distribution of x is the posterior at any rate of
-decorrelation. An integrator conserves the energy of the motion only approximately. Without a Metropolis test that
-error is the only source of bias in the draws, and the step size is tuned to keep it at a given size.
+decorrelation. The energy error of the integrator is the only source of bias of unadjusted draws, and the step size is
+tuned to keep it at a given size.
 
-Two pieces are from BlackJAX: how a gradient turns the direction (`esh_dynamics_momentum_update_one_step`) and the
-coefficients of the integrator (`mclachlan_coefficients`). The count of steps, the refreshment of the direction, the
-Metropolis test and the tuning are implemented here. The tuning is part of the state of the kernel, transition by
-transition, so that a run can be watched, interrupted and resumed to the same bits.
+BlackJAX provides how a gradient turns the direction (`esh_dynamics_momentum_update_one_step`) and the coefficients of
+the integrator (`mclachlan_coefficients`). The tuning is part of the kernel's state, so that a run can be watched,
+interrupted and resumed to the same bits.
 """
 
 from __future__ import annotations
@@ -30,36 +29,35 @@ from ppl_bnn.inference.sampling.initialisation import spread
 from ppl_bnn.inference.sampling.sampler import Sampler, Target
 
 GRADIENTS_PER_STEP = 2
-# An energy error above which a step counts as divergent, as in NUTS.
+# Energy error above which a step counts as divergent, as in NUTS.
 LARGEST_ERROR = 1000.0
-# MOST: the largest value of a step in the tuning, in units of the target. LOST: the value of a step without a usable
-# end. One such step in ten is tolerated, so that a region without a density, which no step size cures, does not drive
-# the step size to zero. MOST is far above the target: a bound near it would hide bursts at the edge of stability.
+# Values in the tuning, in units of the target: MOST of any step, LOST of a step without a usable end. One lost step in
+# ten is tolerated, because no step size cures a region without a density. A lower MOST would hide bursts at the edge
+# of stability.
 MOST, LOST = 1000.0, 10.0
-# Stochastic approximation of the logarithm of the step size, by min(MEMORY / (t + MEMORY) (ratio - 1), BOUND) / order
-# at the t-th step. This suits a ratio that grows with the power `order` of the step size. Energy errors grow with a
-# high power of it, the share of rejected proposals with a low one.
+# Stochastic approximation of log step size, by min(MEMORY / (t + MEMORY) (ratio - 1), BOUND) / order at step t, for a
+# ratio that grows with the power `order` of the step size: high for energy errors, low for rejected proposals.
 MEMORY, BOUND, ORDER, ORDER_ADJUSTED = 3.0, 3.0, 7.0, 2.0
-# Factor on the step size at the end of the warm-up. Networks are sampled at the edge of stability: a few per cent
-# beyond it, the energy error is a hundred times the target.
+# Factor on the final step size. Networks are sampled at the edge of stability: a few per cent beyond it, the energy
+# error is a hundred times the target.
 MARGIN = 0.95
 # After new variances, the approximation continues as if it had made this many steps.
 RESUMED = 20
-# Parts of the warm-up after which the variances and the width are replaced by those of the last part.
+# Parts of the warm-up after which variances and width are replaced by those of the last part.
 EDGES = (0.1, 0.25, 0.45, 0.7)
-# The weight of the previous variances, in integrator steps.
+# Weight of the previous variances, in integrator steps.
 PRIOR_WEIGHT = 10.0
-# The mean length of an adjusted trajectory, in units of W. Of 1, 1.5 and 2, 1.5 gave the most effective draws per
-# gradient on a Gaussian in four dimensions, 1.5 times as many as 1.
+# Mean length of an adjusted trajectory, in units of W. On a Gaussian in four dimensions 1.5 gave 1.5 times as many
+# effective draws per gradient as 1, and more than 2.
 TRAJECTORY = 1.5
-# Integrator steps of a transition of the warm-up, and the most of one draw.
+# Integrator steps of a warm-up transition, and the most of one draw.
 WARMUP_STEPS, MOST_STEPS = 10, 1024
-# Shares of the requested energy variance below which the step size is about three and ten times too small.
+# Shares of the target energy variance below which the step size is about three and ten times too small.
 SMALL, COLLAPSED = 1e-3, 1e-6
-# LARGE: multiple of the requested energy variance above which there is a warning. FROZEN: steps per path of length L
-# above which a chain does not move.
+# LARGE: multiple of the target energy variance that gives a warning. FROZEN: steps per path of length L above which a
+# chain does not move.
 LARGE, FROZEN = 4.0, 1e5
-# The acceptance below which a chain has failed, and the share of truncated trajectories above which there is a warning.
+# Acceptance below which a chain has failed, and share of truncated trajectories above which there is a warning.
 REFUSED, CUT = 0.05, 0.05
 
 
@@ -72,8 +70,7 @@ class MCLMC(Sampler):
 
         E[dE^2] / P = energy_variance.
 
-    The draws have a bias that no number of draws removes, and that falls with `energy_variance`: see `bias_allowance`
-    for how large the error of variances may be.
+    The draws have a bias that no number of draws removes, and that falls with `energy_variance` (see `bias_allowance`).
 
     Adjusted, each draw is the end of a trajectory of random length in a new direction. It is accepted with probability
     min(1, exp(-dE)). The draws are exact, and e is tuned until the mean acceptance is `target_accept`. For wide
@@ -92,12 +89,12 @@ class MCLMC(Sampler):
     target_accept : float
         Target of the mean acceptance. Adjusted only.
     thinning : int or None
-        Integrator steps per draw, and per transition of the warm-up. None takes a path of length W between draws, about
-        half of which are then effective, and 10 steps per transition in the warm-up. Unadjusted only.
+        Integrator steps per draw, and per transition of the warm-up. None: a path of length W between draws (about half
+        are then effective), and 10 steps per transition of the warm-up. Unadjusted only.
     preconditioning : bool
-        Whether to sample in the coordinates x / sqrt(v), with the v = sqrt(Var x / Var grad log p) that makes positions
-        and gradients equally wide, estimated in the warm-up. If False, the coordinates are unchanged. The width of the
-        posterior in these coordinates is W = sqrt(sum Var x / v).
+        Whether to sample in the coordinates x / sqrt(v), with v = sqrt(Var x / Var grad log p) estimated in the
+        warm-up, in which positions and gradients are equally wide. The width of the posterior in these coordinates is
+        W = sqrt(sum Var x / v).
     decoherence : float
         L / W.
 
@@ -113,22 +110,19 @@ class MCLMC(Sampler):
     Notes
     -----
     The warm-up tunes e at all transitions, and replaces v and W at 10, 25, 45 and 70 % of its length. An adjusted
-    trajectory has 1.5 W / e steps on average, at most 1024. A step with values that are not finite, or with an energy
-    error above 1000, makes e smaller, and the particle stays and leaves in another direction (adjusted: the trajectory
-    is rejected), in the warm-up and after it. A chain whose energy variance stays a million times too small, whose
-    proposals are all rejected, or whose e or L is not finite raises an error instead of returning a posterior.
+    trajectory has 1.5 W / e steps on average, at most 1024. After a step with values that are not finite, or with an
+    energy error above 1000, the particle stays and leaves in another direction (adjusted: the trajectory is rejected),
+    and the warm-up reduces e. A chain whose tuning has collapsed raises an error.
 
-    Works well for networks of hundreds of weights and more, from a start of MAP or of an approximation. From prior
-    draws a warm-up of 150 did as well as one of 500 from a mode on diabetes (`comparisons/performance/sampling.py`);
-    where the noise is small it is too short. Not worth using for a few weights (NUTS is exact and costs as little). The
-    stiffest direction of a badly scaled posterior is the most biased one: use a lower `energy_variance`, or
-    adjusted=True, where tails matter.
+    Use it for networks of hundreds of weights and more, from MAP or an approximation; from prior draws the warm-up may
+    be too short (`comparisons/performance/sampling.py`). For a few weights NUTS is exact and costs as little. The
+    stiffest direction is the most biased one: use a lower `energy_variance`, or adjusted=True, where tails matter.
 
     Statistics have shape (chain, draw) and ArviZ's names where it has one: `lp`, `n_steps` (gradients), `step_size`,
-    `decoherence_length` (L; adjusted: the mean length of a trajectory), `diverging` (a step of the draw had no usable
-    end), `energy_error` (root mean square over the steps of the draw; adjusted: that of the trajectory), and
+    `decoherence_length` (L; adjusted: the mean length of a trajectory), `diverging` (a step without a usable end),
+    `energy_error` (root mean square over the steps of the draw; adjusted: that of the trajectory), and
     `energy_variance` (its square over P) or `acceptance_rate`. `info.figures` has L and step_size (means over chains),
-    and either the achieved energy_variance and its bias_allowance, or acceptance_rate.
+    and either the energy_variance with its bias_allowance, or acceptance_rate.
 
     References
     ----------
@@ -218,7 +212,7 @@ class MCLMC(Sampler):
         return figures, tuple(warnings)
 
     def _check_chains(self, good: np.ndarray, got: str, *values: np.ndarray) -> None:
-        """Raise `DivergenceError` for the first chain that is not good, with its values in the text `got`."""
+        """Raise `DivergenceError` for the first chain that is not good; `got` describes its values."""
         for chain in np.flatnonzero(~good):
             wanted = f"steps whose energy variance is {self.energy_variance:.3g}"
             if self.adjusted:
@@ -231,14 +225,11 @@ class MCLMC(Sampler):
 def bias_allowance(energy_variance: float) -> float:
     """Bound on the mean relative error of variances at an energy variance E per dimension: (E / 4)^(1/3).
 
-    In all but the smallest dimensions the principal directions of a Gaussian move as independent oscillators. Where a
-    step changes the energy of one by a variance E_i, the stationary variance is off by b_i with E_i = b_i^2
-    sin^2(theta_i), theta_i the angle of a step. For leapfrog that is E_i = 4 b_i^3 / (1 + b_i)^2. As this is convex,
-    the mean of b_i over directions is at most about (E / 4)^(1/3) whatever their scales: 5 % at E = 5e-4, 2.3 % at
-    5e-5. The bound holds for the mean, and for coordinates that mix directions, not for the stiffest direction, whose
-    variance may be off by 7 % at 5e-4. The integrator used here is better: b is about sqrt(E) where all directions are
-    alike. Compare Robnik and Seljak (2024), "Controlling the asymptotic bias of the unadjusted Hamiltonian and Langevin
-    Monte Carlo".
+    On a Gaussian the principal directions move as independent oscillators. If a leapfrog step changes the energy of one
+    by a variance E_i, its stationary variance is off by b_i with E_i = 4 b_i^3 / (1 + b_i)^2. By convexity the mean of
+    b_i is at most about (E / 4)^(1/3): 5 % at E = 5e-4, 2.3 % at 5e-5. This bounds the mean, not the stiffest direction
+    (up to 7 % at 5e-4). The integrator used here is better. See Robnik and Seljak (2024), "Controlling the asymptotic
+    bias of the unadjusted Hamiltonian and Langevin Monte Carlo".
     """
     return (energy_variance / 4.0) ** (1.0 / 3.0)
 
@@ -264,9 +255,8 @@ class _Window(NamedTuple):
 class _State(NamedTuple):
     """All that the next transition depends on, and statistics of the last one.
 
-    here: BlackJAX's state of the integrator (position, direction, log density, gradient). variances: v of the
-    preconditioner. width: W. steps: integrator steps per draw. taken: integrator steps of the last transition.
-    squared_error: their mean squared energy error.
+    here: BlackJAX's integrator state. variances: v. width: W. steps: integrator steps per draw. taken and
+    squared_error: integrator steps of the last transition and their mean squared energy error.
     """
 
     here: Any
@@ -351,16 +341,15 @@ class _Chain:
     # -- transitions
 
     def _walk(self, state: _State, tuning: Any, data: Any) -> _State:
-        """Take integrator steps, each followed by a partial refreshment.
-
-        Where a step has no usable end, the particle stays and leaves in a new direction.
+        """Integrator steps, each with a partial refreshment. After a step without a usable end the particle stays and
+        turns.
         """
         import jax
         import jax.numpy as jnp
 
         move = _integrator(lambda u: self.target.log_density(u, data), state.variances)
         wanted = self.target.dimension * self.method.energy_variance
-        # If known beforehand, it is one number for all vectorised chains, so that none waits for another.
+        # One number for all vectorised chains if it is known beforehand, so that none waits for another.
         steps = state.steps if self.method.thinning is None else self.method.thinning
 
         def once(_: Any, carry: Any) -> Any:
@@ -400,7 +389,7 @@ class _Chain:
         )
 
     def _trajectory(self, state: _State, tuning: Any, data: Any) -> _State:
-        """Run a trajectory of random length in a new direction, and accept or reject it by its energy error."""
+        """A trajectory of random length in a new direction, accepted or rejected by its energy error."""
         import jax
         import jax.numpy as jnp
 
@@ -489,8 +478,7 @@ class _Chain:
 def _integrator(log_density: Callable[[Any], Any], variances: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
     """A step of the minimal-norm integrator, (state, size) -> (state, change of the kinetic energy).
 
-    Both gradients of a step are computed at one place in a loop, since compiling a gradient takes most of the compile
-    time.
+    Both gradients are computed at one place in a loop: compiling a gradient takes most of the compile time.
     """
     import jax
     import jax.numpy as jnp
@@ -528,7 +516,7 @@ def _direction(key: Any, like: Any) -> Any:
 
 
 def _refreshed(momentum: Any, kept: Any, key: Any) -> Any:
-    """The direction of kept v + sqrt((1 - kept^2) / P) z, z standard normal: v at kept = 1, uniform at kept = 0."""
+    """kept v + sqrt((1 - kept^2) / P) z, normalised, z standard normal: v at kept = 1, uniform at kept = 0."""
     import jax
     import jax.numpy as jnp
 
@@ -549,10 +537,7 @@ def _usable(here: Any) -> Any:
 
 
 def _adapted(tuner: _Tuner, ratio: Any, order: float) -> _Tuner:
-    """One step of stochastic approximation (Robbins and Monro 1951) towards E[ratio] = 1, and its average.
-
-    ratio: the measured value, in units of the target.
-    """
+    """One step of stochastic approximation (Robbins and Monro 1951) towards E[ratio] = 1, in units of the target."""
     import jax.numpy as jnp
 
     count = tuner.count + 1
@@ -563,7 +548,7 @@ def _adapted(tuner: _Tuner, ratio: Any, order: float) -> _Tuner:
 
 
 def _seen(window: _Window, here: Any) -> _Window:
-    """The moments of a window with one position and gradient more (Welford 1962)."""
+    """The moments of a window with one more position and gradient (Welford 1962)."""
     count = window.count + 1.0
     off, slope_off = here.position - window.mean, here.logdensity_grad - window.slope_mean
     mean, slope_mean = window.mean + off / count, window.slope_mean + slope_off / count

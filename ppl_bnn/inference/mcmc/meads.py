@@ -1,8 +1,4 @@
-"""MEADS: generalised Hamiltonian Monte Carlo with many chains, tuned by eigenvalues of their cross-chain moments.
-
-Momenta persist from one leapfrog step to the next, so there is no trajectory length. Step size, metric and damping are
-computed from the positions and gradients of the chains at one moment, without optimisation.
-"""
+"""MEADS: generalised Hamiltonian Monte Carlo with many chains, tuned by eigenvalues of their cross-chain moments."""
 
 from __future__ import annotations
 
@@ -23,10 +19,10 @@ from ppl_bnn.inference.sampling.whitening import gradients_of_a_start, whitened
 
 # Decay of moving averages: the average at step t takes the newest value with weight t^-DECAY.
 DECAY = 0.5
-# Below this the adapted step size is too large for the target: see `summarise`.
+# Below this the adapted step size is too large for the target, see `summarise`.
 FEW_ACCEPTED = 0.5
-# In the warm-up, a step with a lower acceptance over all chains makes the next steps smaller by this factor. Other
-# steps make them larger again, by a tenth of it on the logarithmic scale, up to the size that the gradients allow.
+# In the warm-up, a step with a lower mean acceptance shrinks the next steps by this factor. Other steps restore them,
+# by a tenth of it on the log scale, up to the size that the gradients allow.
 BRAKE, RELEASE = 0.5, 0.1
 # Parts of the state that the warm-up learns, apart from the brake.
 LEARNED = ("folds", "average", "order")
@@ -38,8 +34,8 @@ class MEADS(ManyChains):
 
     Each step partly refreshes the momentum, r <- sqrt(1 - alpha) r + sqrt(alpha) xi with xi ~ N(0, M), takes one
     leapfrog step of size epsilon, and accepts by a slice variable that also persists and drifts by alpha / 2 (Neal
-    2020), so that rejections, which reverse the momentum, come in clusters. In the warm-up the chains are repeatedly
-    divided into folds. A fold takes its parameters from the fold before it, never from itself:
+    2020), so that rejections, which reverse the momentum, come in clusters. The warm-up repeatedly divides the chains
+    into folds. A fold takes its parameters from the fold before it:
 
         M^-1    = diag of sigma^2, the variances between the fold's chains
         epsilon = min(1, step_size_multiplier / sqrt(lambda(sigma g)))            g: gradients of the log density
@@ -48,7 +44,7 @@ class MEADS(ManyChains):
 
     where lambda estimates the largest eigenvalue of the second moment of its rows by the ratio of the sum of squared
     eigenvalues to their sum. log epsilon, log sigma and log alpha are averaged over folds and steps, with weight t^-1/2
-    on the newest value. After the warm-up the averages stay fixed, and each chain has the target as its stationary
+    on the newest value. After the warm-up they stay fixed, and each chain has the target as its stationary
     distribution.
 
     Parameters
@@ -58,13 +54,11 @@ class MEADS(ManyChains):
     start, jitter, chain_method, temperature, checkpoint, until, budget
         See `ManyChains` and `Sampler`.
     thinning : int
-        Leapfrog steps, and so gradients, per draw and per transition of the warm-up. Successive states of one chain are
-        highly correlated.
+        Leapfrog steps, and so gradients, per draw and per transition of the warm-up.
     folds : int
         Number of folds, at least 2, with at least 4 chains each.
     step_size_multiplier : float
-        Smaller values give more acceptance. The paper has 0.5, which is twice as good on Gaussians. A network on the
-        diabetes data then had every second step rejected, and a fifth of the effective draws that it has at 0.25.
+        Smaller values give more acceptance. The paper's 0.5 is twice as good on Gaussians, but networks need less.
     damping_slowdown : float
         The constant in gamma, see above.
     preconditioning : bool
@@ -83,23 +77,17 @@ class MEADS(ManyChains):
     -----
     Two things are not in the paper.
 
-    - Step size. The gradients of chains that start at modes are 0 and carry no information on the curvature: epsilon
-      would be 1, every step would be rejected, and the adaptation would never recover. So epsilon is halved after each
-      step of the warm-up in which less than half of the proposals are accepted, and restored where more are.
-    - Preconditioning. The step size that the gradients allow is far too small where chains start far out, and where a
-      direction that is not a coordinate is much stiffer than the others (collinear inputs). Scaling by sigma does not
-      help there. With `preconditioning` the chains move in coordinates of equal curvature, z = S^-1 u, S S' the inverse
-      of the mean over the chains of the curvature where they start. A chain that starts more than two standard
-      deviations out along some direction, by the local curvature, is moved to two
-      (`ppl_bnn.inference.sampling.whitening`). This applies to up to 1000 coordinates; larger models keep their
-      coordinates. The chains of one superchain keep their common start. On a linear model with a posterior of condition
-      number 2e5 variances are right with it, and 4e4 times too large along the stiffest direction without it
-      (`comparisons/performance/badly_scaled.py`).
+    - Step size. Gradients at modes are 0, so epsilon would be 1 for chains that start there, every step would be
+      rejected, and the adaptation would never recover. So epsilon is halved after each step of the warm-up in which
+      less than half of the proposals are accepted, and restored where more are.
+    - Preconditioning. The step size is far too small where chains start far out, and where a combination of coordinates
+      is stiff (collinear inputs), for which scaling by sigma does not help. With `preconditioning` chains move in
+      coordinates of equal curvature, z = S^-1 u with S S' the inverse of their mean curvature at the start, up to 1000
+      coordinates. A start more than two standard deviations out along a direction, by the local curvature, is moved to
+      two. The chains of one superchain keep their common start. `comparisons/performance/badly_scaled.py` measures it.
 
     Works well where the chains' covariance describes the target everywhere, with hundreds of chains on a GPU. Works
-    poorly where the curvature differs between regions, since there is one epsilon: check `acceptance_rate`. On the
-    zoo's regression_mlp with the diabetes data, in its own units, 32 chains from the prior with a warm-up of 300 had a
-    nested R-hat of 1.006; without preconditioning it was 4.3.
+    poorly where the curvature differs between regions, since there is one epsilon: check `acceptance_rate`.
 
     Statistics have shape (chain, draw) and ArviZ's names where it has one: `lp`, `acceptance_rate` (mean over the steps
     of a draw), `step_size`, `n_steps` (gradients of the transition), `diverging` (any of its steps), `damping` (alpha)
@@ -107,8 +95,7 @@ class MEADS(ManyChains):
     draws. There is no `energy`: momenta persist, so E-BFMI would be small whatever the target. A proposal whose energy
     or gradient is not finite is rejected. Parameters that are not finite leave the previous ones in place.
 
-    BlackJAX provides the step (`mcmc.ghmc`) and the parameters of one fold (`adaptation.meads_adaptation.base`). The
-    folds, averages and guards are implemented here.
+    BlackJAX provides the step (`mcmc.ghmc`) and the parameters of one fold (`adaptation.meads_adaptation.base`).
 
     References
     ----------
@@ -151,7 +138,7 @@ class MEADS(ManyChains):
         folds, thinning = self.folds, self.thinning
 
         def of_fold(position: Any, gradient: Any, steps: Any) -> dict[str, Any]:
-            """The parameters that the chains of one fold, (chains, P), give."""
+            """The parameters from the chains (chains, P) of one fold."""
             former = meads_adaptation.MEADSAdaptationState(
                 steps, jnp.zeros(1), jnp.zeros((1, position.shape[1])), jnp.zeros(1), jnp.zeros(1)
             )
@@ -169,7 +156,8 @@ class MEADS(ManyChains):
                 lambda position, key: ghmc.init(position, lambda u: target.log_density(u, data), key)
             )(flat, jax.random.split(momentum_key, chains))
             order = jax.random.permutation(order_key, chains)
-            # Used until a fold has usable ones. If all chains start at one point, that is after they have moved apart.
+            # For folds without usable parameters. If all chains start at one point, they are learned once chains have
+            # moved apart.
             gradient = jnp.where(jnp.isfinite(moving.logdensity_grad), moving.logdensity_grad, 0.0)
             steepness = jnp.maximum(jnp.mean(jnp.sum(gradient**2, axis=-1)), 1.0)
             former = {

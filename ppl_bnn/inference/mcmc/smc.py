@@ -29,7 +29,7 @@ from ppl_bnn.posterior.approximation import Chains
 FIRST_STEP_SIZE = 0.5
 # Gain of the step-size adaptation, per transition, in nats.
 GAIN = 1.5
-# At each temperature, the most transitions for finding a step size with at least half of the target acceptance.
+# The most transitions per temperature that search for a step size with at least half of the target acceptance.
 SEARCHES = 40
 # Regularisation of the particles' variances, as in Stan's warm-up: this many observations of this variance.
 PRIOR_COUNT, PRIOR_VARIANCE = 5.0, 1e-3
@@ -48,14 +48,14 @@ class SMC(Method):
 
         p_l(u) proportional to p(w(u)) |dw/du| p(D | w(u))^l,    0 = l_0 < l_1 < ... < 1.
 
-    At each density the particles get the weights p(D | w)^(l' - l), with the largest l' at which the effective number
-    (sum v)^2 / sum v^2 of these weights is still `target_ess` of the particles. They are resampled by these weights
-    (systematically), and moved by `moves` transitions of Hamiltonian Monte Carlo that leave p_l' invariant. The product
-    over temperatures of the mean weights estimates p(D).
+    The next l' is the largest for which the weights v = p(D | w)^(l' - l) have the effective number (sum v)^2 / sum v^2
+    of at least `target_ess` of the particles. Particles are resampled by these weights (systematically) and moved by
+    `moves` transitions of Hamiltonian Monte Carlo that leave p_l' invariant. The product over temperatures of the mean
+    weights estimates p(D).
 
-    Use it for the evidence, and for posteriors with several modes, which a chain does not leave. Particles need not
-    cross between modes at l = 1: they were in both basins when these were still one, and the weights distribute them.
-    The cost in gradients is about the product of particles, temperatures, moves and steps.
+    Use it for the evidence, and for posteriors with several modes: particles need not cross between modes, because they
+    spread over the basins before these separate. The cost in gradients is about the product of particles, temperatures,
+    moves and steps.
 
     Parameters
     ----------
@@ -75,16 +75,15 @@ class SMC(Method):
         T of the target p(w | D)^(1/T), in the coordinates of the program. The path then leads to
         (p(w) p(D | w))^(1/T) |dw/du|, and the estimate of its weights is not an evidence.
     checkpoint : str, path or None
-        A folder in which each run is kept after each temperature. An interrupted fit continues from there to the same
-        bits, and more `runs` reuse the earlier ones.
+        Folder that stores each run after each temperature. An interrupted fit resumes from it bit for bit, and more
+        `runs` reuse the earlier ones.
     until : str or None
         After the first `runs`, make one run more at a time until this rule holds, such as "ess>5000" or
         "log_evidence_se<0.1" (also ess_bulk, ess_tail, mcse; of a tempered target "log_normaliser_se"). "rhat" is
-        refused in a rule: it compares runs, and does not fall with more of them.
+        refused: it compares runs, and does not fall with more of them.
     budget : float or None
-        Seconds, compilation included, after which the fit stops. A run that the budget interrupts is left out; a
-        checkpoint keeps it. `until` and `budget` change the number of runs only: the runs are the first of those of a
-        longer fit.
+        Seconds, compilation included, after which the fit stops. An interrupted run is left out; a checkpoint keeps it.
+        `until` and `budget` change the number of runs only.
 
     Raises
     ------
@@ -97,25 +96,24 @@ class SMC(Method):
 
     Notes
     -----
-    Adaptation. The mass matrix is the diagonal of the particles' variances under the new weights. In its coordinates a
-    trajectory has a length that is uniform on (0, pi), drawn for each transition and common to all particles, and at
-    most `max_leapfrog` steps. After each transition the step size is adapted towards `target_accept`. Transitions with
-    less than half of that acceptance do not count as moves. So the estimate of p(D), which is unbiased for a schedule
-    that is known beforehand, has a bias of order 1/N here (Beskos, Jasra, Kantas and Thiery 2016), which no standard
-    error over runs can show.
+    The mass matrix is the diagonal of the weighted variances. In its coordinates a trajectory has a length uniform on
+    (0, pi), drawn per transition and common to all particles. The step size is adapted towards `target_accept` after
+    each transition; transitions below half of it do not count as moves. Because of the adaptation the estimate of p(D)
+    has a bias of order 1/N (Beskos, Jasra, Kantas and Thiery 2016), which no standard error over runs shows.
 
-    Result. The posterior is one of chains: a run is a chain, and its particles at l = 1 are the draws, in random order.
-    R-hat compares runs, and detects modes that got other weights in other runs. Effective sample sizes within a run
-    mean little: particles have no order in which their dependence, through common ancestors, could show. They are
-    counted as independent, which overestimates, more so with fewer `moves`.
+    The posterior is one of chains: a run is a chain, and its particles at l = 1 are the draws, in random order. R-hat
+    compares runs, and detects modes with different weights. Effective sample sizes within a run are too large, because
+    particles with common ancestors count as independent, more so with fewer `moves`.
 
-    `info.figures` has "log_evidence", the log of the mean over runs of the estimates of p(D) (each estimate of p(D) is
-    nearly unbiased, its logarithm has a bias of minus half its variance); "log_evidence_se", the standard deviation of
-    their logarithms over the root of `runs` (with two runs or more); of a tempered target "log_normaliser" and
-    "log_normaliser_se" in their place; "temperatures", the most in a run; "acceptance", the lowest at any temperature;
-    "ancestors", the fewest draws from the prior that the particles of one run descend from; "final_correlation", the
-    largest correlation, over runs and coordinates, of the particles before and after the moves of the last temperature,
-    which several modes keep near 1; and with a rule or a budget "rule_held" and "stopped_by_budget".
+    `info.figures`:
+
+    - "log_evidence", the log of the mean over runs of the estimates of p(D), and with two runs or more its
+      "log_evidence_se" (of a tempered target "log_normaliser" and "log_normaliser_se");
+    - "temperatures", the most in a run, and "acceptance", the lowest at any temperature;
+    - "ancestors", the fewest prior draws from which the particles of a run descend;
+    - "final_correlation", the largest correlation over runs and coordinates of particles before and after the last
+      moves, which several modes keep near 1;
+    - with a rule or a budget "rule_held" and "stopped_by_budget".
 
     Statistics: "lp". History, one entry per temperature: "run", "inverse_temperature" (l), "acceptance", "step_size",
     "ess" (relative) and "log_normaliser" (so far); also "look_runs" and the figures at each evaluation of the rule.
@@ -259,7 +257,7 @@ class SMC(Method):
         }
 
     def _look(self, problem: Problem) -> Callable[[Sequence[_Path]], tuple[bool, dict[str, float]]] | None:
-        """A function that evaluates the stopping rule on the runs so far; None without a rule."""
+        """A function that checks the stopping rule on the runs so far; None without a rule."""
         rule = self._rule()
         if rule is None:
             return None
@@ -394,10 +392,9 @@ class SMC(Method):
 class _Path:
     """The state of a run; a checkpoint has its fields by name.
 
-    particles (N, P), with prior = log p(w) + log |dw/du| of each, and change, which is multiplied by the inverse
-    temperature and added to prior. ancestors (N,): the draws from the prior that they descend from. gradients: of
-    single particles. unsupported: the share of the prior draws without a likelihood. correlation: of the last moves.
-    told: the record, (temperatures, len(RECORD)).
+    particles (N, P), with prior = log p(w) + log |dw/du| and change, its rate of change with the inverse temperature.
+    ancestors (N,): their prior draws. gradients: of single particles. unsupported: share of prior draws without a
+    likelihood. correlation: of the last moves. told: the record, (temperatures, len(RECORD)).
     """
 
     particles: np.ndarray
@@ -422,7 +419,7 @@ class _Path:
 
 
 class _Swarm:
-    """Compiled functions of all particles at once, with NumPy in and out, except for the state between moves."""
+    """Compiled functions of all particles, NumPy in and out except for the state between moves."""
 
     def __init__(self, method: SMC, problem: Problem):
         import jax
@@ -522,8 +519,8 @@ def _key(seed: int, *numbers: int) -> Any:
 def increment(change: np.ndarray, target_ess: float, most: float) -> float:
     """The largest rise of the inverse temperature, up to `most`, with a relative effective size of `target_ess`.
 
-    The weights are exp(rise * change) of particles (N,) with equal previous weights. Particles without support, where
-    `change` is -inf, get no weight at any rise: the effective size is relative to the others.
+    The weights of particles (N,) are exp(rise * change). The effective size is relative to the particles with support:
+    those with `change` -inf have no weight at any rise.
     """
     finite = change[np.isfinite(change)]
     finite = finite - finite.max()
@@ -548,9 +545,9 @@ def increment(change: np.ndarray, target_ess: float, most: float) -> float:
 
 
 def systematic(weights: np.ndarray, uniform: float) -> np.ndarray:
-    """Systematic resampling with normalised weights w (N,) and one uniform random number.
+    """Systematic resampling of normalised weights w (N,) with one uniform random number.
 
-    In the indices (N,), i appears N w_i times, rounded up or down. The expectation over `uniform` is N w_i.
+    Indices (N,) in which i appears N w_i times, rounded up or down, and N w_i times in expectation.
     """
     count = len(weights)
     upto = np.cumsum(weights)

@@ -1,9 +1,8 @@
-"""The base class of stochastic-gradient samplers: batches, step sizes and their schedules, and one kernel.
+"""The base class of stochastic-gradient samplers: batches, step sizes, schedules, and one kernel.
 
-A step of size h moves along an estimate of the gradient of the log density of the target, made from a batch of rows,
-and adds noise whose variance is proportional to h. Steps are not accepted or rejected, so the draws have a bias, which
-falls with h. The mean bias of variances is measured while sampling (the statistic "variance_excess"), and the warm-up
-finds a step size that keeps it below an allowance.
+A step of size h moves along an estimate of the gradient of the log density from a batch of rows, and adds noise of a
+variance proportional to h. Without accepting or rejecting, draws have a bias that falls with h. It is measured while
+sampling (the statistic "variance_excess"), and the warm-up finds a step size that keeps it below an allowance.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Sampler, Target
 from ppl_bnn.inference.sampling.whitening import gradients_of_a_start, whitened
 
-# Running means over the warm-up weight step t by about t^(MEMORY - 1): the first steps, far from the target, are
-# forgotten, and the last fifth counts twice as much as all steps before it.
+# Running means weight warm-up step t by about t^(MEMORY - 1), so that the last fifth counts twice as much as all steps
+# before it and the first steps, far from the target, are forgotten.
 MEMORY = 5.0
-# Steps per draw where every step uses all rows. With batches the step size falls as B / N, so a draw takes N / B
-# times as many steps, which cost the same gradients, up to this many times.
+# Steps per draw with all rows. With batches the step size falls as B / N, so a draw takes N / B times as many steps,
+# for the same gradients, up to this factor.
 THINNING, MOST_EPOCHS = 20, 20
 # A mean variance excess above which there is a warning.
 EXCESS_LIMIT = 0.1
@@ -40,10 +39,10 @@ Density = Callable[[Any], tuple[Any, Any]]
 
 
 class Pace(NamedTuple):
-    """The settings that a rule gets for one step.
+    """The settings of one step.
 
-    size: h. tuned: whether the rule finds h by itself at this step instead. weight: of this step in running means, 0
-    after the warm-up. noise: 1, or 0 in the exploration stage of a cycle.
+    size: h. tuned: whether the rule finds h itself. weight: of this step in running means, 0 after the warm-up. noise:
+    1, or 0 in the exploration stage of a cycle.
     """
 
     size: Any
@@ -56,10 +55,10 @@ class Pace(NamedTuple):
 class Rule:
     """One step of a method, as pure functions over JAX.
 
-    begin: (flat, log density, gradient, typical) -> walker, a dict of arrays with the position as "flat". `typical`
-    (P,) is a guess of the mean square of each derivative under the target.
-    move: (walker, density, pace, key) -> (walker, h, measure). found: walker -> the h that the warm-up has found.
-    measure: the name of the statistic that `move` returns. It is averaged over the steps of a draw.
+    begin: (flat, log density, gradient, typical) -> walker, a dict of arrays with the position as "flat"; `typical`
+    (P,) is a guess of the mean square of each derivative. move: (walker, density, pace, key) -> (walker, h, measure).
+    found: walker -> h of the warm-up. measure: the name of the statistic from `move`, averaged over the steps of a
+    draw.
     """
 
     begin: Callable[[Any, Any, Any, Any], Walker]
@@ -75,20 +74,19 @@ class StochasticGradient(Sampler):
     Parameters
     ----------
     batch_size : int or None
-        B rows per step, whose log likelihood is weighted by N / B. None takes all rows. Batches are permutations of all
-        rows cut into pieces, with a new permutation at each draw. So within an epoch no row occurs twice, and the noise
-        of its batches cancels in part. With thinning=1 each batch is independent of the one before.
+        B rows per step, with the likelihood weighted by N / B; None for all rows. Batches are pieces of permutations
+        of all rows, new for each draw, so that the noise within an epoch cancels in part. With thinning=1 batches are
+        independent.
     step_size : float or None
-        s, the learning rate of gradient descent on -log p(u | D) / N, whatever N is: h = s / N multiplies the gradient
-        of the whole log density (Welling and Teh's epsilon is 2 h). None finds it in the warm-up, so that the expected
+        s, the learning rate of gradient descent on -log p(u | D) / N: h = s / N multiplies the gradient of the log
+        density (Welling and Teh's epsilon is 2 h). None: the warm-up finds the one at which the expected
         `variance_excess` equals `allowance`.
     allowance : float
-        The share by which the variances of the draws may be too large, on average over directions, because there is no
-        Metropolis correction. It holds on average only: where curvatures differ much, stiff directions have most of it.
+        The share by which variances may be too large, on average over directions. Where curvatures differ much, stiff
+        directions have most of it.
     thinning : int or None
-        Steps per draw. None takes 20, and with batches 20 N / B, which cost as many gradients, but at most 400. The
-        step size that batches allow is smaller by about that factor, so that 20 steps would hardly move the chain. Each
-        draw also costs one evaluation of the log density over all rows. The warm-up is counted in draws too.
+        Steps per draw. None: 20, and with batches 20 N / B (the same gradients), at most 400, because batches need
+        smaller steps. Each draw also costs one log density over all rows. The warm-up is counted in draws too.
     schedule : {"constant", "decaying", "cyclical"}
         Schedule of the step size, see Notes.
     decay : float
@@ -101,18 +99,15 @@ class StochasticGradient(Sampler):
         Whether to estimate the gradient by its value over all rows where the present draw began, plus a batch estimate
         of the difference (Dubey et al. 2016). This costs two gradients per batch and one over all rows per draw.
     preconditioner : {"auto", "curvature", None}
-        "curvature": the chain moves in coordinates of equal curvature, z = S^-1 u with S S' the inverse of the
-        curvature where it starts. A start more than two standard deviations out along some direction, by the local
-        curvature, is moved to two (`ppl_bnn.inference.sampling.whitening`; up to 1000 coordinates). A `step_size` is
-        then in units of z. None: the coordinates are unchanged. "auto": "curvature" if `step_size` is None, so that a
-        given step size keeps its meaning.
+        "curvature": chains move in coordinates of equal curvature, z = S^-1 u with S S' the inverse curvature at the
+        start, up to 1000 coordinates. A start more than two standard deviations out along a direction, by the local
+        curvature, is moved to two. `step_size` is in units of z. None: the coordinates are unchanged. "auto":
+        "curvature" if `step_size` is None.
 
     Notes
     -----
-    Preconditioning. One step size for all directions has to be small enough for the stiffest direction, and the number
-    of steps to cross the widest one is proportional to the condition number. On a linear model with a condition number
-    of 2e5 variances were up to 3e5 times too large without preconditioning, for SGHMC 1e5 times, and are 2 to 3 % too
-    large in the median with it (`comparisons/performance/badly_scaled.py`).
+    Preconditioning. The step size is limited by the stiffest direction, and the number of steps to cross the widest one
+    is proportional to the condition number (measured by `comparisons/performance/badly_scaled.py`).
 
     Schedules.
 
@@ -120,12 +115,10 @@ class StochasticGradient(Sampler):
       draws. A step size found in the warm-up is that of the first draw after it. Draws have equal weight, which is
       consistent for decay < 1 (Lamberton and Pages 2002).
     - "cyclical" (Zhang et al. 2020): cycles of `cycle_length` times `thinning` steps. In each the step size falls from
-      s to 0 as s (1 + cos(pi r)) / 2, r from 0 to 1. The first `exploration` share of a cycle has no noise and no
-      draws. After it there is a draw after each `thinning` steps. The statistic `cycle` is the index of the cycle of a
-      draw; the first draw after the warm-up is the first of cycle 0. A step size found in the warm-up is the one at
-      which draws begin in a cycle, and the warm-up uses that size throughout. Draws that begin at the bottom of a mode
-      need time to spread: on the diabetes table the epistemic variance was half of the correct value with cycles of 10
-      draws, and 0.88 of it with 100.
+      s to 0 as s (1 + cos(pi r)) / 2, r from 0 to 1. The first `exploration` share has no noise and no draws. After it
+      there is a draw after each `thinning` steps. The statistic `cycle` is the cycle of a draw, from 0 after the
+      warm-up. A step size found in the warm-up, which uses it throughout, is the one at which draws begin in a cycle.
+      Draws begin at the bottom of a mode and need time to spread: short cycles underestimate variances.
 
     References
     ----------
@@ -188,21 +181,21 @@ class StochasticGradient(Sampler):
 
     @abstractmethod
     def rule(self, rows: int, batches: bool) -> Rule:
-        """The step of the method for N rows. batches: whether gradients are batch estimates, with their own noise."""
+        """The step of the method for N rows; `batches`: whether gradients are batch estimates with their own noise."""
 
     def step_of(self, walker: Walker, pace: Pace, now: Any) -> tuple[Any, Any]:
-        """The running mean of the steepness, the excess of variances per h, with its value `now`; and this step's h."""
+        """The running mean of the steepness (excess of variances per h) after its value `now`, and h of this step."""
         import jax.numpy as jnp
 
         steepness = walker["steepness"] + pace.weight * (now - walker["steepness"])
-        # If the gradient has just become steeper than its running mean, the mean lags behind.
+        # The running mean lags behind a gradient that has just become steeper.
         size = jnp.where(pace.tuned, self.allowance / jnp.maximum(steepness, now), pace.size)
         return steepness, size
 
     # -- schedules, over arrays of JAX or numbers
 
     def factor(self, done: Any, position: Any) -> Any:
-        """The factor of the schedule on s after `done` draws, at a position from 0 to 1 in the cycle."""
+        """The schedule's factor on s after `done` draws, at a position from 0 to 1 in the cycle."""
         import jax.numpy as jnp
 
         if self.schedule == "decaying":
@@ -212,10 +205,7 @@ class StochasticGradient(Sampler):
         return 1.0
 
     def _where(self, done: Any) -> tuple[Any, Any, Any]:
-        """The place of a transition in its cycle, after `done` transitions.
-
-        Returns the first thinning of the transition in its cycle, the number of thinnings that it takes, and its cycle.
-        """
+        """The transition after `done`: its first thinning in its cycle, its number of thinnings, and its cycle."""
         import jax.numpy as jnp
 
         one = jnp.ones((), jnp.int32)
@@ -272,7 +262,7 @@ class StochasticGradient(Sampler):
         rule = self.rule(rows, batch is not None)
         evaluated = jax.value_and_grad(target.log_density)
         thinning = self.steps_per_draw(rows, batch)
-        # Counted in batches: with control variates two gradients each, and one over all rows for each thinning.
+        # In batches: with control variates two gradients each, and one over all rows per thinning.
         gradients = thinning
         if batch is not None and self.control_variates:
             gradients = 2 * thinning + -(-rows // batch)
@@ -372,7 +362,7 @@ class StochasticGradient(Sampler):
     def _density(
         self, target: Target, evaluated: Any, batch: int | None, data: Any, anchor: Any, key: Any
     ) -> Callable[[Any], Density]:
-        """A function from the number of a step within a thinning to its density. anchor: where the thinning begins."""
+        """Step number within a thinning -> its density; `anchor` is where the thinning begins."""
         if batch is None:
             return lambda index: lambda flat: evaluated(flat, data)
         rows = target.problem.rows
@@ -425,10 +415,9 @@ class StochasticGradient(Sampler):
 
 
 def permuted_rows(key: Any, rows: int, size: int, steps: int) -> Any:
-    """Row numbers (steps, size) of random batches.
+    """Row numbers (steps, size) of random batches: permutations of all rows, concatenated and cut into pieces.
 
-    Random permutations of all rows are concatenated and cut into pieces of `size`. A batch across the end of a
-    permutation may hold a row twice. Every row occurs once per epoch in any case.
+    Every row occurs once per epoch. A batch across the end of a permutation may hold a row twice.
     """
     import jax
 

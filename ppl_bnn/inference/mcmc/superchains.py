@@ -1,4 +1,4 @@
-"""The base class of samplers with many short chains: superchains, and warnings about chains that adapt together."""
+"""The base class of samplers with many short chains: superchains, and warnings about joint adaptation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ppl_bnn.core.settings import setting, whole
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.sampling.sampler import Sampler
 
-# The share of warm-up transitions without a usable proposal above which the adaptation counts as frozen.
+# Share of warm-up transitions without a usable proposal above which the adaptation counts as frozen.
 FROZEN = 0.5
 
 
@@ -108,7 +108,7 @@ def where(rows: Any, new: Any, old: Any) -> Any:
 
 
 def cast(new: Any, old: Any) -> Any:
-    """A tree of arrays with the types of another, so that a loop or a condition can carry it."""
+    """A tree of arrays with the types of another, so that a loop or condition can carry it."""
     import jax
     import jax.numpy as jnp
 
