@@ -1,7 +1,7 @@
 """The variational inference of the systems: AutoNormal and Trace_ELBO, and hand-written guides.
 
-A guide is a callable of a system, like a model, with the same latent sites. This module converts it to a loss over
-unconstrained parameters for `adam.py`, and after the fit to an approximation in NumPy.
+A guide is a callable of a system with the latent sites of the model. It is converted to a loss over unconstrained
+parameters for `adam.py`, and after the fit to an approximation in NumPy.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ppl_bnn.inference.variational.families.base import inverse_softplus
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.posterior.approximation import Approximation, Drawn
 
-# Number of draws of a hand-written guide that a posterior stores, because it cannot create more later.
+# Draws of a hand-written guide that a posterior stores, because it cannot create more later.
 KEPT = 4000
 
 
@@ -38,7 +38,7 @@ class SystemGuide(ABC):
 
     @abstractmethod
     def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> Arrays:
-        """Parameters of a guide with given locations and standard deviations, in unconstrained coordinates by site."""
+        """Parameters with given locations and standard deviations, in unconstrained coordinates by site."""
 
     @abstractmethod
     def __call__(
@@ -56,7 +56,7 @@ class _Normal(SystemGuide):
 
     @abstractmethod
     def _names(self, site: str) -> tuple[str, str]:
-        """The names of the parameters for the location and the scale of a site."""
+        """The parameters for the location and the scale of a site."""
 
     @abstractmethod
     def _scale(self, site: Site, parameter: np.ndarray) -> np.ndarray:
@@ -146,7 +146,7 @@ class _NumPyroNormal(_Normal):
         class Noise(Messenger):
             """The draws of AutoNormal, loc + scale * eps, with all eps from one call.
 
-            A generator per site takes more time to compile and to run than everything else in a step.
+            One generator per site would take more time to compile and run than the rest of a step.
             """
 
             def __init__(self, guide: Any, params: Mapping[str, Any], eps: Any):
@@ -168,7 +168,7 @@ class _NumPyroNormal(_Normal):
                     msg["intermediates"] = kept
                 msg["value"] = value
 
-        # Set up under a trace, so that nothing is computed; otherwise each operation would be compiled.
+        # Set up under a trace: otherwise each operation would be compiled.
         guide = AutoNormal(model)
         engine = SVI(model, guide, optax.identity(), Trace_ELBO())
         turn = self._problem.system.turn
@@ -354,7 +354,7 @@ class _PyroWritten(_PyroLoss):
         return Drawn(kept, system.to_numpy(log_q).astype(np.float64))
 
     def _at_once(self, seeds: Any) -> tuple[dict[str, Any], Any]:
-        """`_draw` mapped over the seeds, as many at a time as fit in memory with the activations of the model."""
+        """`_draw` mapped over the seeds, as many at a time as fit in memory with the model's activations."""
         import torch
 
         program = self._problem.program
@@ -381,7 +381,7 @@ class _PyroWritten(_PyroLoss):
 
 
 def _out_of_place() -> Any:
-    """A handler that replaces samplers that write in place, which torch.func.vmap refuses, by functional ones."""
+    """A handler that replaces in-place samplers, which torch.func.vmap refuses, by functional ones."""
     from pyro.poutine.messenger import Messenger
 
     class Drawing(Messenger):

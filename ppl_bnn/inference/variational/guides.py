@@ -1,9 +1,8 @@
 """Guides: a family of distributions for each part of a model, and the approximation from a fitted guide.
 
-A guide is a list of blocks (`families/blocks.py`, `families/flows.py`), created for the sites of a program from one
-specification. It is written once over `ops`: the same code draws and evaluates densities in the JAX loop, in the torch
-loop, and in NumPy for a stored posterior. `SVI()` uses the systems' own AutoNormal and Trace_ELBO by default. For
-options that they do not provide (estimators, closed forms, other bounds) it uses the same family from here.
+A guide is a list of blocks (`families/blocks.py`, `families/flows.py`), created from one specification for the sites of
+a program. It draws and evaluates densities over `ops`, in the loops of both systems and in NumPy. `SVI()` uses the
+systems' own AutoNormal and Trace_ELBO by default, and these guides for options that they do not provide.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ __all__ = [
 ]
 # Each stratum costs one pass through the network per draw.
 STRATA_LIMIT = 64
-# What a file keeps of each site.
+# What a file stores of each site.
 STORED_OF_A_SITE = ("name", "shape", "unconstrained_shape", "local", "family")
 
 
@@ -73,10 +72,8 @@ class Guide:
     """A distribution over all latent sites of a program: a product of blocks. Create one with `Guide.of`.
 
     Parameters are one dict "<index of the block>:<name>" -> array. Draws are dicts site -> (..., *unconstrained shape),
-    in the order of the program.
-
-    `sites` are the latent sites in the order of the program, `families` the pairs (pattern, family) as specified, and
-    `blocks` what the families give for the sites.
+    in the order of the program. `families` are the pairs (pattern, family) as specified, `blocks` their blocks for the
+    `sites`.
     """
 
     sites: tuple[Site, ...]
@@ -91,8 +88,8 @@ class Guide:
         ----------
         specification : str, Family or dict
             A family or its name, over all sites jointly, or a dict pattern -> family. A pattern is the name of a layer
-            ("output"), the name of a site ("output.bias") or a glob for these ("hidden*"). The first pattern that
-            matches a site applies, and the sites of one pattern have one joint distribution.
+            ("output") or site ("output.bias"), or a glob ("hidden*"). The first match applies. The sites of one pattern
+            are joint.
         sites : iterable of Site
             Sites of a program. Parameters without a prior are left out.
 
@@ -199,8 +196,8 @@ class Guide:
     ) -> dict[str, np.ndarray]:
         """Parameters at which the guide has the mean u0 and, exactly or approximately, given standard deviations.
 
-        `scale` is a number, or by site a number or an array. `rng` is for families that must break a symmetry.
-        `covariances` has the initial covariance of full-rank blocks by their index, in place of `scale`.
+        `scale` is a number, or by site a number or an array. `covariances` has those of full-rank blocks by index, in
+        place of `scale`. `rng` is for families that must break a symmetry.
         """
         covariances = covariances or {}
         found: dict[str, np.ndarray] = {}
@@ -220,7 +217,7 @@ class Guide:
         return found
 
     def draw_blocks(self, params: Parameters, eps: Array) -> tuple[dict[str, Array], list[Array]]:
-        """As `draw`, with a list of log q of each block; their sum is log q."""
+        """As `draw`, with a list of log q of each block."""
         u: dict[str, Array] = {}
         each: list[Array] = []
         at, outer = 0, 1
@@ -250,8 +247,7 @@ class Guide:
     def draw(self, params: Parameters, eps: Array) -> tuple[dict[str, Array], Array]:
         """Draws by site (..., *shape) and log q (...), from standard normals eps (..., E), differentiable.
 
-        With S > 1 strata eps is (..., S, E), and there is an axis S more in the results, to be weighted with exp of
-        `log_weights`.
+        With S > 1 strata eps is (..., S, E), and results have an axis S, to be weighted with exp of `log_weights`.
         """
         u, each = self.draw_blocks(params, eps)
         return u, functools.reduce(operator.add, each)
@@ -313,11 +309,11 @@ class Guide:
         return self._by_site(block.sample(own, count, rng) for block, own in self._bound(params))
 
     def centre(self, params: Parameters) -> dict[str, np.ndarray]:
-        """The mean of a Gaussian, or of the component of a mixture with the largest weight, by site in NumPy."""
+        """The mean of a Gaussian, or of the largest component of a mixture, by site in NumPy."""
         return self._by_site(block.centre(own) for block, own in self._bound(params))
 
     def as_prior(self, params: Parameters) -> GaussianPrior:
-        """The guide as a Gaussian, from parameters in NumPy; `UnsupportedError` if a block has none."""
+        """The guide as a Gaussian, from parameters in NumPy; `UnsupportedError` if a block is not Gaussian."""
         parts = [block.as_prior(own) for block, own in self._bound(params)]
         mode = {name: value for part in parts for name, value in part.mode.items()}
         return GaussianPrior(
@@ -404,9 +400,7 @@ def _without(what: str, site: Site) -> InputError:
 
 @dataclass
 class GuideApproximation(Approximation):
-    """A guide at its fitted parameters, in NumPy.
-
-    Everything is computed in float64, whatever the floating type of the fit.
+    """A guide at its fitted parameters, in NumPy and float64, whatever the floating type of the fit.
 
     Attributes
     ----------
@@ -415,8 +409,7 @@ class GuideApproximation(Approximation):
     parameters : dict of str to ndarray
         "<index of the block>:<name>" -> array.
     values : dict of str to ndarray
-        Parameters without a prior, by site: constants of the fit that are repeated in draws and absent from log q, as
-        are points of the guide.
+        Parameters without a prior, by site: constants of the fit, repeated in draws and absent from log q.
     prior_scales : dict of str to ndarray
         The scale of the prior by site, if the fit estimated it (`priors.EmpiricalBayes`).
     """

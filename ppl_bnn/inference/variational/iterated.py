@@ -31,7 +31,7 @@ def gradients_of(problem: Problem, batch: int | None) -> Callable[[Any, Any, Any
 
 
 def averaged_steps(rate: float, steps: int) -> dict[str, np.ndarray]:
-    """Inputs of the steps: the learning rate, and whether the iterate counts for the mean over the second half."""
+    """Inputs of the steps: the learning rate, and whether the iterate counts in the mean over the second half."""
     return {"rate": schedule(rate, steps), "counts": (np.arange(steps) >= first_half(steps)).astype(float)}
 
 
@@ -52,9 +52,9 @@ def outcome_of(
     crossed: bool = True,
     silent: bool = False,
 ) -> Outcome:
-    """The outcome of `iterate`. "converged": the loss has settled, and the method found nothing against it (`crossed`).
+    """The outcome of `iterate`. "converged": the loss has settled, and `crossed` is true.
 
-    `silent` leaves out the warning about a loss that has not settled.
+    `silent` omits the warning about a loss that has not settled.
     """
     flat = settled(iterated.losses, method.steps)
     if not flat and not silent:

@@ -24,7 +24,7 @@ from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language import ops
 
 EXCESS_LIMIT = 0.1
-# The steps at the full rate must last for this many relaxation times of the flattest direction.
+# The least relaxation times of the flattest direction for which the steps at the full rate must last.
 RELAXED = 3.0
 EARLY_DECAY = 0.1
 
@@ -45,7 +45,7 @@ class IVON(Method):
     steps : int, default 10000
         Number of steps.
     learning_rate : float, default 0.1
-        Dimensionless; 1 is a Newton step.
+        Dimensionless; 1 is a Newton step. It is held for half of the steps and falls linearly to a tenth over the rest.
     momentum : float, default 0.9
         b1.
     curvature_momentum : float, default 0.995
@@ -70,26 +70,16 @@ class IVON(Method):
 
     Notes
     -----
-    The last term of the update of s [2]_ keeps s above half of its previous value for any e. The update is that of the
-    paper with the whole log joint in the loss and no weight decay. The paper adds a Gaussian prior delta / 2 |m|^2 by
-    hand, with s = lambda (h + delta). Here the gradient includes the prior of the model, whatever it is, and log
-    |dw/du|.
+    The update is that of the paper with the whole log joint in the loss and no weight decay. Its term d^2 / (2 s) [2]_
+    keeps s above half of its previous value. At first 1 - b2 is 2 / (t + 1), at most a tenth, to forget the initial
+    scale. One learning rate works for coordinates of very different curvature, because the geometry is that of q.
+    Iterates are averaged over the second half. On a Gaussian posterior, m scatters by (steps particles / 2)^(-1/2)
+    posterior standard deviations, and s is too large by the share (1 - b2) E[(e - s)^2] / (2 s^2).
 
-    At first 1 - b2 is 2 / (t + 1), at most a tenth, while that is larger than its later value. The initial scale is
-    then forgotten as t^-2, not over several times 1 / (1 - b2) steps.
-
-    No Hessian is formed and no scale is differentiated. A step costs one gradient, and the geometry is that of q, so
-    one learning rate works for coordinates of very different curvature. The rate is held for the first half of the
-    steps and falls linearly to a tenth over the second, whose iterates of m and s are averaged. On a Gaussian
-    posterior, m scatters around the mean by (steps particles / 2)^(-1/2) posterior standard deviations. s is too large
-    by the share (1 - b2) E[(e - s)^2] / (2 s^2), because of the term d^2 / (2 s). The figure "precision_excess" is the
-    mean of this share over coordinates; above a tenth there is a warning.
-
-    History: "loss", one estimate of -ELBO per step.
-
-    Figures: "elbo"; its standard error "elbo_se"; "precision_excess"; "converged", 1 if the loss was on a plateau when
-    the learning rate began to fall and, for up to 300 coordinates, the steps at the full rate were enough to cross the
-    flattest direction, according to the curvature at m.
+    History: "loss", one estimate of -ELBO per step. Figures: "elbo" and its standard error "elbo_se";
+    "precision_excess", the mean of that share of s, with a warning above a tenth; "converged", 1 if the loss was on a
+    plateau when the rate began to fall and, for up to 300 coordinates, the steps were enough to cross the flattest
+    direction of the curvature at m.
 
     References
     ----------
@@ -178,10 +168,9 @@ class IVON(Method):
         )
 
     def _crossed(self, problem: Problem, mean: np.ndarray) -> tuple[bool, tuple[str, ...]]:
-        """Whether there were enough steps to cross the flattest direction, according to the curvature at the mean.
+        """Whether the steps were enough to cross the flattest direction of the curvature at the mean.
 
-        m moves by rate times R, whose smallest eigenvalue r is the rate of the slowest direction: its distance from the
-        optimum falls by exp(-r rate steps). The loss does not show this if the direction is nearly flat.
+        Along the smallest eigenvalue r of the scaled curvature, the error of m falls as exp(-r rate steps).
         """
         found = conditioning(problem, mean)
         if found is None:

@@ -1,11 +1,9 @@
-"""The complexity cost of a guide: its divergence from the prior, in closed form term by term.
+"""The divergence of a guide from the prior, in closed form term by term.
 
-    KL(q || p) = E_q[-log p(w(u)) - log |dw/du|] - H(q)
-
-This is a sum of one cross entropy per random variable and one entropy per block of the guide. Each term is in closed
-form if there is one, and otherwise the value at the draw. Both have the same expectation, so they can be mixed. A term
-in closed form has no noise of its own, but no longer varies with the others. At a draw, log p and log q rise and fall
-together, so if the entropy has no closed form (mixtures, flows), their difference may have less variance.
+KL(q || p) = E_q[-log p(w(u)) - log |dw/du|] - H(q) is a sum of one cross entropy per random variable and one entropy
+per block of the guide. A term without a closed form has its value at the draw, with the same expectation. Log p and
+log q at a draw rise and fall together: if the entropy has no closed form (mixtures, flows), closed cross entropies may
+increase the variance.
 """
 
 from __future__ import annotations
@@ -34,20 +32,16 @@ Form = Literal["Normal", "LogNormal", "Laplace", "EmpiricalBayes", "ImproperLogU
 
 
 def normal_cross_entropy(mean: Array, variance: Array, loc: Any, scale: Any) -> Array:
-    """The cross entropy of a normal prior, for u of any distribution with these marginal means and variances.
-
-    Sum of E[-log N(u; loc, scale^2)] = log scale + log(2 pi) / 2 + ((mean - loc)^2 + variance) / (2 scale^2).
-    """
+    """Sum of E[-log N(u; loc, scale^2)], for u of any distribution with these marginal means and variances."""
     distance = (mean - loc) ** 2 + variance
     return ops.sum(distance / (2.0 * scale**2) + ops.log(scale)) + 0.5 * LOG_2PI * math.prod(mean.shape)
 
 
 def laplace_cross_entropy(mean: Array, variance: Array, loc: Any, scale: Any) -> Array:
-    """The cross entropy of a Laplace prior for a normal u.
+    """Sum of E[-log Laplace(u; loc, scale)] = log(2 scale) + E|u - loc| / scale for a normal u.
 
-    Sum of E[-log Laplace(u; loc, scale)] = log(2 scale) + E|u - loc| / scale. With d = mean - loc, sigma^2 = variance
-    and z = d / sigma, the mean of the folded normal is E|u - loc| = 2 sigma (phi(z) + z Phi(z)) - d (Leone, Nelson and
-    Nottingham 1961).
+    With d = mean - loc, sigma^2 = variance and z = d / sigma, E|u - loc| = 2 sigma (phi(z) + z Phi(z)) - d (Leone,
+    Nelson and Nottingham 1961).
     """
     sigma = ops.sqrt(variance)
     z = (mean - loc) / sigma
@@ -68,19 +62,16 @@ def _second_moments(mean: Array, variance: Array, per: str) -> Array:
 def empirical_scale(mean: Array, variance: Array, per: str) -> Array:
     """The scale of a normal prior that minimises its cross entropy: (mean of E[w^2] over the group)^(1/2).
 
-    `per` names the group that shares a scale: "weight", "unit" or "tensor". The shape is that of w (..., I, O), (O,) or
-    () accordingly.
+    A group of w (..., I, O) is a "weight", "unit" or "tensor" (`per`), with scales of shape (..., I, O), (O,) or ().
     """
     scale = ops.sqrt(_second_moments(mean, variance, per))
     return scale.reshape(group_shape(per, tuple(mean.shape)))
 
 
 def empirical_cross_entropy(mean: Array, variance: Array, per: str) -> Array:
-    """The cross entropy of a normal prior on w (..., I, O) at s of `empirical_scale`.
+    """Sum of E[-log N(w; 0, s^2)] = (1 + log(2 pi) + log s^2) / 2 of w (..., I, O), at s of `empirical_scale`.
 
-    Sum of E[-log N(w; 0, s^2)]: (1 + log(2 pi) + log s^2) / 2 for each weight. Minus the entropy of independent normals
-    it is 1/2 sum_k log(s^2 / sigma_k^2), and with a scale for each weight 1/2 sum_k log(1 + mu_k^2 / sigma_k^2). Its
-    derivatives are those at a fixed s, because s is at its optimum.
+    Derivatives are those at a fixed s, because s is at its optimum.
     """
     moments, size = _second_moments(mean, variance, per), math.prod(mean.shape)
     shared = size / int(moments.shape[0])
@@ -92,17 +83,17 @@ _K1, _K2, _K3 = 0.63576, 1.87320, 1.48695
 
 
 def log_uniform_divergence(mean: Array, variance: Array) -> Array:
-    """The divergence of independent normals from a log-uniform prior, p(w) proportional to 1 / |w|, over weights.
+    """KL of independent normals from a log-uniform prior p(w) proportional to 1 / |w|, summed over weights.
 
-    The approximation of Molchanov, Ashukha and Vetrov (2017), equation 14, of the sum of KL(N(mu, sigma^2) || p):
+    The approximation of Molchanov, Ashukha and Vetrov (2017), equation 14, with an error of -0.0044 to 0.0094 per
+    weight:
 
         KL = k1 (1 - sigmoid(k2 + k3 log alpha)) + 1/2 log(1 + 1 / alpha),   alpha = sigma^2 / mu^2.
 
-    p is improper, so the divergence is known up to a constant; this one goes to 0 as alpha grows. The error is between
-    -0.0044 and 0.0094 nats per weight over all alpha.
+    p is improper, and the constant is such that KL goes to 0 as alpha grows.
     """
     ratio = mean * mean / variance
-    # 1e-30 keeps the derivative of the logarithm finite at mean 0; the smallest ratio that matters is far larger.
+    # 1e-30 keeps the derivative of the logarithm finite at mean 0, far below any ratio that matters.
     step = _K1 * ops.sigmoid(_K3 * ops.log(ratio + 1e-30) - _K2)
     return ops.sum(step + 0.5 * ops.log1p(ratio))
 
@@ -113,8 +104,8 @@ def _log_uniform_cross_entropy(mean: Array, variance: Array) -> Array:
     return log_uniform_divergence(mean, variance) + entropy
 
 
-# Family of the prior -> (mean, variance, the system's own distribution) -> the cross entropy of a site. A LogNormal
-# prior on w = exp(u), with the volume of exp, is a Normal on u.
+# Family of the prior -> (mean, variance, the system's distribution) -> cross entropy of a site. A LogNormal prior on w
+# = exp(u), with the volume of exp, is a Normal on u.
 _FORMS: dict[str, Callable[[Array, Array, Any], Array]] = {
     "Normal": lambda mean, variance, base: normal_cross_entropy(mean, variance, base.loc, base.scale),
     "LogNormal": lambda mean, variance, base: normal_cross_entropy(mean, variance, base.loc, base.scale),
@@ -131,20 +122,11 @@ _FORMS: dict[str, Callable[[Array, Array, Any], Array]] = {
 class Divergence:
     """KL(q || prior) of a guide, with a plan of which terms are in closed form. Create one with `Divergence.of`.
 
-    crosses: site to the family whose closed form its cross entropy has, or to "draw". entropies: for each block,
-    whether its entropy is in closed form. groups: site to "weight", "unit" or "tensor", for `priors.EmpiricalBayes`.
-
-    Cross entropies in closed form:
-
-    - Normal (and LogNormal) priors, with any block that knows its marginal means and variances;
-    - Laplace priors, with a block whose coordinates are normal;
-    - `priors.EmpiricalBayes` at its optimal scales and `priors.LogUniform` in its approximation, always: they are
-      defined by these, with independent normals.
-
-    If the location or scale of a prior depends on other random variables, the closed form is given their draws,
-    provided that the site is independent of them under q: it is in another block, or in a block of independent
-    coordinates. The mean over the draws is then the cross entropy. If both are in one joint block, the value at the
-    draw is used.
+    crosses: site to its closed family, or "draw". entropies: for each block, whether its entropy is closed. groups:
+    site to "weight", "unit" or "tensor", for `priors.EmpiricalBayes`. Closed cross entropies: Normal and LogNormal
+    priors with any block of known means and variances; Laplace priors with normal coordinates; `priors.EmpiricalBayes`
+    and `priors.LogUniform` always, with independent normals. The location and scale of a prior may depend on draws of
+    other variables if the site is independent of them under q; otherwise the value at the draw is used.
     """
 
     guide: Guide
@@ -156,14 +138,11 @@ class Divergence:
     def of(
         cls, program: Program, guide: Guide, u: Mapping[str, Array], x: Any, y: Any, analytic: bool = True
     ) -> Divergence:
-        """Inspect one run of a program, and choose the form of each term.
+        """Choose the form of each term from one run of a program, within `System.session`, without compiling.
 
-        Call it within `System.session`. Nothing is compiled. `u` are any unconstrained values of all sites, parameters
-        included, at a few rows x and y, or all rows if they interact. Without `analytic` all but the two special priors
-        have the value at the draw.
-
-        Whether a prior depends on sites of its own block is determined by replacing these with NaN. Operations that
-        absorb NaN, such as a comparison, hide the dependence.
+        `u` are any unconstrained values of all sites, at a few rows x and y (all if rows interact). Without `analytic`
+        all but the two special priors have the value at the draw. NaN in sites of a block shows whether a prior depends
+        on them; operations that absorb NaN, such as a comparison, hide this.
         """
         traced = {site.name: site for site in _traced(program, u, x, y)}
         crosses: dict[str, Form] = {}
@@ -192,7 +171,7 @@ class Divergence:
 
     @property
     def closed(self) -> tuple[str, ...]:
-        """The sites whose cross entropy is in closed form."""
+        """The sites with a closed cross entropy."""
         return tuple(name for name, form in self.crosses.items() if form != "draw")
 
     @property
@@ -207,10 +186,10 @@ class Divergence:
         log_q: Sequence[Array | None],
         row_scale: float = 1.0,
     ) -> Array:
-        """The complexity cost at one draw in nats; its mean over draws is KL(q || p).
+        """The cost at one draw in nats; its mean over draws is KL(q || p).
 
-        `traced` are the sites of a run at the draw, from unconstrained coordinates, and `log_q` has log q of the draw
-        for each block, not used for blocks with a closed entropy. `row_scale` is as in `Program.log_joint`.
+        `traced` are the sites of a run at the draw, and `log_q` has log q of the draw per block, unused for blocks with
+        a closed entropy. `row_scale` is as in `Program.log_joint`.
         """
         mean, variance = self.guide.mean(params), self.guide.variance(params)
         total: Any = 0.0
@@ -232,7 +211,7 @@ class Divergence:
         return total
 
     def prior_scales(self, params: Parameters) -> dict[str, np.ndarray]:
-        """The optimal scale s of each site with `priors.EmpiricalBayes`, in NumPy, for `with_prior_scales`."""
+        """The optimal s of each site with `priors.EmpiricalBayes`, in NumPy, for `with_prior_scales`."""
         mean, variance = self.guide.mean(params), self.guide.variance(params)
         return {
             name: np.asarray(empirical_scale(mean[name], variance[name], per))
@@ -245,7 +224,7 @@ def _traced(program: Program, u: Mapping[str, Array], x: Any, y: Any) -> list[Tr
 
 
 def _elementary(distribution: Any) -> Any:
-    """The distribution of one coordinate. A masked distribution is unchanged: it has no known closed form."""
+    """The distribution of one coordinate. A masked distribution, which has no closed form, is unchanged."""
     while type(distribution).__name__ in ("Independent", "ExpandedDistribution"):
         distribution = distribution.base_dist
     return distribution

@@ -29,11 +29,10 @@ from ppl_bnn.posterior.approximation import Approximation
 
 @dataclass
 class Dropped(Approximation):
-    """The distribution of weights under dropout: each input unit is dropped with the probability of its tensor.
+    """The distribution of weights under dropout: each input unit is dropped with the probability r of its tensor.
 
-    A draw keeps unit i of a weight (..., I, O) with probability 1 - r. Its row (for a convolution, its channel at all
-    places) is then M_i / (1 - r), otherwise 0. So E_q w = M and Var_q w = r / (1 - r) M^2. Two-point distributions have
-    no density.
+    Row i of a weight (..., I, O), a channel for a convolution, is M_i / (1 - r) with probability 1 - r, otherwise 0. So
+    E_q w = M and Var_q w = r / (1 - r) M^2. There is no density.
 
     Attributes
     ----------
@@ -94,22 +93,21 @@ def _names(value: Any) -> str | None:
 class MCDropout(Method):
     """Dropout as approximate inference [1]_.
 
-    q(w) is M with input units dropped: w_i = z_i M_i / (1 - r), z_i ~ Bernoulli(1 - r) for each row i of a weight,
-    which is one input unit of its map. M, and everything that is not dropped (biases, noise, parameters without a
-    prior), are
+    q(w) is M with input units dropped: w_i = z_i M_i / (1 - r), z_i ~ Bernoulli(1 - r) for each row i of a weight. M,
+    and everything that is not dropped (biases, noise, parameters without a prior), are
 
         argmax_M  sum_n E_z log p(y_n | x_n, w(M, z)) + log p(M) + log |dw/du|,
 
-    in unconstrained coordinates. In training each row of data has its own mask, which has the same expectation as one
-    mask for all rows and less noise. A draw of the posterior is one mask for all rows, that is, a function.
+    in unconstrained coordinates. Each row of data has its own mask in training, which has the same expectation as one
+    mask for all rows and less noise. A draw of the posterior is one mask for all rows.
 
     Parameters
     ----------
     rate : float, default 0.1
         r, the probability that a unit is dropped.
     layers : tuple of str or None
-        Names of the linear maps and convolutions whose inputs are dropped. None for all but the first (dropping the
-        inputs of the first drops features).
+        Names of the linear maps and convolutions whose inputs are dropped. None for all but the first, whose inputs are
+        features.
     steps : int, default 10000
         Number of Adam steps.
     learning_rate : float, default 0.01
@@ -132,11 +130,9 @@ class MCDropout(Method):
 
     Notes
     -----
-    The paper has E_q log p(w) instead of log p(M). Under the prior N(0, s^2) that is the penalty |M|^2 / (2 s^2 (1 -
-    r)) on dropped weights, which is this objective with the prior standard deviation s (1 - r)^(1/2). The two differ by
-    a factor near 1 in the strength of the prior, and log p(M) is defined for every prior. Neither is a bound on the
-    evidence, because q has no density. The rate is not learned, and it sets the spread: the data do not widen or narrow
-    it [2]_.
+    The paper has E_q log p(w) instead of log p(M). Under the prior N(0, s^2) that is this objective with the standard
+    deviation s (1 - r)^(1/2); log p(M) is defined for every prior. Neither is a bound on the evidence, because q has no
+    density. The rate is not learned, and the data do not change the spread that it sets [2]_.
 
     History: "loss", one estimate of minus the objective per step. Figures: "converged", 1 if the loss was on a plateau
     when the learning rate began to fall, otherwise 0.
@@ -209,7 +205,7 @@ class MCDropout(Method):
         return iterated.outcome_of(self, found, watch, approximation, gradients=self.steps / scale)
 
     def _dropped(self, problem: Problem) -> dict[str, str]:
-        """Map to the site of its weight, for the maps whose inputs are dropped."""
+        """For each map whose inputs are dropped, the site of its weight."""
         if not problem.program.language:
             got, advice = f"a plain {problem.system.name} model", "bnn.linear or bnn.dense, with bnn.observe"
             wanted = "a model in the language, whose linear maps are seen"
@@ -229,7 +225,7 @@ class MCDropout(Method):
     def _weight(
         self, problem: Problem, name: str, row: Any, w: Mapping[str, Any], uses: list[LinearUse]
     ) -> str:
-        """The site of the weight of the map `name`, if dropping its inputs amounts to dropping rows of that site."""
+        """The site of the weight of a map, if dropping the map's inputs amounts to dropping rows of that site."""
         site = next(use.weight for use in uses if use.name == name)
         got = None
         if site is None:
@@ -249,7 +245,7 @@ class MCDropout(Method):
 
 
 def _with_dropout(program: Program, rates: Mapping[str, float], randomness: Any) -> Program:
-    """The same program with inputs dropped at random, with separate masks for each row of data."""
+    """The program with inputs dropped at random, by separate masks for each row of data."""
 
     def model(x: Any, y: Any = None) -> None:
         with DroppedInputs(rates, randomness.keep):
@@ -272,7 +268,7 @@ def _linear_uses(problem: Problem) -> tuple[Any, dict[str, Any], list[LinearUse]
 
 
 def _used_elsewhere(problem: Problem, site: str, row: Any, w: Mapping[str, Any]) -> bool:
-    """Whether NaN in place of the site, except in linear maps, reaches the predictor."""
+    """Whether NaN at the site, except in linear maps, reaches the predictor."""
     values = {**w, site: w[site] * math.nan}
     with NetworkFunction(values) as run, SubstituteLinear({site: w[site]}, values):
         problem.program.model(row, None)
@@ -281,7 +277,9 @@ def _used_elsewhere(problem: Problem, site: str, row: Any, w: Mapping[str, Any])
 
 
 def _is_unconstrained(problem: Problem, site: str) -> bool:
-    """Whether the coordinates of the site equal its values, checked at 0 and 1; draws are stored as coordinates."""
+    """Whether the coordinates of the site equal its values (checked at 0 and 1), because draws are stored as
+    coordinates.
+    """
     program, system = problem.program, problem.system
     described = program.sites[site]
     if described.shape != described.unconstrained_shape:

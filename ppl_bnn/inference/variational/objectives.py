@@ -1,8 +1,8 @@
-"""Bounds on the evidence for the guides of `guides.py`, with estimators of their gradients; one code for both systems.
+"""Bounds on the evidence for the guides of `guides.py`, with estimators of their gradients, for both systems.
 
-ELBO = E_q[log p(D | w)] - KL(q || p). A step sees the rows of a batch and a few draws. The first term is scaled to all
-rows, the second is counted once. A handler around the model (`language/stochastic_layers.py`) determines how weights
-enter a linear map: drawn once, per row, or with signs per row. The second term is computed in `kl.py`.
+ELBO = E_q[log p(D | w)] - KL(q || p). The first term is scaled from a batch to all rows; the second (`kl.py`) is
+counted once. Handlers (`language/stochastic_layers.py`) draw the weights of linear maps once, per row, or with signs
+per row.
 """
 
 from __future__ import annotations
@@ -41,20 +41,9 @@ OBJECTIVES = ("elbo", "iwelbo", "renyi")
 class Objective:
     """Minus a bound on the evidence, as a loss for `optimisation/adam.py`, and the approximation at its optimum.
 
-    The parameters of the loss are those of the guide, and "param:<site>" for each parameter without a prior.
-
-    Parameters
-    ----------
-    problem : Problem
-        The program and its data.
-    guide : Guide
-        The family of q.
-    estimator, sticking_the_landing, objective, alpha, particles, approximate
-        As for `SVI`.
-    analytic : bool
-        Whether the divergence is in closed form for each term that has one.
-    population : int or None
-        The number of all rows, if the objective receives batches; None if it receives all rows.
+    Parameters of the loss are those of the guide, and "param:<site>" for each parameter without a prior. `analytic`:
+    whether terms of the divergence are in closed form where possible. `population`: the number of all rows, None
+    without batches. The other fields are as for `SVI`.
     """
 
     def __init__(
@@ -133,7 +122,7 @@ class Objective:
     def __call__(
         self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
     ) -> tuple[Any, tuple[Any, Any]]:
-        """(loss, (likelihood cost, complexity cost)) over all rows, from the rows of a batch."""
+        """(loss, (likelihood cost, complexity cost)) over all rows, from a batch."""
         system, count = self.problem.system, self.particles
         if count == 1:
             likelihood, complexity = self._costs(parameters, system.randomness(seed), x, y)
@@ -212,13 +201,13 @@ class Objective:
 
 
 def _parts(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The parameters of the guide, and the values of the parameters without a prior by site."""
+    """The parameters of the guide, and the values of parameters without a prior by site."""
     params = {name: value for name, value in parameters.items() if not name.startswith("param:")}
     return params, strip_prefix(parameters, "param:")
 
 
 def _one_point(problem: Problem) -> tuple[dict[str, Any], Any, Any]:
-    """Values of all sites (unconstrained) and a few rows, for inspecting a program; all rows if they interact."""
+    """Unconstrained values of all sites and a few rows (all if they interact), for inspecting a program."""
     program, system = problem.program, problem.system
     u = {site.name: system.asarray(np.full(site.unconstrained_shape, 0.1)) for site in program.sites.values()}
     if program.coupled or program.has_local or not program.language:
@@ -229,9 +218,9 @@ def _one_point(problem: Problem) -> tuple[dict[str, Any], Any, Any]:
 def linear_weights(
     problem: Problem, guide: Guide, estimator: str
 ) -> tuple[tuple[str, ...], dict[str, SharedUse]]:
-    """The weights and biases of linear maps that have independent normals, and which are not used once per row.
+    """Weights and biases of linear maps with independent normals, and which of them are not used once per row.
 
-    `UnsupportedError` if there are none, for this estimator.
+    Raises `UnsupportedError` if there are none for this estimator.
     """
     program = problem.program
     u, x, y = _one_point(problem)

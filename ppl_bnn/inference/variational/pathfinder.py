@@ -27,7 +27,7 @@ from ppl_bnn.language.transforms import GaussianPrior
 from ppl_bnn.posterior.approximation import Approximation, Drawn, checked_weights
 from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
 
-# Fewer draws have no tail to which a Pareto distribution can be fitted.
+# Fewer draws have no tail for a Pareto fit.
 FEWEST_DRAWS = 25
 # The optimiser stops below this relative decrease of the loss, or this norm of its gradient.
 FALL = {"float64": 1e-10, "float32": 1e-6}
@@ -58,8 +58,7 @@ class PathMixture(Approximation):
 
     Notes
     -----
-    A draw is m + D (z + Q (L - I) Q' z) with z of P independent normals. Neither draws nor densities form a matrix (P,
-    P).
+    A draw is m + D (z + Q (L - I) Q' z) with z standard normal. Neither draws nor densities form a matrix (P, P).
     """
 
     location: dict[str, np.ndarray]
@@ -160,7 +159,7 @@ class PathMixture(Approximation):
         return np.logaddexp.reduce(np.stack(found, 1) + log_weights, axis=1)
 
     def centre(self) -> dict[str, np.ndarray]:
-        """The mean of the path with the largest weight, or of the first; a mean over several may not be in any mode.
+        """The mean of the path with the largest weight; a mean over several may not be in any mode.
 
         Returns
         -------
@@ -212,17 +211,16 @@ class Pathfinder(Method):
 
     L-BFGS climbs the log joint in unconstrained coordinates from a point in the tail of the posterior. At each iterate
     u_l with gradient g_l, the inverse Hessian estimated from the last steps, S_l = diag(alpha_l) plus a rank of at most
-    2 `history`, gives the Gaussian N(u_l + S_l g_l, S_l). These Gaussians exist whether or not the path ends in a
-    mode. The approximation is the one with the highest ELBO, estimated by `elbo_draws` draws each: the closest to the
-    posterior in KL(q || p).
+    2 `history`, gives the Gaussian N(u_l + S_l g_l, S_l). The approximation is the one with the highest ELBO, estimated
+    by `elbo_draws` draws each. It exists whether or not the path ends in a mode.
 
     Parameters
     ----------
     paths : int, default 1
-        Number of optimisations, each from its own start. With one path, the posterior is its Gaussian, which has a
-        density, unlimited draws, and k-hat and evidence by importance sampling (`bnn.diagnose`). With several
-        (multi-path Pathfinder), `draws` draws of each form one pool, from which `draws` are resampled, with
-        replacement, in proportion to Pareto-smoothed weights p(u, D) / q(u). These draws are the posterior.
+        Number of optimisations. With one path the posterior is its Gaussian, with a density, unlimited draws, and k-hat
+        and evidence by importance sampling (`bnn.diagnose`). With several (multi-path Pathfinder), the posterior is
+        `draws` draws, resampled with replacement from `draws` of each path in proportion to Pareto-smoothed weights
+        p(u, D) / q(u).
     max_iterations : int, default 200
         Maximum iterations of L-BFGS.
     history : int, default 10
@@ -236,13 +234,12 @@ class Pathfinder(Method):
         density.
     start : Start
         Start of the paths: None (draws from the prior, weight tensors shrunk to a size at which networks train), a
-        method (fitted once per path), a posterior, or a dict of constrained values. Do not start at a mode, from which
-        no path leads.
+        method (fitted once per path), a posterior, or a dict of constrained values. No path leads away from a mode.
     jitter : float, default 0.1
         Standard deviation of the normal noise on given starts that coincide.
     temperature : float, default 1
-        T of the target p(w | D)^(1/T), in the coordinates of the program. It replaces the posterior in this
-        description, and the importance weights then estimate "log_normaliser" instead of the evidence.
+        T of the target p(w | D)^(1/T), in the coordinates of the program. The importance weights then estimate
+        "log_normaliser" instead of the evidence.
 
     Raises
     ------
@@ -253,28 +250,23 @@ class Pathfinder(Method):
 
     Notes
     -----
-    Accuracy: S_l reproduces the curvature along the steps that were taken, and is extrapolated from their size
-    elsewhere. On a Gaussian posterior the mean is as exact as the optimum, since the step to it is a Newton step. The
-    covariance is not exact in any direction, because line searches end before the minimum along a line: entries may be
-    off by half of the variances. In hundreds of dimensions most directions are never visited, and the spread in these
-    is that of `alpha`.
+    On a Gaussian posterior the mean is as exact as the optimum. The covariance is not exact, because line searches end
+    early: entries may be off by half of the variances. In hundreds of dimensions most directions are never visited, and
+    their spread is that of `alpha`.
 
-    With several paths, q in the weights is the mixture of the Gaussians of all paths, not (as in the paper) the
-    Gaussian of the draw. Paths that end in one mode then count once, and no weight is large only because one path is
-    narrow (the balance heuristic [2]_).
-
-    A path that has no finite point or no step is dropped, and named in a warning.
+    With several paths, q in the weights is the mixture of all Gaussians, not (as in the paper) the Gaussian of the
+    draw. Paths that end in one mode then count once, and a narrow path gets no large weights (the balance heuristic
+    [2]_). A path without a finite point or a step is dropped, and named in a warning.
 
     Figures: "pareto_k", k-hat of the weights p / q over all draws of q; "elbo" of q and its standard error "elbo_se",
-    over the same draws (new draws, not those by which q was chosen); "paths", the number that is left; "converged", 0
-    if a path was cut off by `max_iterations` at its best iterate. With k-hat of at most 0.7 also "log_evidence", log of
-    the mean weight, and "log_evidence_se"; above that there is a warning instead.
+    over the same new draws; "paths", the number left; "converged", 0 if a path was cut off by `max_iterations` at its
+    best iterate. With k-hat of at most 0.7 also "log_evidence", log of the mean weight, and "log_evidence_se"; above
+    that there is a warning. History: "elbo" along the best path, from its first iterate, and "path_elbo", the best
+    first.
 
-    History: "elbo" along the best path, from its first iterate, and "path_elbo", the best first.
-
-    The optimiser with its history, the factors of S_l and the draws from them are those of BlackJAX. It does not report
-    how often line searches evaluate the gradient. BlackJAX's own Pathfinder (1.7) is not used: it adds S grad(-log p)
-    with the wrong sign and omits the last iterate.
+    BlackJAX provides the optimiser with its history, the factors of S_l and the draws from them. It does not report how
+    often line searches evaluate the gradient. BlackJAX's own Pathfinder (1.7) is not used: it adds S grad(-log p) with
+    the wrong sign and omits the last iterate.
 
     References
     ----------
@@ -404,7 +396,7 @@ class Pathfinder(Method):
     def _climb(
         self, problem: Problem, starts: Sequence[np.ndarray], progress: Progress
     ) -> tuple[list[_Path], float]:
-        """All paths, one after another with one compiled function, and the seconds of compilation."""
+        """All paths, by one compiled function in turn, and the seconds of compilation."""
         import jax
 
         data = (problem.x, problem.y)
@@ -429,7 +421,7 @@ class Pathfinder(Method):
     def _mixture(
         self, problem: Problem, climbed: Sequence[_Path]
     ) -> tuple[PathMixture, list[_Path], tuple[str, ...]]:
-        """The mixture of the remaining paths, these paths with the best first, and warnings about the others."""
+        """The mixture of the remaining paths, these paths (the best first), and warnings about the others."""
         left = sorted((path for path in climbed if not path.reason), key=lambda path: -path.best)
         if not left:
             got = f"none of {self.paths}; the first: {climbed[0].reason}"
@@ -449,9 +441,9 @@ class Pathfinder(Method):
 class _Path:
     """The result of one optimisation.
 
-    elbo: at the iterates after the start; -inf if it is not finite. best: the highest of them. finished: whether the
-    optimiser stopped by itself, or continued past the best iterate. gaussian: (m (P,), scale (P,), basis (P, R), factor
-    (R, R)) at the best iterate. reason: why there is no Gaussian, or empty.
+    elbo: at the iterates after the start, -inf if not finite. best: the highest. finished: whether the optimiser
+    stopped by itself, or continued past the best iterate. gaussian: (m (P,), scale (P,), basis (P, R), factor (R, R))
+    at the best iterate. reason: why there is no Gaussian, or empty.
     """
 
     elbo: np.ndarray
@@ -496,10 +488,9 @@ def _gaussian(at: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
 def _path(method: Pathfinder, problem: Problem) -> Callable[..., dict[str, Any]]:
     """(start (P,), key, data) -> the result of one path, in JAX.
 
-    The result has these entries: elbo (max_iterations + 1,), of each iterate, the start included; steps, the number of
-    iterates after the start; counted, whether any of these is part of an inverse Hessian; index, the best iterate; its
-    position, slope (uphill), alpha (P,), beta (P, 2 J) and gamma (2 J, 2 J) with J = `history`; value, minus the log
-    joint at the start.
+    elbo (max_iterations + 1,) of each iterate, start included; steps, iterates after the start; counted, whether any is
+    part of an inverse Hessian; index of the best iterate, with position, slope (uphill), alpha (P,), beta (P, 2 J) and
+    gamma (2 J, 2 J), J = `history`; value, minus the log joint at the start.
     """
     import jax
     import jax.numpy as jnp

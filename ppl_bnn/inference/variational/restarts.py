@@ -13,7 +13,7 @@ from ppl_bnn.inference.variational.guides import GuideApproximation
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.posterior.approximation import Approximation, Drawn
 
-# The approximations that a fit can return, by their names in files.
+# The approximations of a fit, by their names in files.
 MEMBERS: dict[str, type[Approximation]] = {
     kind.__name__: kind for kind in (MeanField, GuideApproximation, Drawn)
 }
@@ -21,7 +21,7 @@ MEMBERS: dict[str, type[Approximation]] = {
 
 @dataclass
 class Restarts(Approximation):
-    """Fits from several starts. The first is the best and is the approximation; the others are kept for comparison.
+    """Fits from several starts. The first is the best and is the approximation; the others are for comparison.
 
     Attributes
     ----------

@@ -26,8 +26,8 @@ from ppl_bnn.posterior.approximation import Approximation
 
 # The iterates are not averaged, so the last steps must be small.
 FINAL = 0.01
-# Default number of particles: with at most SMALL coordinates EACH per coordinate, but between FEW and MANY; otherwise
-# FEW. In more dimensions, ten times as many would show no more of the variance.
+# Default number of particles: EACH per coordinate, between FEW and MANY, for at most SMALL coordinates; otherwise FEW.
+# In more dimensions, ten times as many would show no more of the variance.
 FEW, MANY, EACH, SMALL = 20, 100, 50, 10
 
 
@@ -42,8 +42,8 @@ class Particles(Approximation):
 
     Notes
     -----
-    There are no other draws, and a posterior of particles holds each once. For another number, `draw(count)` gives each
-    particle equally often, in random order, and the remainder of count / n at random without repetition.
+    There are no other draws, and a posterior of particles holds each once. `draw(count)` gives each particle equally
+    often, in random order, and the remainder of count / n at random without repetition.
     """
 
     u: dict[str, np.ndarray]
@@ -133,9 +133,8 @@ class SVGD(Method):
 
     Notes
     -----
-    On a standard normal in P dimensions, n particles converge to these variances per coordinate instead of 1 (with the
-    median bandwidth, measured by `comparisons/performance/badly_scaled.py --only particles`; for the collapse in
-    general see [2]_)::
+    On a standard normal in P dimensions, n particles converge to these variances per coordinate instead of 1 (median
+    bandwidth, `comparisons/performance/badly_scaled.py --only particles`; see [2]_)::
 
         n          P = 1     2      4      8      20
         20         0.86   0.76   0.45   0.32   0.14
@@ -145,15 +144,12 @@ class SVGD(Method):
 
     In P >= n - 1 dimensions they settle at the corners of a regular simplex, with the variance log(n + 1) (n - 1) / (n
     P), and a warning says so. The result is then closer to an ensemble of modes than to a posterior. No correction is
-    applied: a factor that is right for a normal would push particles in several modes apart.
+    applied, because it would push particles in several modes apart.
 
-    The draws of the posterior are the particles, shape (1, n).
-
-    History: "loss", the mean of -log p(u_i, D) over the particles per step.
-
-    Figures: the last "bandwidth", and "converged". The latter is 1 if the loss was on a plateau when the learning rate
-    began to fall. It is 0 if the curvature at a particle, for up to 300 coordinates, has a condition number above 1e4
-    with each coordinate in its own units, because the kernel has one bandwidth for all directions.
+    The draws of the posterior are the particles, shape (1, n). History: "loss", the mean of -log p(u_i, D) over the
+    particles per step. Figures: the last "bandwidth"; "converged", 1 if the loss was on a plateau when the learning
+    rate began to fall and, for up to 300 coordinates, the curvature at a particle, scaled per coordinate, has a
+    condition number of at most 1e4, because the kernel has one bandwidth for all directions.
 
     References
     ----------
@@ -291,10 +287,9 @@ class SVGD(Method):
 
 
 def stein_direction(particles: Any, gradients: Any, bandwidth: float | None = None) -> Any:
-    """The direction phi (n, P) of SVGD.
+    """The direction phi = [K g + 2/h (diag(K 1) u - K u)] / n (n, P) of SVGD, K_ij = k(u_i, u_j).
 
-    With K_ij = k(u_i, u_j), phi = [K g + 2/h (diag(K 1) u - K u)] / n, for particles u (n, P), gradients g (n, P) of
-    the log density at them, and the bandwidth h, or that of `median_bandwidth`.
+    For particles u (n, P), gradients g (n, P) of the log density, and the bandwidth h, by default `median_bandwidth`.
     """
     count = particles.shape[0]
     if count == 1:

@@ -1,8 +1,8 @@
 """Stochastic variational inference: the member of a family of distributions that is closest to the posterior.
 
-The family is a guide (`guides.py`, or that of the system), the objective a bound on the evidence (`objectives.py`, or
-that of the system), and the optimiser Adam on its noisy gradient (`optimisation/adam.py`). This module combines them:
-valid combinations of options, the start of a fit, convergence, restarts and resuming.
+The family is a guide (`guides.py`, or of the system), the objective a bound on the evidence (`objectives.py`, or of the
+system), and the optimiser Adam (`optimisation/adam.py`). This module has valid combinations of options, the start of a
+fit, convergence, restarts and resuming.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class SVI(Method):
     guide : str, family, dict or callable, default "normal"
         The family of q, in unconstrained coordinates.
 
-        - "normal": independent normals. This is the AutoNormal of the system under its own Trace_ELBO [1]_; if an
-          option below needs more than these provide, it is the same family implemented here.
+        - "normal": independent normals, by the system's AutoNormal and Trace_ELBO [1]_; if an option below needs more,
+          the same family implemented here.
         - "diagonal": the same family, always implemented here.
         - "lowrank", "fullrank", "matrixnormal", "mixture", "iaf", "spline", "delta", or one of these with options
           (`bnn.guides.LowRank(rank=5)`).
-        - A dict gives each part its own family: {"output": "fullrank", "*": "normal"}. Keys are names of layers, names
-          of sites, or patterns. The first match counts, and the sites of one entry are joint.
+        - A dict gives each part its own family: {"output": "fullrank", "*": "normal"}. Keys are layers, sites or
+          patterns. The first match counts, and the sites of one entry are joint.
         - A function (x, y=None) written in the system `ppl`, with the latent sites of the model.
     steps : int, default 10000
         Number of steps.
@@ -93,37 +93,34 @@ class SVI(Method):
         Estimator of the gradient of the likelihood.
 
         - "plain": one draw of the weights for all rows (reparameterisation).
-        - "local": the output of a linear map is drawn for each row (local reparameterisation [2]_). For weights that
-          are used once per row; refused for shared weights unless `approximate`, in which case the objective is not
-          the ELBO.
+        - "local": the output of a linear map is drawn for each row (local reparameterisation [2]_), for weights used
+          once per row. For shared weights it is refused unless `approximate`, and is then not the ELBO.
         - "flipout": one draw with random signs per row [3]_; valid for shared weights.
 
-        "local" and "flipout" need independent normals on the weights that they apply to; other weights are drawn as in
-        "plain".
+        "local" and "flipout" apply to weights with independent normals; other weights are drawn as in "plain".
     divergence : {"monte_carlo", "analytic"}
         The divergence of q from the prior: at the draw, or in closed form for each term that has one. Both have the
         same expectation.
     sticking_the_landing : bool, default False
-        Whether to omit the score of log q, whose mean is zero [4]_. The gradient then has no variance if q is the
-        posterior.
+        Whether to omit the score of log q, whose mean is zero [4]_. The gradient has no variance at q = posterior.
     objective : {"elbo", "iwelbo", "renyi"}
         "iwelbo": log of the mean over `particles` of p / q [5]_. "renyi": the variational Renyi bound of order `alpha`
         [6]_ (alpha = 0 is "iwelbo", alpha -> 1 the ELBO).
     alpha : float or None
         Order of the Renyi bound.
     kl_weight : float, default 1
-        Factor on the divergence. 1 is Bayesian inference. Any other value fits another target, the posterior to the
-        likelihood raised to 1 / kl_weight, and the fit states this.
+        Factor on the divergence. Values other than 1 fit another target, the posterior to the likelihood raised to
+        1 / kl_weight, and the fit states this.
     kl_warmup : float, default 0
         Share of the steps, at most 0.3, over which the factor rises from 0. The plateau is checked after it.
     approximate : bool, default False
         Whether to allow "local" for shared weights.
     restarts : int, default 1
-        Number of starts. The posterior is the fit with the highest ELBO. The others are in `approximation.members`, so
-        that `bnn.diagnose` can compare them.
+        Number of starts. The posterior is the fit with the highest ELBO; `approximation.members` has all, for
+        `bnn.diagnose`.
     stream : bool, default False
-        Whether the rows stay in host memory (arrays may be memory maps), so that only the rows of a stretch of steps
-        are moved to the device.
+        Whether the rows stay in host memory (arrays may be memory maps), and are moved to the device for a stretch of
+        steps at a time.
     checkpoint : path or None
         A folder that stores an interrupted fit. The same fit continues from it to the same bits.
 
@@ -134,24 +131,24 @@ class SVI(Method):
         which can be given as `start`.
     UnsupportedError
         Mini-batches of a model whose rows cannot be separated, a local estimator for shared weights, or a combination
-        of options that is not defined; the message names it.
+        of options that is not defined.
 
     Notes
     -----
     Adam holds its learning rate for the first half of the steps and lowers it linearly to a tenth over the second. The
-    fit is the mean of the iterates of the second half (Polyak-Ruppert averaging; for variational inference see [7]_).
-    On a Gaussian posterior, mean-field variances then scatter, relative to the optimum, by 2 (steps *
-    particles)^(-1/2), which is the accuracy of that many draws, around a bias of the order of -learning_rate / 2.
+    iterates of the second half are averaged (Polyak-Ruppert; for variational inference see [7]_). On a Gaussian
+    posterior, mean-field variances then scatter by a relative 2 (steps * particles)^(-1/2) around a bias of about
+    -learning_rate / 2.
 
     Plateau: of the steps at the full learning rate, the mean loss over the last window (a tenth of `steps`) is no more
-    than max(2 standard errors of the difference, 0.1 nats) below that of the window before. The figure "converged"
-    states whether the loss was on a plateau when the learning rate began to fall; after that, any loss looks flat.
+    than max(2 standard errors of the difference, 0.1 nats) below that of the window before.
 
-    History: "loss", minus the objective over all rows, one estimate per step. "likelihood_cost", -E log p(D | w), and
-    "complexity_cost", the divergence, if the objective is implemented here. "restart_elbo", the best first.
+    History: "loss", minus the objective over all rows, one estimate per step; "likelihood_cost", -E log p(D | w), and
+    "complexity_cost", the divergence, if the objective is implemented here; "restart_elbo", the best first.
 
-    Figures: "elbo" with its standard error "elbo_se" in nats; "likelihood_cost" and "complexity_cost" (minus their sum
-    is the ELBO). All are estimated after the fit. "converged": 0 or 1.
+    Figures, estimated after the fit: "elbo" with its standard error "elbo_se" in nats; "likelihood_cost" and
+    "complexity_cost" (minus their sum is the ELBO); "converged", 1 if the loss was on a plateau when the learning rate
+    began to fall (after that, any loss looks flat), otherwise 0.
 
     References
     ----------
@@ -237,11 +234,11 @@ class SVI(Method):
 
     @property
     def _options(self) -> list[str]:
-        """The options in use that the guide and ELBO of the system do not provide."""
+        """The options in use that the system's guide and ELBO do not provide."""
         # A hand-written guide determines its own start.
         plain = PLAIN | ({"start": None, "init_scale": 0.1} if self._written else {})
         given = {name: getattr(self, name) for name in plain}
-        # A start may hold arrays, which have no truth value of their own.
+        # A start may hold arrays, which have no truth value.
         return [name for name, value in plain.items() if given[name] is not value and given[name] != value]
 
     @property
@@ -264,7 +261,7 @@ class SVI(Method):
         steps = self.steps * self.particles * self.restarts * getattr(self.guide, "components", 1)
         fewest = steps / 10 if self.stop else steps
         share = size.share(self.batch_size)
-        # A full-rank guide holds its factor, the gradient of the factor, and Adam's two moments.
+        # A full-rank guide needs its factor, the gradient, and Adam's two moments.
         dense = self.guide == "fullrank"
         found = Effort(
             fewest * share,
@@ -300,7 +297,7 @@ class SVI(Method):
         )
 
     def _departures(self, fit: _Fit) -> tuple[str, list[str]]:
-        """What is fitted, if it is not the posterior, and the warnings about it."""
+        """The target, if it is not the posterior, and the warnings about it."""
         targets, warnings = [], []
         if self.kl_weight != 1.0:
             targets.append(f"tempered: divergence x {self.kl_weight:g}")
@@ -366,7 +363,7 @@ class _Fit:
             )
         # Shared weights that a local estimator treats as if each row used them once.
         self.shared: tuple[str, ...] = getattr(self.objective, "shared", ())
-        # Invalid starting values are refused before anything is compiled. A method would be fitted here.
+        # Invalid starting values are refused before compilation; a method would be fitted here.
         given = method.start is not None and not isinstance(method.start, Method)
         shapes = self._beginning(0, progress if given else None)
         self.descent: Descent = descent(problem, self.objective, shapes, batch, method.stream)
@@ -511,10 +508,10 @@ class _Fit:
         raise error
 
     def _blamed(self, approximation: Approximation) -> str:
-        """The site that causes a loss that is not finite, as far as draws at the parameters of that loss show."""
+        """The site that causes a loss that is not finite, as far as draws at these parameters show."""
         program, system, x, y = self.problem.program, self.problem.system, self.problem.x, self.problem.y
         u = approximation.draw(20, np.random.default_rng(self.problem.seed))
-        # NumPy warns of values outside of a support, which are what this function looks for.
+        # NumPy warns of values outside of a support, which this function looks for.
         with ignored("Out-of-support"):
             for index in range(20):
                 values = {name: system.asarray(value[index]) for name, value in u.items()}

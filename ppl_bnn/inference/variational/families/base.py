@@ -1,4 +1,4 @@
-"""The interface of a family: a distribution over a block of sites, written once over `ops`."""
+"""The interface of a family: a distribution over a block of sites, written over `ops`."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def log_normal(z: Array, log_determinant: Array) -> Array:
 class Block(ABC):
     """One family bound to sites: a distribution over their flat vector (P,), whose parameters are stored outside.
 
-    `params` is a dict name -> array of NumPy, torch or JAX, unconstrained, as created by `start`. Leading axes (...)
-    are any number of draws.
+    `params` is a dict name -> unconstrained array of NumPy, torch or JAX, as created by `start`. Leading axes (...) are
+    any number of draws.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Block(ABC):
 
     @property
     def strata(self) -> int:
-        """K, the number of stratified draws in one sample; larger than one only for a mixture."""
+        """K, the number of stratified draws in one sample; above one only for a mixture."""
         return 1
 
     @property
@@ -85,8 +85,8 @@ class Block(ABC):
     def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
         """Draws u (..., P) and log q(u) (...) from standard normals eps (..., E), differentiable in the parameters.
 
-        With K > 1 strata eps is (..., K, E), and the results are (..., K, P), the k-th draw from component k, and log q
-        (..., K) of the whole mixture.
+        With K > 1 strata eps is (..., K, E), u (..., K, P) with the k-th draw from component k, and log q (..., K) that
+        of the whole mixture.
         """
 
     @abstractmethod
@@ -118,7 +118,7 @@ class Block(ABC):
         return self.draw(params, np.zeros(self.noise_size))[0]
 
     def as_prior(self, params: Parameters) -> GaussianPrior:
-        """This block as a Gaussian, from parameters in NumPy; `UnsupportedError` if it is none."""
+        """This block as a Gaussian, from parameters in NumPy; `UnsupportedError` if it is not Gaussian."""
         got = f"{type(self).__name__} over {', '.join(self.names)}"
         advice = "guide='normal', 'lowrank', 'fullrank' or 'matrixnormal'"
         raise UnsupportedError.of("with_prior", "a guide that is Gaussian", got, advice)
@@ -155,7 +155,7 @@ class Family(ABC):
 
     @abstractmethod
     def bind(self, sites: Sequence[Site]) -> list[Block]:
-        """The blocks that together cover some sites; `InputError` if the family does not support these sites."""
+        """The blocks that together cover some sites; `InputError` if the family does not support them."""
 
     def described(self) -> dict[str, Any]:
         """Plain values from which `family_of` creates the family again."""

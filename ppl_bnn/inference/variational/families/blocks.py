@@ -1,9 +1,8 @@
 """Families of distributions over blocks of unconstrained coordinates.
 
-A block is one family over some sites, flattened and joined in the order of the program to a flat vector (P,). All
-mathematics is written over `ppl_bnn.language.ops`: the same code runs on NumPy, torch and JAX, with any leading axes on
-the noise and on u, and is differentiable. Standard deviations are softplus of the optimised parameter, as in NumPyro,
-in Pyro and in Blundell et al. (2015). The diagonals of triangular factors are parametrised in the same way.
+A block is one family over some sites, joined in the order of the program to a flat vector (P,). It is written over
+`ppl_bnn.language.ops` for NumPy, torch and JAX, differentiable, with any leading axes on the noise and on u. Standard
+deviations, and diagonals of triangular factors, are softplus of the optimised parameter (Blundell et al. 2015).
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ DENSE_LIMIT = 3000
 
 @dataclass(frozen=True)
 class GaussianBlock(Block):
-    """A normal. `params`: loc (P,), rho (P,) with the scales s = softplus(rho) of most families, and others."""
+    """A normal. `params`: loc (P,), rho (P,) with s = softplus(rho) for most families, and others."""
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {"loc": np.array(loc), "rho": inverse_softplus(np.broadcast_to(scale, loc.shape))}
 
     def scale(self, params: Parameters) -> Any:
-        """s; it is an argument of what follows, so that it is computed once."""
+        """s, computed once and passed to the methods below."""
         return ops.softplus(params["rho"])
 
     def log_determinant(self, params: Parameters, scale: Any) -> Array:
@@ -126,19 +125,17 @@ def _unit_lower(below: Array) -> Array:
 
 
 def _root_rows(lower: Array) -> Array:
-    """Sums of squares of the rows of a matrix: the diagonal of lower lower', (D,)."""
+    """Sums of squares of the rows of a matrix, (D,): the diagonal of lower lower'."""
     return ops.sum(lower * lower, -1)
 
 
 @dataclass(frozen=True)
 class LowRankBlock(GaussianBlock):
-    """A normal with covariance S (I + F F') S, S = diag(s): u = loc + s (F e + eps).
+    """A normal with covariance S (I + F F') S, S = diag(s): u = loc + s (F e + eps), e (R,) and eps (P,) standard
+    normal.
 
-    e are R and eps P standard normals. `params`: loc (P,), rho (P,), factor F (P, R). `rank` is R.
-
-    With C = I + F'F, whose eigenvalues are at least one, log det = 2 sum log s + log det C, and the squared distance of
-    z = (u - loc) / s is |z - F c|^2 + |c|^2 with c = C^-1 F'z. This is a sum of squares; the difference |z|^2 - z'Fc of
-    Woodbury's formula would cancel.
+    `params`: loc (P,), rho (P,), factor F (P, R). With C = I + F'F, log det = 2 sum log s + log det C, and the squared
+    distance of z = (u - loc) / s is |z - F c|^2 + |c|^2 with c = C^-1 F'z. Woodbury's |z|^2 - z'Fc would cancel.
     """
 
     rank: int
@@ -228,15 +225,15 @@ class LowRank(Family):
 class FullRankBlock(AffineBlock):
     """A normal with covariance L L': u = loc + L eps, L = diag(s) (I + T), T strictly lower triangular.
 
-    `params`: loc (P,), rho (P,), lower (P, P), of which only the part below the diagonal is used. A step in T therefore
-    has the same meaning whatever the scale of its row.
+    `params`: loc (P,), rho (P,), lower (P, P), used below the diagonal only. A step in T has the same meaning whatever
+    the scale of its row.
     """
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return super().start(loc, scale, rng) | {"lower": np.zeros((self.size, self.size))}
 
     def start_from(self, loc: np.ndarray, covariance: Any) -> dict[str, np.ndarray]:
-        """Parameters at which q is N(loc, covariance), with a symmetric positive definite covariance (P, P)."""
+        """Parameters at which q is N(loc, covariance), with a positive definite covariance (P, P)."""
         matrix = np.asarray(covariance, dtype=float)
         got = "one that is not"
         if matrix.shape != (self.size, self.size):
@@ -279,9 +276,7 @@ def _check_dense(family: str, what: str, size: int) -> None:
 
 @dataclass(frozen=True)
 class FullRank(Family):
-    """A normal with any covariance, jointly over the sites.
-
-    The factor is dense, so the number of coordinates is limited to DENSE_LIMIT.
+    """A normal with any covariance, jointly over the sites, up to DENSE_LIMIT coordinates.
 
     References
     ----------
@@ -297,18 +292,17 @@ class FullRank(Family):
 
 @dataclass(frozen=True)
 class MatrixNormalBlock(AffineBlock):
-    """A matrix normal W = M + A E B' for one site as a matrix (I, O).
+    """A matrix normal W = M + A E B' for one site as a matrix (I, O), with covariance A A' over rows and B B' over
+    columns.
 
-    The covariance is A A' over its rows and B B' over its columns.
-
-    A = diag(a) (I + T), B = diag(b) (I + R), with T and R strictly lower triangular. b_0 = 1, because A and B could
-    otherwise exchange a factor without a change of q. `params`: loc (I * O,), rows (I,) with a = softplus(rows),
-    rows_lower (I, I), columns (O - 1,) with b_1, ... = softplus(columns), columns_lower (O, O). The scales are (a, b).
+    A = diag(a) (I + T), B = diag(b) (I + R), T and R strictly lower triangular. b_0 = 1, because A and B could
+    otherwise exchange a factor. `params`: loc (I * O,), rows (I,) with a = softplus(rows), rows_lower (I, I), columns
+    (O - 1,) with b_1, ... = softplus(columns), columns_lower (O, O). The scales are (a, b).
     """
 
     @property
     def matrix(self) -> tuple[int, int]:
-        """(I, O): the last axis is O, all other axes together are I."""
+        """(I, O): O is the last axis, I all others."""
         columns = self.sites[0].unconstrained_shape[-1]
         return self.size // columns, columns
 
@@ -395,9 +389,8 @@ class MatrixNormal(Family):
 class MixtureBlock(Block):
     """A mixture of K = `components` > 1 blocks of normals, q(u) = sum_k pi_k prod_j N(u_j; loc_kj, softplus(rho_kj)^2).
 
-    `params`: loc (K, P), rho (K, P), logits (K,) with the weights pi = softmax(logits). One sample is a draw of each
-    component, weighted with pi. This is differentiable in pi, unlike a component picked at random, and has a lower
-    variance.
+    `params`: loc (K, P), rho (K, P), logits (K,) with pi = softmax(logits). One sample is a draw of each component,
+    weighted with pi: differentiable in pi, unlike a random component, and of lower variance.
     """
 
     components: int
@@ -472,15 +465,15 @@ class Mixture(Family):
 
     Notes
     -----
-    For a normal in four dimensions with condition number 21 and correlations up to 0.73, the member of the family that
-    is closest in KL(q || p) has these shares of the variances of the coordinates::
+    For a normal in four dimensions with condition number 21 and correlations up to 0.73, the closest member of the
+    family in KL(q || p) has these shares of the variances of the coordinates::
 
         K                              1           2           3           5          10
         KL in nats                  1.08        0.68        0.53        0.34        0.17
         smallest, largest share  0.21 0.80   0.48 0.80   0.53 0.80   0.68 0.86   0.81 0.90
 
-    SVI at its defaults comes within 0.01 nats of it, so more steps or restarts change nothing
-    (`comparisons/performance/badly_scaled.py --only mixtures`). For correlations, "fullrank" is exact.
+    SVI reaches it within 0.01 nats (`comparisons/performance/badly_scaled.py --only mixtures`). For correlations,
+    "fullrank" is exact.
 
     References
     ----------
@@ -499,10 +492,9 @@ class Mixture(Family):
 
 @dataclass(frozen=True)
 class DeltaBlock(Block):
-    """A point, u = loc (P,).
+    """A point, u = loc (P,), without a density.
 
-    It has no density. By convention log q and the entropy are 0, so its evidence bound is the log joint, with the
-    optimum at a mode.
+    By convention log q and the entropy are 0, so its evidence bound is the log joint, with the optimum at a mode.
     """
 
     @property
@@ -540,7 +532,7 @@ class Delta(Family):
 
 
 _FAMILIES: tuple[type[Family], ...] = (Normal, LowRank, FullRank, MatrixNormal, Mixture, Delta)
-# Names that can be used for a family with default options; a family of another file adds itself.
+# Names of families with default options; a family of another file adds itself.
 FAMILIES: dict[str, type[Family]] = {each.name: each for each in _FAMILIES}
 FAMILIES["diagonal"] = Normal
 

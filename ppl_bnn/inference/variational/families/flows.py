@@ -1,15 +1,13 @@
 """Normalising flows as families of guides: standard normals through invertible networks, with the density in one pass.
 
-With eps ~ N(0, I) over P coordinates, z = T(eps) by a few layers and u = loc + scale A z at the end, where the scale is
-elementwise and A = I or lower triangular with a unit diagonal,
+With eps ~ N(0, I) over P coordinates, z = T(eps) by a few layers and u = loc + scale A z, with an elementwise scale and
+A = I or lower triangular with a unit diagonal,
 
     log q(u) = log N(eps; 0, I) - log |det dT/deps| - sum_j log scale_j.
 
-Every layer has a triangular Jacobian, so the determinant costs nothing beyond the draw. There are two kinds:
-`InverseAutoregressive` (each coordinate is moved depending on those before it) and `NeuralSpline` (one half of the
-coordinates is moved depending on the other half). All mathematics is written over `ppl_bnn.language.ops`, so the same
-code runs on NumPy, torch and JAX. A flow has no mean, variance or entropy in closed form. Its number of weights grows
-with P^2: it is for a few hundred coordinates, such as a last layer, not for all the weights of a wide network.
+Every layer has a triangular Jacobian. In `InverseAutoregressive` each coordinate is moved depending on those before it,
+in `NeuralSpline` one half depending on the other. The code is written over `ppl_bnn.language.ops`. A flow has no mean,
+variance or entropy in closed form, and its number of weights grows with P^2: it is for a few hundred coordinates.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from ppl_bnn.language import ops
 WEIGHT_LIMIT = 20_000_000
 # Maximum number of coordinates for inverting an inverse autoregressive flow, which takes them one after another.
 SEQUENTIAL_LIMIT = 1000
-# Minimum number of units in a hidden layer by default.
+# Minimum default number of hidden units.
 LEAST_HIDDEN = 32
 # Initial size of the network outputs: nearly a normal, but not zero, because earlier layers would get no gradient.
 START = 0.01
@@ -57,15 +55,13 @@ def rational_quadratic(
 ) -> tuple[Array, Array]:
     """(y, log dy/dx) of a monotone rational-quadratic spline on [-bound, bound], with y = x outside of it.
 
-    Between knots (x_k, y_k) and (x_k+1, y_k+1), with w and h the sides of that box, s = h / w, d_k the slope at a knot
-    and t = (x - x_k) / w,
+    In the box from (x_k, y_k) with sides w and h, s = h / w, slopes d at the knots and t = (x - x_k) / w,
 
         y     = y_k + h (s t^2 + d_k t (1 - t)) / (s + (d_k + d_k+1 - 2 s) t (1 - t))
-        dy/dx = s^2 (d_k+1 t^2 + 2 s t (1 - t) + d_k (1 - t)^2) / (s + (d_k + d_k+1 - 2 s) t (1 - t))^2.
+        dy/dx = s^2 (d_k+1 t^2 + 2 s t (1 - t) + d_k (1 - t)^2) / (s + (d_k + d_k+1 - 2 s) t (1 - t))^2
 
-    This is increasing, continuous with its slope, and inverted by a quadratic equation (Gregory and Delbourgo 1982;
-    Durkan, Bekasov, Murray and Papamakarios 2019, section 3.1). `widths` and `heights` (..., K) are positive shares of
-    the interval with sum one; `slopes` (..., K + 1) are positive, and ones at both ends join the tails smoothly.
+    (Gregory and Delbourgo 1982; Durkan, Bekasov, Murray and Papamakarios 2019, section 3.1). `widths` and `heights`
+    (..., K) are positive and sum to one; `slopes` (..., K + 1) are positive, ones at the ends join the tails smoothly.
     """
     return _spline(x, widths, heights, slopes, bound, inverse=False)
 
@@ -75,7 +71,7 @@ def rational_quadratic_inverse(
 ) -> tuple[Array, Array]:
     """(x, log dy/dx at x) of the exact inverse of `rational_quadratic`.
 
-    With r = y - y_k, t is the root in [0, 1] of a t^2 + b t + c = 0 for a = h (s - d_k) + r (d_k + d_k+1 - 2 s),
+    With r = y - y_k, t is the root in [0, 1] of a t^2 + b t + c = 0, a = h (s - d_k) + r (d_k + d_k+1 - 2 s),
     b = h d_k - r (d_k + d_k+1 - 2 s), c = -s r, in the form that does not cancel.
     """
     return _spline(y, widths, heights, slopes, bound, inverse=True)
@@ -96,7 +92,7 @@ def _spline(
 
 
 def _knots(shares: Array, bound: float) -> Array:
-    """Convert shares (..., K) of [-bound, bound] to knots (..., K + 1) whose ends are exact."""
+    """Convert shares (..., K) of [-bound, bound] to knots (..., K + 1) with exact ends."""
     left = ops.zeros_like(shares[..., :1]) - bound
     return ops.concatenate([left, left + 2.0 * bound * ops.cumsum(shares[..., :-1]), -left])
 
@@ -189,12 +185,12 @@ class FlowBlock(Block):
 
     @property
     def gain(self) -> float:
-        """The constant by which a layer multiplies at the start."""
+        """The factor of a layer at the start."""
         return 1.0
 
     @property
     def end(self) -> NormalBlock | FullRankBlock:
-        """The final affine map, as a normal block: the distribution of the flow if the layers are the identity."""
+        """The final affine map as a normal block: the distribution of the flow if all layers are the identity."""
         return NormalBlock(self.sites)
 
     def _ending(self, params: Parameters) -> NormalBlock | FullRankBlock:
@@ -245,8 +241,8 @@ def _checked(family: str, block: FlowBlock) -> list[Block]:
 class InverseAutoregressiveBlock(FlowBlock):
     """An inverse autoregressive flow over P coordinates.
 
-    Weights of a layer: in.weight (P, H), in.bias (H,), out.weight (H, 2 P), out.bias (2 P,), where the first P of 2 P
-    columns give m and the others the gate, and direct (P, P) for m. Masked entries are not used and do not change.
+    Weights of a layer: in.weight (P, H), in.bias (H,), out.weight (H, 2 P), out.bias (2 P,), P columns for m and P for
+    the gate, and direct (P, P) for m. Masked entries are not used and do not change.
     """
 
     @property
@@ -285,7 +281,7 @@ class InverseAutoregressiveBlock(FlowBlock):
         }
 
     def _ordered(self, layer: int, x: Array) -> Array:
-        """The coordinates in the order of a layer, which is the reverse of that of the layer before."""
+        """The coordinates in the order of a layer, the reverse of that of the layer before."""
         return ops.flip(x) if layer else x
 
     def forward_layer(self, params: Parameters, layer: int, x: Array) -> tuple[Array, Array]:
@@ -304,7 +300,7 @@ class InverseAutoregressiveBlock(FlowBlock):
         out = params[f"{layer}.out.weight"].reshape(self.hidden, 2, self.size)
         out_bias = params[f"{layer}.out.bias"].reshape(2, self.size)
         direct = params[f"{layer}.direct"]
-        # Units are in ascending degree, so those that depend on the coordinates found so far are the first ones.
+        # Units are in ascending degree, so those that depend on the known coordinates come first.
         ready = np.searchsorted(self._degrees, np.arange(self.size + 1), side="right").tolist()
         x, h, total = y[..., :0], y[..., :0], ops.zeros_like(y[..., 0])
         for place in range(self.size):
@@ -337,10 +333,9 @@ class InverseAutoregressive(Family):
 
         y_j = sigmoid(s_j) x_j + (1 - sigmoid(s_j)) m_j,    (m_j, s_j) a function of x_1, ..., x_j-1,
 
-    so the Jacobian is triangular and log |det dy/dx| = sum_j log sigmoid(s_j). (m, s) come from one network with a
-    hidden layer of tanh units, masked so that each output depends only on earlier coordinates (MADE [2]_). Masked
-    linear terms are added to m, so that any covariance can be reached. s is bounded, so that the inverse of a distant
-    point is finite.
+    so log |det dy/dx| = sum_j log sigmoid(s_j). (m, s) come from one network with a hidden layer of tanh units, masked
+    so that each output depends only on earlier coordinates (MADE [2]_). Masked linear terms are added to m, so that any
+    covariance can be reached. s is bounded, so that the inverse of a distant point is finite.
 
     Parameters
     ----------
@@ -381,18 +376,10 @@ class InverseAutoregressive(Family):
 
 @dataclass(frozen=True)
 class NeuralSplineBlock(FlowBlock):
-    """A flow of coupling layers with rational-quadratic splines over P coordinates.
+    """A flow of coupling layers with rational-quadratic splines of K = `bins` boxes on [-`bound`, `bound`].
 
-    Weights of a layer that moves M coordinates depending on the P - M others: in.weight (P - M, H), in.bias (H,),
-    out.weight (H, M (3 K - 1)), out.bias (M (3 K - 1),). A single coordinate has no others, so its layers have only
-    out.bias.
-
-    Attributes
-    ----------
-    bins : int
-        K.
-    bound : float
-        End of the interval.
+    Weights of a layer that moves M of P coordinates: in.weight (P - M, H), in.bias (H,), out.weight (H, M (3 K - 1)),
+    out.bias (M (3 K - 1),). With a single coordinate there is only out.bias.
     """
 
     bins: int
@@ -448,7 +435,7 @@ class NeuralSplineBlock(FlowBlock):
     def _coupled(
         self, params: Parameters, layer: int, x: Array, function: Callable[..., tuple[Array, Array]]
     ) -> tuple[Array, Array]:
-        """Apply `function` to the half that moves, with the splines computed from the other half."""
+        """Apply `function` to the moved half, with the splines computed from the fixed half."""
         half = self.size // 2
         first, second = x[..., :half], x[..., half:]
         swapped = bool(layer % 2 and half)
@@ -468,10 +455,10 @@ class NeuralSplineBlock(FlowBlock):
 class NeuralSpline(Family):
     """Neural spline flow: coupling layers whose elementwise maps are monotone rational-quadratic splines [1]_.
 
-    In a layer one half of the coordinates is fixed. A network with a hidden layer of tanh units computes from it a
-    spline for each coordinate of the other half: widths and heights of `bins` boxes by softmax, and slopes at the knots
-    between them by softplus. Outside [-bound, bound], in units of the base normal, the map is the identity. The halves,
-    in the order of the flat vector, alternate. A single coordinate is moved by splines without inputs.
+    In a layer one half of the coordinates is fixed. From it a network with a hidden layer of tanh units computes a
+    spline for each coordinate of the other half: widths and heights of `bins` boxes by softmax, slopes by softplus.
+    Outside [-bound, bound], in units of the base normal, the map is the identity. The halves, in the order of the flat
+    vector, alternate. A single coordinate is moved by splines without inputs.
 
     Parameters
     ----------
@@ -492,10 +479,9 @@ class NeuralSpline(Family):
 
     Notes
     -----
-    A lower-triangular matrix follows the layers. A normal with any covariance is then reached as fast as by a full-rank
-    guide, and the splines represent only the difference of the posterior from a normal. The outputs of the networks are
-    multiplied by 0.1, so that the splines take shape after the location and the matrix. Its accuracy on a normal is
-    measured by `comparisons/performance/badly_scaled.py`.
+    A lower-triangular matrix follows the layers, so that the splines represent only the posterior's difference from a
+    normal. The outputs of the networks are multiplied by 0.1, so that the splines take shape after the location and the
+    matrix (`comparisons/performance/badly_scaled.py` measures the accuracy on a normal).
 
     About 3 K P^2 / 4 weights per layer with hidden=None, and P^2 for the matrix. A draw with log q, and log q of any
     other point, take one pass each. Each draw holds 3 K numbers per coordinate.
