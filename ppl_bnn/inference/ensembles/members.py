@@ -156,8 +156,7 @@ class Members(Approximation):
     def predictor_draws(
         self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
-        """The predictor eta (S, N, D) of draws; for linearised draws and tuned programs each is computed by its own
-        member.
+        """The predictor eta (S, N, D) of draws. Linearised draws and tuned programs are computed by their own member.
         """
         if kind == "sampled" and not self._tuned and not self.computes_weights(problem):
             return super().predictor_draws(problem, u, x, kind, seed, memory)
@@ -183,7 +182,7 @@ class Members(Approximation):
         u: Mapping[str, np.ndarray],
         function: Callable[[int, Problem, Mapping[str, np.ndarray]], dict[str, np.ndarray]],
     ) -> dict[str, np.ndarray]:
-        """function(member, its problem, draws) for each member's draws, those most probable under it, in the order of
+        """function(member, its problem, draws) for the draws most probable under each member, in the order of the
         draws.
         """
         densities = self._log_densities(u)

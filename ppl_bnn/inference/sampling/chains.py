@@ -127,8 +127,10 @@ def strand_names(kernel: Kernel, how: str, chains: int) -> list[str]:
 
 @functools.cache
 def compiler_options(crowded: bool) -> dict[str, Any] | None:
-    """XLA options for a CPU, None if this version lacks them: full vector width, and if `crowded` (at least as many
-    chains as cores) no sharing of small matrix products among cores. Measured by `comparisons/performance/sampling.py`.
+    """XLA options for a CPU; None if this version lacks them.
+
+    They ask for full vector width and, if `crowded` (at least as many chains as cores), for no sharing of small matrix
+    products among cores. Measured by `comparisons/performance/sampling.py`.
     """
     import jax
 

@@ -73,8 +73,7 @@ class _Begun(NamedTuple):
 
 
 def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whitening:
-    """S = |H|^(-1/2) at a point, from the absolute eigenvalues of the Hessian; `gradient_of` is that of the log
-    density.
+    """S = |H|^(-1/2) at a point, from the absolute eigenvalues of the Hessian; `gradient_of` is the gradient function.
 
     The stiffest directions come from subspace iteration (exact for at most `RANK` coordinates). The others have the
     scale of a random direction among them.

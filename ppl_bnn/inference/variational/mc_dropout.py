@@ -277,9 +277,7 @@ def _used_elsewhere(problem: Problem, site: str, row: Any, w: Mapping[str, Any])
 
 
 def _is_unconstrained(problem: Problem, site: str) -> bool:
-    """Whether the coordinates of the site equal its values (checked at 0 and 1), because draws are stored as
-    coordinates.
-    """
+    """Whether the coordinates of the site, in which draws are stored, equal its values (checked at 0 and 1)."""
     program, system = problem.program, problem.system
     described = program.sites[site]
     if described.shape != described.unconstrained_shape:

@@ -131,8 +131,7 @@ def _root_rows(lower: Array) -> Array:
 
 @dataclass(frozen=True)
 class LowRankBlock(GaussianBlock):
-    """A normal with covariance S (I + F F') S, S = diag(s): u = loc + s (F e + eps), e (R,) and eps (P,) standard
-    normal.
+    """A normal with covariance S (I + F F') S, S = diag(s): u = loc + s (F e + eps), with standard normals e and eps.
 
     `params`: loc (P,), rho (P,), factor F (P, R). With C = I + F'F, log det = 2 sum log s + log det C, and the squared
     distance of z = (u - loc) / s is |z - F c|^2 + |c|^2 with c = C^-1 F'z. Woodbury's |z|^2 - z'Fc would cancel.
@@ -292,8 +291,7 @@ class FullRank(Family):
 
 @dataclass(frozen=True)
 class MatrixNormalBlock(AffineBlock):
-    """A matrix normal W = M + A E B' for one site as a matrix (I, O), with covariance A A' over rows and B B' over
-    columns.
+    """A matrix normal W = M + A E B' for one site as a matrix (I, O); row covariance A A', column covariance B B'.
 
     A = diag(a) (I + T), B = diag(b) (I + R), T and R strictly lower triangular. b_0 = 1, because A and B could
     otherwise exchange a factor. `params`: loc (I * O,), rows (I,) with a = softplus(rows), rows_lower (I, I), columns
