@@ -156,8 +156,7 @@ class Members(Approximation):
     def predictor_draws(
         self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
-        """The predictor eta (S, N, D) of draws. Linearised draws and tuned programs are computed by their own member.
-        """
+        """The predictor eta (S, N, D) of draws, with each member's own linearisation or tuned program."""
         if kind == "sampled" and not self._tuned and not self.computes_weights(problem):
             return super().predictor_draws(problem, u, x, kind, seed, memory)
 
