@@ -373,7 +373,7 @@ def test_a_grid_is_run_shown_and_not_computed_twice(csv: Path) -> None:
     assert (code, again) == (0, "other.html\n"), err
     other = Path("other.html").read_text(encoding="utf-8")
     assert "<h1>Two</h1>" in other
-    assert "The reference map is not one throughout" in other
+    assert "The reference map is not valid everywhere" in other
     code, _, err = invoke("report", folder, "--reference", "mop")
     assert code == 2
     assert "did you mean 'map'" in err

@@ -48,6 +48,8 @@ class Likelihood:
     outputs: ClassVar[tuple[Callable[[int], bool], str, str]] = (lambda k: k >= 1, "network outputs", "")
     positive: ClassVar[tuple[str, ...]] = ()
     always_in_eta: ClassVar[tuple[str, ...]] = ()
+    # What to try where a parameter has a value per row.
+    advice_for_rows: ClassVar[str] = "a number as {}"
     per_output: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -97,7 +99,7 @@ class Likelihood:
             shape = tuple(getattr(getattr(self, name), "shape", ()))
             if shape not in ((), f[1:]):
                 expected = f"one {name}, or one per output, {f[1:]}"
-                got, advice = f"{name} of shape {shape}", f"a number as {name}"
+                got, advice = f"{name} of shape {shape}", self.advice_for_rows.format(name)
                 raise ModelError.of(self.family, expected, got, advice)
         wanted = self.target_shape(f)
         if y is not None and y != wanted:

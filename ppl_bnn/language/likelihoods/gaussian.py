@@ -54,6 +54,7 @@ class Gaussian(_NormalNoise):
     noise: Any = 1.0
     positive = always_in_eta = ("noise",)
     per_output = True
+    advice_for_rows = "HeteroscedasticGaussian() for noise that differs between rows"
 
     def distribution(self, f: Any) -> Distribution:
         return location_scale("Normal", f, self.noise)

@@ -859,7 +859,7 @@ def test_every_likelihood_predicts_in_every_kind_that_it_has(ppl, model):
         else:
             with pytest.raises(InputError, match="draws=None"):
                 posterior.predict(new, kind=kind, draws=7)
-            with pytest.raises(UnsupportedError, match="a kind with draws"):
+            with pytest.raises(UnsupportedError, match="expected linearised or sampled, with draws"):
                 posterior.predictor(new, kind=kind)
     wrong = "probit" if posterior.task == "regression" else "bridges"
     with pytest.raises(UnknownNameError, match="kind of prediction"):

@@ -557,7 +557,7 @@ def test_concordance_of_values_that_are_not_censored() -> None:
     assert scores.concordance_index(prediction, [5.0, 6.0, 7.0]) == 1.0
     assert scores.concordance_index(prediction, [7.0, 6.0, 5.0]) == 0.0
     assert scores.concordance_index(prediction, [6.0, 6.0, 7.0]) == 1.0
-    with pytest.raises(UnsupportedError, match="one is known to be the smaller; got none among 3"):
+    with pytest.raises(UnsupportedError, match="expected two rows of known order; got none among 3"):
         scores.concordance_index(prediction, [1.0, 1.0, 1.0])
     both = Prediction("Normal", {"loc": np.zeros((1, 3, 2)), "scale": np.ones((1, 3, 2))})
     with pytest.raises(UnsupportedError, match="one number per row"):
@@ -683,7 +683,7 @@ def test_a_prediction_of_censored_rows_stays_one() -> None:
                 np.array([1.0, 0.5]), np.array([2.0, 0.5])
             ),
             InputError,
-            "events in their own units",
+            "expected events with location 0 and scale 1; got 0.5 and 0.5",
         ),
         (lambda: predicted(2).rescale(0.0, 2.0), UnsupportedError, "location-scale family"),
     ],
