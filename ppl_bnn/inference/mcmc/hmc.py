@@ -39,9 +39,8 @@ class HMC(Hamiltonian):
     num_steps : int or None
         n. The trajectory length then follows from the step size. Give this or `trajectory_length`, not both.
     max_steps : int
-        Upper bound on n, which NumPyro's own HMC does not have. Where the step size is far too small, as it may be for
-        some transitions of a warm-up, a trajectory is shorter than requested. More than 5 % of such draws give a
-        warning.
+        Upper bound on n, which NumPyro's own HMC does not have. Where the step size is far too small, trajectories are
+        shorter than requested. More than 5 % of such draws give a warning.
 
     Raises
     ------
@@ -56,11 +55,10 @@ class HMC(Hamiltonian):
 
     Notes
     -----
-    On a normal posterior with the right mass matrix every coordinate oscillates with period 2 pi. A trajectory of a
-    quarter of a period forgets where it began. A trajectory of a whole period, the default of both systems, returns to
-    its start. Any fixed length is near a multiple of the period of some direction, so chains may mix in one function
-    and not in another. NUTS finds lengths by itself. HMC is for users who know a good length, and for vectorised
-    chains, which wait for the longest trajectory among them.
+    On a normal posterior with the right mass matrix every coordinate oscillates with period 2 pi. A quarter of a period
+    forgets the start; a whole period, the default of both systems, returns to it. Any fixed length is near a multiple
+    of the period of some direction, so chains may mix in one function and not in another. Use HMC if a good length is
+    known, or for vectorised chains, which wait for their longest trajectory; otherwise `NUTS`.
 
     In NumPyro n = ceil(length / s), and the steps are shortened to match the length. In Pyro n = floor(length / s).
 

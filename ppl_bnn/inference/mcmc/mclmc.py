@@ -341,7 +341,7 @@ class _Chain:
     # -- transitions
 
     def _walk(self, state: _State, tuning: Any, data: Any) -> _State:
-        """Integrator steps with partial refreshments; a particle without a usable end stays and turns."""
+        """Integrator steps with partial refreshments; after a step without a usable end the particle turns."""
         import jax
         import jax.numpy as jnp
 

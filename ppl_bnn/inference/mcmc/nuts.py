@@ -1,8 +1,4 @@
-"""The No-U-Turn Sampler, run by NumPyro's or Pyro's kernel. Code shared with HMC is in `hamiltonian.py`.
-
-NUTS doubles a trajectory of leapfrog steps until it turns back on itself, and takes a draw from it in proportion to
-exp(-U(u) - r' M^-1 r / 2).
-"""
+"""The No-U-Turn Sampler, run by NumPyro's or Pyro's kernel. Code shared with HMC is in `hamiltonian.py`."""
 
 from __future__ import annotations
 
@@ -79,13 +75,12 @@ class NUTS(Hamiltonian):
     steps), `tree_depth`, `reached_max_tree_depth` and `diverging`. d completed doublings make 2**d - 1 steps, so
     `tree_depth` is the number of binary digits of `n_steps`. A last doubling that was broken off counts as one.
 
-    Choice of the start. Where the mass matrix of the start is about right, as on a posterior that is nearly normal, a
-    warm-up of tens of transitions is enough. A Laplace approximation of a network is accurate at the mode only; with
-    many hidden units the variances of SVI are the better start. `comparisons/performance/sampling.py` measures starts
-    and lengths of the warm-up.
+    If the mass matrix of the start is about right, as on a nearly normal posterior, a warm-up of tens of transitions is
+    enough. With many hidden units the variances of SVI are a better start than a Laplace approximation, which is
+    accurate at the mode only (`comparisons/performance/sampling.py`).
 
-    R-hat detects disagreement between chains. Chains that all begin around one mode agree, however many modes there
-    are. To let R-hat detect several modes, begin in several: MAP(), fitted once per chain, or an ensemble.
+    Chains that all begin around one mode agree, however many modes there are. To let R-hat detect several modes, begin
+    in several: MAP(), fitted once per chain, or an ensemble.
 
     References
     ----------

@@ -20,20 +20,19 @@ class SGHMC(StochasticGradient):
         u <- u + v,        v <- (1 - a) v + h g(u) + (2 a h)^(1/2) xi,
 
     with g at the new u. The estimate of the noise of g, which the paper subtracts from 2 a h, is zero here. The state
-    that is kept from step to step is the momentum h^(-1/2) v, whose scale does not depend on the schedule.
+    holds the momentum h^(-1/2) v, whose scale does not depend on the schedule.
 
     Steps are not accepted or rejected, so the draws have a bias. On a Gaussian with precision A, and gradient noise of
     covariance V that commutes with it, their covariance is A^-1 (1 + h V / (2 a)) (1 - h A / (4 - 2 a))^-1. Variances
     are too large by shares of about h A / (4 - 2 a) for the step and h V / (2 a) for the batches. The chain moves as
-    far in a step as that of SGLD with h / a. The bias from batches is then the same for both, and the bias from the
-    step is much smaller for SGHMC. On any target, at stationarity,
+    far in a step as that of SGLD with h / a, with the same bias from batches and a much smaller one from the step. On
+    any target, at stationarity,
 
         E[-(u - m)' grad log p] / P = 1 + variance_excess,        variance_excess = (2 - a) E[v' v] / (2 h P) - 1,
 
-    for any m. The value under the target itself is 1. So `variance_excess` is a mean over directions of the share by
-    which variances are too large, exact in these terms. Its value at a single draw is mostly noise; only the mean over
-    many draws is informative. The default finds the step size at which it equals `allowance`, from the mean square of g
-    and, with batches, that of its change from step to step, half of which is taken for V.
+    for any m, where the target itself has 1. So `variance_excess`, averaged over many draws, is the mean over directions
+    of the share by which variances are too large. The default finds the step size at which it equals `allowance`, from
+    the mean square of g and, with batches, half of that of its change from step to step, for V.
 
     Parameters
     ----------

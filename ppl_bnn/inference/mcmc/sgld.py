@@ -25,16 +25,15 @@ class SGLD(StochasticGradient):
         u <- u + h G g + (2 h G)^(1/2) xi,        G = 1.
 
     Steps are not accepted or rejected, so the draws have a bias. On a Gaussian with precision A, and gradient noise of
-    covariance V, their covariance S solves (1 - h A) S (1 - h A) + 2 h + h^2 V = S, that is S = A^-1 (1 - h A / 2)^-1
-    (1 + h V / 2) where A and V commute. So variances are too large by shares of h A / 2 for the step and h V / 2 for
-    the batches. V is about N / B times A, so with batches the second term dominates. On any target, at stationarity,
+    covariance V that commutes with it, their covariance is A^-1 (1 - h A / 2)^-1 (1 + h V / 2). Variances are too large
+    by shares of h A / 2 for the step and h V / 2 for the batches, which dominates, as V is about A N / B. On any
+    target, at stationarity,
 
         E[-(u - m)' grad log p] / P = 1 + variance_excess,        variance_excess = h / 2 E[g' G g] / P,
 
-    for any m. The value under the target itself is 1. So `variance_excess` is a mean over directions of the share by
-    which variances are too large. It is exact in these terms, and is measured at each step. The default finds the step
-    size at which it equals `allowance`. On posteriors that are not Gaussian the bias of other functions is of the same
-    order, O(h).
+    for any m, where the target itself has 1. So `variance_excess`, measured at each step, is the mean over directions of
+    the share by which variances are too large. The default finds the step size at which it equals `allowance`. The bias
+    of other functions is of the same order, O(h).
 
     Parameters
     ----------
@@ -62,13 +61,11 @@ class SGLD(StochasticGradient):
         Whether to reduce the variance of the gradient estimates, see `StochasticGradient`.
     preconditioner : {"auto", "curvature", "rmsprop", None}
         "auto", "curvature" and None: see `StochasticGradient`. "rmsprop" (Li, Chen, Carlson and Carin 2016): G = 1 /
-        (1e-5 + v^(1/2)), elementwise, with v a running mean of (g / N)^2. Here v is learned in the warm-up (mostly over
-        its last fifth) and then stays fixed, so that the term Gamma of the paper, the divergence of G, is exactly zero.
-        Here g includes the prior.
+        (1e-5 + v^(1/2)), elementwise, with v a running mean of (g / N)^2, prior included. v is learned in the warm-up
+        (mostly over its last fifth) and then stays fixed, so that the paper's Gamma, the divergence of G, is zero.
     correction : {None, "metropolis"}
-        With "metropolis" the step is a proposal that is accepted or rejected by the log density over all rows, the
-        Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996). Its draws are exact. All rows are needed at
-        each step, and the step size is constant. If no step size is given, it is tuned to an acceptance of 0.574.
+        "metropolis": the Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996), whose draws are exact. It
+        needs all rows at each step and a constant step size, by default tuned to an acceptance of 0.574.
 
     Raises
     ------
