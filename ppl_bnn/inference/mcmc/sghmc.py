@@ -30,7 +30,7 @@ class SGHMC(StochasticGradient):
 
         E[-(u - m)' grad log p] / P = 1 + variance_excess,        variance_excess = (2 - a) E[v' v] / (2 h P) - 1,
 
-    for any m, where the target itself has 1. So `variance_excess`, averaged over many draws, is the mean over directions
+    for any m; under the target it is 1. So `variance_excess`, averaged over many draws, is the mean over directions
     of the share by which variances are too large. The default finds the step size at which it equals `allowance`, from
     the mean square of g and, with batches, half of that of its change from step to step, for V.
 

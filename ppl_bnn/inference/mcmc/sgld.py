@@ -31,7 +31,7 @@ class SGLD(StochasticGradient):
 
         E[-(u - m)' grad log p] / P = 1 + variance_excess,        variance_excess = h / 2 E[g' G g] / P,
 
-    for any m, where the target itself has 1. So `variance_excess`, measured at each step, is the mean over directions of
+    for any m; under the target it is 1. So `variance_excess`, measured at each step, is the mean over directions of
     the share by which variances are too large. The default finds the step size at which it equals `allowance`. The bias
     of other functions is of the same order, O(h).
 
