@@ -32,24 +32,6 @@ Rule = Callable[..., tuple[State, Any]]
 # --- settings -------------------------------------------------------------------------------------
 
 
-def check_whole(method: str, field: str, value: object, least: int, advice: str) -> None:
-    """Refuse a setting that is not a whole number of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise InputError.of(
-            f"{method} {field}", f"a whole number of at least {least}", repr(value), f"{field}={advice}"
-        )
-
-
-def check_within(method: str, field: str, value: Any, low: float, high: float, advice: str) -> None:
-    """Refuse a setting that is not a number strictly between `low` and `high`."""
-    number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not number or not (low < value < high):
-        wanted = (
-            "a positive number" if (low, high) == (0, math.inf) else f"a number between {low:g} and {high:g}"
-        )
-        raise InputError.of(f"{method} {field}", wanted, repr(value), f"{field}={advice}")
-
-
 def rows_per_step(
     method: str,
     problem: Problem,

@@ -563,7 +563,9 @@ def test_concordance_of_values_that_are_not_censored() -> None:
     with pytest.raises(UnsupportedError, match="one number per row"):
         scores.concordance_index(both, np.zeros((3, 2)))
     classes = Prediction("Bernoulli", {"probs": np.full((1, 3), 0.5)})
-    with pytest.raises(UnsupportedError, match="expected a prediction of numbers for concordance_index; got Bernoulli"):
+    with pytest.raises(
+        UnsupportedError, match="expected a prediction of numbers for concordance_index; got Bernoulli"
+    ):
         scores.concordance_index(classes, [0, 1, 1])
 
 
