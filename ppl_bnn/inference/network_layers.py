@@ -45,7 +45,7 @@ class ProgramMap:
 
 
 @dataclass(frozen=True)
-class Layer:
+class NetworkLayer:
     """A layer of the network in the layout of the program; its `kind` is "linear" or "conv".
 
     `flattens_channels_first`: the network flattens images with channels first, as torch does.
@@ -105,17 +105,17 @@ def _unknown(tensors: Mapping[str, Any]) -> InputError:
     return InputError.of("start", wanted, f"{listed}, which is the weight or the bias of neither", ADVICE)
 
 
-def _from_torch(name: str, weight: Any, bias: Any, geometry: Geometry | None = None) -> Layer:
+def _from_torch(name: str, weight: Any, bias: Any, geometry: Geometry | None = None) -> NetworkLayer:
     array = as_array(f"{name}.weight", weight)
     offset = None if bias is None else as_array(f"{name}.bias", bias)
     if array.ndim == 2:
-        return Layer(name, "linear", array.T, offset, None, True)
+        return NetworkLayer(name, "linear", array.T, offset, None, True)
     # (O, C, places of the kernel) to (places, C, O), along time as in images.
     places = tuple(range(2, array.ndim))
-    return Layer(name, "conv", array.transpose(*places, 1, 0), offset, geometry)
+    return NetworkLayer(name, "conv", array.transpose(*places, 1, 0), offset, geometry)
 
 
-def torch_layers(module: Any, problem: Problem, convolutional: bool) -> list[Layer]:
+def torch_layers(module: Any, problem: Problem, convolutional: bool) -> list[NetworkLayer]:
     """The layers of a torch module in the order in which they run on a row, or of registration if none runs.
 
     If the program is `convolutional`, a row is an image. Only linear layers and plain convolutions in one or two
@@ -179,7 +179,7 @@ def _torch_order(module: Any, names: set[str], problem: Problem, convolutional: 
     return list(dict.fromkeys(order))
 
 
-def state_layers(state: Mapping[str, Any]) -> list[Layer]:
+def state_layers(state: Mapping[str, Any]) -> list[NetworkLayer]:
     """The layers of a torch `state_dict`, in its order."""
     left = dict(state)
     layers = []
@@ -202,7 +202,7 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
         yield path, tree
 
 
-def flax_layers(parameters: Mapping[tuple[str, ...], Any]) -> list[Layer]:
+def flax_layers(parameters: Mapping[tuple[str, ...], Any]) -> list[NetworkLayer]:
     """The layers in the parameters of a Flax module, which are given by path."""
     left = dict(parameters)
     layers = []
@@ -211,13 +211,15 @@ def flax_layers(parameters: Mapping[tuple[str, ...], Any]) -> list[Layer]:
             name = "/".join(path[:-1]) or "module"
             weight, bias = as_array(name, left.pop(path)), left.pop((*path[:-1], "bias"), None)
             kind = "linear" if weight.ndim == 2 else "conv"
-            layers.append(Layer(name, kind, weight, None if bias is None else as_array(f"{name}/bias", bias)))
+            layers.append(
+                NetworkLayer(name, kind, weight, None if bias is None else as_array(f"{name}/bias", bias))
+            )
     if left:
         raise _unknown({"/".join(path): value for path, value in left.items()})
     return layers
 
 
-def in_order_of(wanted: list[ProgramMap], layers: list[Layer]) -> list[Layer]:
+def in_order_of(wanted: list[ProgramMap], layers: list[NetworkLayer]) -> list[NetworkLayer]:
     """Layers from a dict without a meaningful order, in the order of the program.
 
     They are matched by name if all names agree, else by shape and the number in their name; else the order is kept.
@@ -225,7 +227,7 @@ def in_order_of(wanted: list[ProgramMap], layers: list[Layer]) -> list[Layer]:
     by_name = {layer.name: layer for layer in layers}
     if set(by_name) == {each.name for each in wanted}:
         return [by_name[each.name] for each in wanted]
-    groups: dict[Any, list[Layer]] = {}
+    groups: dict[Any, list[NetworkLayer]] = {}
     for layer in layers:
         groups.setdefault((layer.kind, layer.weight.shape), []).append(layer)
     if Counter((each.kind, each.shape) for each in wanted) != {
@@ -238,7 +240,7 @@ def in_order_of(wanted: list[ProgramMap], layers: list[Layer]) -> list[Layer]:
     return [groups[each.kind, each.shape].pop(0) for each in wanted]
 
 
-def _number_in(group: list[Layer]) -> Any:
+def _number_in(group: list[NetworkLayer]) -> Any:
     """A sort key: the numbers in the names of layers of one shape, which must be all that distinguishes the names."""
     stems = {re.sub(r"\d+", "#", layer.name) for layer in group}
     numbers = {layer.name: tuple(map(int, re.findall(r"\d+", layer.name))) for layer in group}

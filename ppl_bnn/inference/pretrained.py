@@ -30,7 +30,7 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.inference import network_layers
-from ppl_bnn.inference.network_layers import Layer, ProgramMap, as_array, is_torch_module, leaves
+from ppl_bnn.inference.network_layers import NetworkLayer, ProgramMap, as_array, is_torch_module, leaves
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import network_output
 from ppl_bnn.language.modules.module import framework_of
@@ -121,7 +121,7 @@ def _of_layers(module: Any, problem: Problem) -> dict[str, np.ndarray]:
 # --- linear maps and modules of the program -----------------------------------------------------------
 
 
-class _Record(Handler):
+class _RecordCalls(Handler):
     """Records the linear maps and convolutions in the order in which they first run.
 
     Each channel of a convolution outputs its own constant. Activations and pooling keep this, so the input of a linear
@@ -189,7 +189,7 @@ def _maps(problem: Problem) -> list[ProgramMap]:
     program, data = problem.program, (problem.x, problem.y)
     drawn = program.constrain_draws(program.prior_draws(*data, problem.seed, 1), *data)
     values = {name: value[0] for name, value in drawn.items()}
-    record = _Record(values)
+    record = _RecordCalls(values)
 
     def recorded(x: Any, y: Any = None) -> None:
         with record:
@@ -409,10 +409,10 @@ def _is_whole(value: Any) -> bool:
     return framework_of(value) is not None or is_torch_module(value)
 
 
-def _check(wanted: list[ProgramMap], layers: list[Layer]) -> None:
+def _check(wanted: list[ProgramMap], layers: list[NetworkLayer]) -> None:
     """Raise an error that lists both sides unless the layers match the maps in order."""
 
-    def fits(each: ProgramMap, layer: Layer) -> bool:
+    def fits(each: ProgramMap, layer: NetworkLayer) -> bool:
         return (
             (each.kind, each.shape, each.has_bias) == (layer.kind, layer.weight.shape, layer.bias is not None)
             and (layer.bias is None or layer.bias.shape == each.shape[-1:])
@@ -425,7 +425,7 @@ def _check(wanted: list[ProgramMap], layers: list[Layer]) -> None:
     raise InputError.of("start", wanted_text, f"[{'; '.join(map(str, layers))}]", network_layers.ADVICE)
 
 
-def _reordered(each: ProgramMap, layer: Layer) -> np.ndarray:
+def _reordered(each: ProgramMap, layer: NetworkLayer) -> np.ndarray:
     """The weight with its rows in the order in which the program flattens an image."""
     if not layer.flattens_channels_first or each.after_channels is None or each.channels_first:
         return np.ascontiguousarray(layer.weight)

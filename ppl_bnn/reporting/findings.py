@@ -19,7 +19,7 @@ from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import LEVELS, Event, Transform
 from ppl_bnn.reporting import verdict
-from ppl_bnn.reporting.verdict import SCORE, Block, Lags, Verdict, judge
+from ppl_bnn.reporting.verdict import SCORE, Lags, UnitBlock, Verdict, judge
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ppl_bnn.evaluation.comparison.comparison import Comparison
 
 
-class Findings(Block):
+class Findings(UnitBlock):
     """The findings on a comparison, each computed on first use. Methods are compared over test rows."""
 
     pairing = "over the same test rows"

@@ -18,7 +18,7 @@ from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult, best_me
 from ppl_bnn.prediction.reliability import Event, Transform
 from ppl_bnn.reporting import verdict
 from ppl_bnn.reporting.ranks import mean_ranks, words_of_ranks
-from ppl_bnn.reporting.verdict import SCORE, Block, Lags, Verdict, judge
+from ppl_bnn.reporting.verdict import SCORE, Lags, UnitBlock, Verdict, judge
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +28,7 @@ Pair = tuple[str, str]
 MOST_NAMED = 8
 
 
-class GridBlock(Block):
+class GridBlock(UnitBlock):
     """The methods of a grid on one model and one data set, compared over splits."""
 
     fit = " a fit"
@@ -55,7 +55,7 @@ class GridBlock(Block):
         return best_method(splits, LARGER_IS_BETTER[score]) if len(splits.columns) else None
 
     def lags(self, score: str) -> Lags:
-        """See `Block.lags`; methods that have no split in common with the best one are left out."""
+        """See `UnitBlock.lags`; methods that have no split in common with the best one are left out."""
         best, sign = self.best(score), -1.0 if LARGER_IS_BETTER[score] else 1.0
         lags = {}
         for name in map(str, self.table.index):

@@ -120,7 +120,7 @@ def rendered(template: str, **values: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One cell of a table.
 
     `text` is shown, `order` is the value to sort by ("" for a blank), `mark` is "best", "level" or "", `notes` are
@@ -144,23 +144,23 @@ class Sheet:
 
     heading: str
     columns: Sequence[tuple[str, str]]
-    rows: Sequence[tuple[str, str, Sequence[Cell]]]
+    rows: Sequence[tuple[str, str, Sequence[TableCell]]]
     foot: Sequence[str] = ()
     first: str = "method"
     below: str = ""
 
 
-def cell_of(row: Mapping[Any, Any], column: Column, mark: str = "", notes: tuple[int, ...] = ()) -> Cell:
+def cell_of(row: Mapping[Any, Any], column: Column, mark: str = "", notes: tuple[int, ...] = ()) -> TableCell:
     """The cell of a row of the table in a column, with its standard error if the column has one."""
     value = row[column.source]
     if isinstance(value, str):
-        return Cell(value or "–", value, mark, notes, alarm=value not in ("", "yes"))
+        return TableCell(value or "–", value, mark, notes, alarm=value not in ("", "yes"))
     if math.isnan(value):
-        return Cell("–", "", "", notes)
+        return TableCell("–", "", "", notes)
     # The script of a page would not read "inf" as a number.
     order = repr(float(value)) if math.isfinite(value) else "Infinity" if value > 0.0 else "-Infinity"
     alarm = (column.source == "failures" and value > 0) or (column.source == "converged" and value < 1.0)
-    return Cell(minus(in_digits(row, column)), order, mark, notes, alarm)
+    return TableCell(minus(in_digits(row, column)), order, mark, notes, alarm)
 
 
 def minus(text: str) -> str:

@@ -21,11 +21,11 @@ from ppl_bnn.prediction.reliability import LEVELS
 from ppl_bnn.reporting import html
 from ppl_bnn.reporting.findings import Findings, comparison_verdict, lags_of
 from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings, grid_verdict
-from ppl_bnn.reporting.html import Cell, Sheet, data_card, download, in_words, minus
+from ppl_bnn.reporting.html import Sheet, TableCell, data_card, download, in_words, minus
 from ppl_bnn.reporting.panels import Picture
 from ppl_bnn.reporting.pictures import GRID_PICTURES, PICTURES
 from ppl_bnn.reporting.terminal import FIDELITY, PREDICTION, Column, noise_floors, number
-from ppl_bnn.reporting.verdict import Block, standing
+from ppl_bnn.reporting.verdict import UnitBlock, standing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -237,7 +237,7 @@ def _tables_of_comparison(found: Findings, notes: Mapping[tuple[str, str], tuple
 
 
 def _sheet(
-    block: Block,
+    block: UnitBlock,
     heading: str,
     columns: Sequence[Column],
     marks: Mapping[str, Mapping[str, str]],
@@ -253,7 +253,9 @@ def _sheet(
         for column in columns:
             mark = marks.get(column.source, {}).get(name, "")
             cell = html.cell_of(row, column, mark, notes.get((name, column.source), ()))
-            line.append(Cell("best", "0") if name == best and column.source == "log_score_to_best" else cell)
+            line.append(
+                TableCell("best", "0") if name == best and column.source == "log_score_to_best" else cell
+            )
         rows.append((str(name), str(row["reference"]), line))
     floors = noise_floors(block.table, block.reference)
     foot = [minus(number(floors[c.source], 2)) if c.source in floors else "" for c in columns]
@@ -282,7 +284,7 @@ def _intervals(found: Findings) -> Sheet | None:
     for row in frame.to_dict(orient="records"):
         line = [html.cell_of(row, column) for column, _ in columns]
         if row["pit_p"] < 0.001:
-            line[-1] = Cell("< 0.001", line[-1].order)
+            line[-1] = TableCell("< 0.001", line[-1].order)
         rows.append((str(row["method"]), "", line))
     below = (
         "Cover: the share of test targets inside; width: the mean, in units of the target. PIT off by: the largest "
@@ -301,7 +303,10 @@ def _whole_table(table: pd.DataFrame, notes: Mapping[tuple[str, str], tuple[int,
         return (value if isinstance(value, str) else number) or "–"
 
     lines = [
-        (column, [Cell(text(value), notes=notes.get((name, column), ())) for name, value in values.items()])
+        (
+            column,
+            [TableCell(text(value), notes=notes.get((name, column), ())) for name, value in values.items()],
+        )
         for column, values in table.to_dict().items()
     ]
     return {"names": [str(name) for name in table.index], "lines": lines}
@@ -411,7 +416,11 @@ def _gaps(result: GridResult) -> dict[str, Any]:
     failed = every[every["failure"] != ""]
     columns = {"model": "model", "data": "data", "split": "split", "seed": "seed", "reason": "failure"}
     rows = [
-        (str(row["method"]), "", [Cell(str(row[source]), str(row[source])) for source in columns.values()])
+        (
+            str(row["method"]),
+            "",
+            [TableCell(str(row[source]), str(row[source])) for source in columns.values()],
+        )
         for _, row in failed.head(MOST_LISTED).iterrows()
     ]
     sheet = Sheet(f"{len(failed)} of {len(every)} cells failed", [(name, "") for name in columns], rows)

@@ -26,7 +26,7 @@ from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings
 from ppl_bnn.reporting.panels import Panel, Picture, finish, height_for, listed_values, rows_of
 from ppl_bnn.reporting.prediction_figures import predictions, with_standing
 from ppl_bnn.reporting.ranks import Ranks, mean_ranks, words_of_ranks
-from ppl_bnn.reporting.verdict import SCORE, Block
+from ppl_bnn.reporting.verdict import SCORE, UnitBlock
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Blocks = Findings | GridFindings
 
 
-def _title(block: Block, what: str) -> str:
+def _title(block: UnitBlock, what: str) -> str:
     """What a panel shows, after the title of its block if there are several."""
     return f"{block.title}: {what}" if block.title else f"{what[0].upper()}{what[1:]}"
 
@@ -76,7 +76,7 @@ def cost(found: Blocks) -> Picture:
     return Picture.of("cost", "Accuracy against cost", caption, panels, rows, missing)
 
 
-def _scores_of_costs(block: Block) -> Iterator[tuple[str, str, str]]:
+def _scores_of_costs(block: UnitBlock) -> Iterator[tuple[str, str, str]]:
     yield SCORE, "log score", "nats per row"
     if isinstance(block, Findings):
         if block.comparison.task == "classification":
@@ -225,7 +225,7 @@ _OF_CLASSES = (
 )
 
 
-def _rows_of_numbers(block: Block, transforms: Mapping[str, Transform]) -> Iterator[dict[str, Any]]:
+def _rows_of_numbers(block: UnitBlock, transforms: Mapping[str, Transform]) -> Iterator[dict[str, Any]]:
     if isinstance(block, Findings):
         return rows_of(("row", "pit"), {name: enumerate(each.pit) for name, each in transforms.items()})
     columns = ("rows", *(f"coverage_{100 * level:.0f}" for level in LEVELS))
@@ -233,7 +233,9 @@ def _rows_of_numbers(block: Block, transforms: Mapping[str, Transform]) -> Itera
     return rows_of(columns, values, **block.labels)
 
 
-def _panels_of_numbers(block: Block, transforms: Mapping[str, Transform], counts: bool) -> Iterator[Panel]:
+def _panels_of_numbers(
+    block: UnitBlock, transforms: Mapping[str, Transform], counts: bool
+) -> Iterator[Panel]:
     rows = min(len(each.pit) for each in transforms.values())
     meaning = f"share of test targets in central intervals of {listed([f'{100 * level:.0f}' for level in LEVELS])} %"
     label = ("probability of the interval", "share inside, minus that")
@@ -261,7 +263,9 @@ def _panel_of_shares(
     return Panel(title, draw, f"{title}: {meaning}: {'; '.join(words)}.")
 
 
-def _panels_of_classes(block: Block, bins: Mapping[str, Any], words: Mapping[str, str]) -> Iterator[Panel]:
+def _panels_of_classes(
+    block: UnitBlock, bins: Mapping[str, Any], words: Mapping[str, str]
+) -> Iterator[Panel]:
     """A panel for each method of a comparison, with intervals; one panel for all methods of a grid."""
     meaning = "predicted probability to share that occurred"
     if isinstance(block, Findings):

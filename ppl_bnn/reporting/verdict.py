@@ -70,7 +70,7 @@ class Verdict:
     parts: tuple[Verdict, ...] = ()
 
 
-class Block(ABC):
+class UnitBlock(ABC):
     """Several methods on one model and one data set, compared over paired units: test rows, or splits.
 
     `table` has a row per method, `units` counts units in words, `labels` name the block, `fit` follows a duration.
@@ -160,7 +160,7 @@ def best_first(best: str, lags: Lags) -> Lags:
 # --- the verdict ------------------------------------------------------------------------------------------
 
 
-def judge(block: Block) -> Verdict:
+def judge(block: UnitBlock) -> Verdict:
     """Which method to use, why, and the doubts about it.
 
     It is the fastest of the methods that are level with the best log score and have no known problem. Beside a point,
@@ -187,7 +187,7 @@ def judge(block: Block) -> Verdict:
     return replace(found, why=why)
 
 
-def _choice(block: Block, found: Verdict) -> tuple[str, str, str]:
+def _choice(block: UnitBlock, found: Verdict) -> tuple[str, str, str]:
     """The recommended method, the recommendation and the reason."""
     level, sound = found.level, found.sound
     chosen = min(sound, key=block.seconds)
@@ -225,7 +225,7 @@ def for_predictions(point: str, second: str | None) -> str:
     return f"For predictions alone, use {point}{f'; for uncertainty about the function, {second}' if second else ''}."
 
 
-def _far_from_reference(block: Block, found: Verdict, chosen: str) -> str:
+def _far_from_reference(block: UnitBlock, found: Verdict, chosen: str) -> str:
     """In what respect `chosen` is far from a reference that is level, sound and cheap; "" if it is not."""
     reference = block.reference
     if reference not in found.sound or reference == chosen or found.reference_doubt:
@@ -255,7 +255,7 @@ def _spread_in_words(ratio: float) -> str:
     return f"its spread is {ratio:.2f} times that of the posterior" if ratio > 0.0 else "it has no spread"
 
 
-def _unsound(block: Block, found: Verdict) -> str:
+def _unsound(block: UnitBlock, found: Verdict) -> str:
     """Why none of the methods that are level with the best is recommended, and which other one predicts best."""
     best = found.level[0]
     because = (
@@ -275,7 +275,7 @@ def _unsound(block: Block, found: Verdict) -> str:
     return f"{because} Of the methods without a known problem {second} predicts best; it {lost}."
 
 
-def _against_best(block: Block, found: Verdict) -> str:
+def _against_best(block: UnitBlock, found: Verdict) -> str:
     best, chosen = found.level[0], str(found.method)
     difference, error = found.lags[chosen]
     if chosen == best:
@@ -290,7 +290,7 @@ def _against_best(block: Block, found: Verdict) -> str:
     )
 
 
-def _others(block: Block, found: Verdict) -> Iterable[str]:
+def _others(block: UnitBlock, found: Verdict) -> Iterable[str]:
     """Which methods are level with the best besides the recommended one, and which are behind, with their times."""
     best, chosen = found.level[0], found.method
     price = math.inf if chosen is None else block.seconds(chosen)
@@ -313,7 +313,7 @@ def _others(block: Block, found: Verdict) -> Iterable[str]:
         yield f"Behind {best} in log score by more than {IN_WORDS}: {listed(behind)}."
 
 
-def _gap(block: Block, found: Verdict) -> Iterable[str]:
+def _gap(block: UnitBlock, found: Verdict) -> Iterable[str]:
     """How close the method is to the posterior, if there is a reference to measure it by."""
     chosen, reference = str(found.method), block.reference
     columns = ("gap_mean", "gap_mean_floor", "gap_sd_ratio", "gap_sd_floor")

@@ -31,7 +31,7 @@ _SENTENCE = re.compile(r"[A-Z].*\.")
 
 
 @dataclass(frozen=True)
-class Rule:
+class SupportRule:
     """A set of cells, the class and words of the error that they end in, and the reason in words.
 
     `general` rules name no model: they are about methods and systems alone.
@@ -60,18 +60,18 @@ class Declarations:
 
     models: tuple[str, ...]
     methods: Mapping[str, MethodRow]
-    impossible: tuple[Rule, ...]
-    depends: tuple[Rule, ...]
+    impossible: tuple[SupportRule, ...]
+    depends: tuple[SupportRule, ...]
 
     def cells(self) -> Iterator[tuple[str, str, str]]:
         """Every (model, method, system)."""
         return ((m, row, system) for m in self.models for row in self.methods for system in SYSTEMS)
 
-    def why_not(self, model: str, method: str, system: str) -> Rule | None:
+    def why_not(self, model: str, method: str, system: str) -> SupportRule | None:
         """The rule by which a cell is impossible; None if it is not."""
         return next((rule for rule in self.impossible if rule.covers(model, method, system)), None)
 
-    def doubt(self, model: str, method: str, system: str) -> Rule | None:
+    def doubt(self, model: str, method: str, system: str) -> SupportRule | None:
         """The rule by which a cell that is not impossible may fail; None if the cell works."""
         if self.why_not(model, method, system) is not None:
             return None
@@ -89,19 +89,21 @@ class Declarations:
         members = self.served(str(row.member))
         return tuple(each for each in self.served(row.name.removesuffix(f"-{row.member}")) if each in members)
 
-    def missing(self, model: str) -> dict[Rule, list[str]]:
+    def missing(self, model: str) -> dict[SupportRule, list[str]]:
         """Reason -> the methods that cannot fit a model because of it.
 
         A method that is missing in one of its systems only is followed by that system: "nuts in pyro".
         """
         return self._by_reason(model, self.why_not)
 
-    def doubtful(self, model: str) -> dict[Rule, list[str]]:
+    def doubtful(self, model: str) -> dict[SupportRule, list[str]]:
         """Reason -> the methods that may fail because of it, in the form of `missing`."""
         return self._by_reason(model, self.doubt)
 
-    def _by_reason(self, model: str, rule_of: Callable[..., Rule | None]) -> dict[Rule, list[str]]:
-        found: dict[Rule, list[str]] = {}
+    def _by_reason(
+        self, model: str, rule_of: Callable[..., SupportRule | None]
+    ) -> dict[SupportRule, list[str]]:
+        found: dict[SupportRule, list[str]] = {}
         for method in self.methods:
             rules = {system: rule_of(model, method, system) for system in self.served(method)}
             for rule in filter(None, dict.fromkeys(rules.values())):
@@ -174,7 +176,9 @@ def read(path: Path, models: tuple[str, ...], rows: Mapping[str, MethodRow] = RO
     return declarations
 
 
-def _rule(where: str, given: Mapping[str, Any], axes: Mapping[str, tuple[str, ...]], refused: bool) -> Rule:
+def _rule(
+    where: str, given: Mapping[str, Any], axes: Mapping[str, tuple[str, ...]], refused: bool
+) -> SupportRule:
     _check_known(f"key of {where}", given, _KEYS)
     check, both = InputError.check, "methods" in given and "not_methods" in given
     check(not both, where, "methods or not_methods", "both", "one of them")
@@ -199,7 +203,9 @@ def _rule(where: str, given: Mapping[str, Any], axes: Mapping[str, tuple[str, ..
     check(good, f"{where}, reason", "a sentence", repr(reason), "a capital and a full stop")
     methods, general = chosen["methods"] - chosen["not_methods"], "models" not in given
     error_class = getattr(errors, error)
-    return Rule(chosen["models"], methods, chosen["systems"], error_class, words["says"], reason, general)
+    return SupportRule(
+        chosen["models"], methods, chosen["systems"], error_class, words["says"], reason, general
+    )
 
 
 def _check_known(kind: str, names: Iterable[str], known: tuple[str, ...]) -> None:

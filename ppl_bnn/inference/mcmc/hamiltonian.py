@@ -107,7 +107,7 @@ class Hamiltonian(Sampler):
     # -- the mass matrix
 
     def inverse_mass(
-        self, problem: Problem, approximation: Approximation | None, blocks: Sequence[Block]
+        self, problem: Problem, approximation: Approximation | None, blocks: Sequence[MassBlock]
     ) -> list[np.ndarray] | None:
         """The inverse mass matrix of a start, (k,) or (k, k) per block; None if the start has no spread.
 
@@ -251,7 +251,7 @@ def _same(flat: Any, /) -> Any:
 
 
 @dataclass(frozen=True)
-class Block:
+class MassBlock:
     """Sites that share a part of the mass matrix, their positions in the flat vector, and whether it is dense."""
 
     sites: tuple[str, ...]
@@ -259,7 +259,7 @@ class Block:
     dense: bool
 
 
-def mass_blocks(program: Program, structure: str) -> list[Block]:
+def mass_blocks(program: Program, structure: str) -> list[MassBlock]:
     """The blocks of a "diagonal", "dense" or "block" mass matrix.
 
     One block over everything, or a dense block per layer and a diagonal block for the rest: layers of one coordinate
@@ -268,8 +268,8 @@ def mass_blocks(program: Program, structure: str) -> list[Block]:
     names = latent_names(program)
     positions = _positions(program, names)
 
-    def block(names: Sequence[str], dense: bool) -> Block:
-        return Block(tuple(names), np.concatenate([positions[name] for name in names]), dense)
+    def block(names: Sequence[str], dense: bool) -> MassBlock:
+        return MassBlock(tuple(names), np.concatenate([positions[name] for name in names]), dense)
 
     if structure != "block":
         return [block(names, structure == "dense")]
@@ -318,7 +318,7 @@ class _PyroJob:
     starts: list[np.ndarray]
     fixed: dict[str, np.ndarray]
     from_prior: bool
-    blocks: list[Block]
+    blocks: list[MassBlock]
     inverse: list[np.ndarray] | None
 
 
@@ -417,7 +417,7 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
 
 
 def _set_inverse_mass(
-    kernel: Any, blocks: Sequence[Block], inverse: Sequence[np.ndarray], program: Program
+    kernel: Any, blocks: Sequence[MassBlock], inverse: Sequence[np.ndarray], program: Program
 ) -> None:
     """Set the start's inverse mass matrix in a kernel that is set up, and search for its step size again."""
     import torch

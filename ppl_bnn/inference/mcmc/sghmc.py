@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppl_bnn.core.settings import between, setting
-from ppl_bnn.inference.mcmc.stochastic_gradient import Density, Pace, Rule, StochasticGradient, Walker
+from ppl_bnn.inference.mcmc.stochastic_gradient import Density, Pace, StepRule, StochasticGradient, Walker
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class SGHMC(StochasticGradient):
 
     friction: float = setting(0.1, between(0, 1))
 
-    def rule(self, rows: int, batches: bool) -> Rule:
+    def rule(self, rows: int, batches: bool) -> StepRule:
         import jax
         import jax.numpy as jnp
 
@@ -119,4 +119,4 @@ class SGHMC(StochasticGradient):
             walker = {"flat": flat, "momentum": momentum, "size": size, "steepness": steepness}
             return walker | ({"gradient": gradient} if batches else {}), size, excess
 
-        return Rule(begin, move, lambda walker: self.allowance / walker["steepness"])
+        return StepRule(begin, move, lambda walker: self.allowance / walker["steepness"])

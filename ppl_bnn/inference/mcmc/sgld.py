@@ -7,7 +7,7 @@ from typing import Any
 
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.settings import OneOf, setting
-from ppl_bnn.inference.mcmc.stochastic_gradient import Density, Pace, Rule, StochasticGradient, Walker
+from ppl_bnn.inference.mcmc.stochastic_gradient import Density, Pace, StepRule, StochasticGradient, Walker
 
 # Added to the root mean square of the gradient per row.
 DAMPING = 1e-5
@@ -119,7 +119,7 @@ class SGLD(StochasticGradient):
     def exact(self) -> bool:
         return self.correction is not None
 
-    def rule(self, rows: int, batches: bool) -> Rule:
+    def rule(self, rows: int, batches: bool) -> StepRule:
         return self._metropolis(rows) if self.correction else self._langevin(rows)
 
     # -- the preconditioner
@@ -143,7 +143,7 @@ class SGLD(StochasticGradient):
 
     # -- without a correction
 
-    def _langevin(self, rows: int) -> Rule:
+    def _langevin(self, rows: int) -> StepRule:
         import jax
         import jax.numpy as jnp
 
@@ -162,11 +162,11 @@ class SGLD(StochasticGradient):
             flat = flat + size * mass * gradient + jnp.sqrt(2.0 * size * mass) * noise
             return {"flat": flat, "steepness": steepness, **kept}, size, size * now
 
-        return Rule(begin, move, lambda walker: self.allowance / walker["steepness"])
+        return StepRule(begin, move, lambda walker: self.allowance / walker["steepness"])
 
     # -- with a correction
 
-    def _metropolis(self, rows: int) -> Rule:
+    def _metropolis(self, rows: int) -> StepRule:
         import jax
         import jax.numpy as jnp
 
@@ -202,4 +202,4 @@ class SGLD(StochasticGradient):
             }
             return walker, size, probability
 
-        return Rule(begin, move, lambda walker: jnp.exp(walker["mean_log_size"]), "acceptance_rate")
+        return StepRule(begin, move, lambda walker: jnp.exp(walker["mean_log_size"]), "acceptance_rate")

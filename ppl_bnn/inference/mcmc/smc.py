@@ -193,7 +193,7 @@ class SMC(Method):
         swarm = _Swarm(self, problem)
         compile_seconds = compiling()
         look = self._look(problem)
-        ended: list[_Path] = []
+        ended: list[_Particles] = []
         looks: list[dict[str, float]] = []
         stopped, wanted = "runs", self.runs
         task = progress.task(self.name, 100 * self.runs)
@@ -202,7 +202,7 @@ class SMC(Method):
                 index = len(ended)
                 checkpoint, seed = checkpoint_of(index), site_seed(f"smc run {index}", problem.seed)
                 before = checkpoint.load()
-                path = self._beginning(swarm, seed) if before is None else _Path.from_arrays(before)
+                path = self._beginning(swarm, seed) if before is None else _Particles.from_arrays(before)
                 path = self._pass(swarm, path, seed, index, checkpoint, task, watch)
                 if path.inverse_temperature < 1.0:
                     stopped = "budget"
@@ -242,7 +242,7 @@ class SMC(Method):
             target=tempered(self.temperature),
         )
 
-    def _figures(self, ended: Sequence[_Path]) -> dict[str, float]:
+    def _figures(self, ended: Sequence[_Particles]) -> dict[str, float]:
         each = np.array([path.log_normaliser for path in ended])
         name, runs = self._estimate, len(ended)
         figures = {name: float(np.logaddexp.reduce(each) - math.log(runs))}
@@ -256,21 +256,23 @@ class SMC(Method):
             "final_correlation": float(max(path.correlation for path in ended)),
         }
 
-    def _look(self, problem: Problem) -> Callable[[Sequence[_Path]], tuple[bool, dict[str, float]]] | None:
+    def _look(
+        self, problem: Problem
+    ) -> Callable[[Sequence[_Particles]], tuple[bool, dict[str, float]]] | None:
         """A function that checks the stopping rule on the runs so far; None without a rule."""
         rule = self._rule()
         if rule is None:
             return None
         seen, error = watched(problem, rule), f"{self._estimate}_se"
 
-        def look(ended: Sequence[_Path]) -> tuple[bool, dict[str, float]]:
+        def look(ended: Sequence[_Particles]) -> tuple[bool, dict[str, float]]:
             u = problem.program.unravel(np.stack([path.particles for path in ended]))
             # A single run has no standard error.
             return seen(u, **{error: self._figures(ended).get(error, math.nan)})
 
         return look
 
-    def _warnings(self, ended: list[_Path], stopped: str) -> tuple[str, ...]:
+    def _warnings(self, ended: list[_Particles], stopped: str) -> tuple[str, ...]:
         found = []
         unsupported = max(path.unsupported for path in ended)
         if unsupported:
@@ -295,13 +297,13 @@ class SMC(Method):
     def _pass(
         self,
         swarm: _Swarm,
-        path: _Path,
+        path: _Particles,
         seed: int,
         index: int,
         checkpoint: Checkpoint,
         task: Task,
         watch: Stopwatch,
-    ) -> _Path:
+    ) -> _Particles:
         """Advance the particles of one run to the end, or until the budget is spent."""
         try:
             while path.inverse_temperature < 1.0:
@@ -320,7 +322,7 @@ class SMC(Method):
         task.update(100 * (index + 1))
         return path
 
-    def _beginning(self, swarm: _Swarm, seed: int) -> _Path:
+    def _beginning(self, swarm: _Swarm, seed: int) -> _Particles:
         particles = swarm.draw(seed)
         prior, change = swarm.measure(particles)
         _check_defined(np.isfinite(prior) & (np.isfinite(change) | (change == -np.inf)), "from the prior")
@@ -329,9 +331,9 @@ class SMC(Method):
         if not supported:
             wanted = "a likelihood with support at some draw from the prior"
             raise DivergenceError.of(self.name, wanted, f"a likelihood of zero at all {count} of them", WIDER)
-        return _Path(particles, prior, change, np.arange(count), unsupported=1.0 - supported / count)
+        return _Particles(particles, prior, change, np.arange(count), unsupported=1.0 - supported / count)
 
-    def _next(self, swarm: _Swarm, path: _Path, seed: int) -> _Path:
+    def _next(self, swarm: _Swarm, path: _Particles, seed: int) -> _Particles:
         """Advance by one temperature. All randomness follows from the run's seed and the number of the temperature."""
         stage, count = len(path.told), len(path.prior)
         rng = np.random.default_rng([seed, stage])
@@ -373,7 +375,7 @@ class SMC(Method):
         ess = 1.0 / (float(np.sum(weights**2)) * count)
         # Resampling leaves copies side by side, which would look autocorrelated as draws of a chain.
         order = rng.permutation(count) if at == 1.0 else np.arange(count)
-        return _Path(
+        return _Particles(
             particles=particles[order],
             prior=prior[order],
             change=change[order],
@@ -389,7 +391,7 @@ class SMC(Method):
 
 
 @dataclass(frozen=True)
-class _Path:
+class _Particles:
     """The state of a run; a checkpoint has its fields by name.
 
     particles (N, P), with prior = log p(w) + log |dw/du| and change, its rate of change with the inverse temperature.
@@ -413,7 +415,7 @@ class _Path:
         return {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> _Path:
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> _Particles:
         values: dict[str, Any] = {name: each if each.ndim else each.item() for name, each in arrays.items()}
         return cls(**values)
 
@@ -490,7 +492,7 @@ class _Swarm:
         return np.asarray(self._draw(jax.random.split(_key(seed), self._count), self._data), np.float64)
 
     def measure(self, particles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`prior` and `change` of particles, see `_Path`."""
+        """`prior` and `change` of particles, see `_Particles`."""
         prior, change = self._measure(self._asarray(particles), self._data)
         return np.asarray(prior, np.float64), np.asarray(change, np.float64)
 

@@ -52,7 +52,7 @@ class Pace(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class StepRule:
     """One step of a method, as pure functions over JAX.
 
     begin: (flat, log density, gradient, typical) -> walker, a dict of arrays with the position as "flat"; `typical`
@@ -180,7 +180,7 @@ class StochasticGradient(Sampler):
         return self.cycle_length - self._explored
 
     @abstractmethod
-    def rule(self, rows: int, batches: bool) -> Rule:
+    def rule(self, rows: int, batches: bool) -> StepRule:
         """The step of the method for N rows; `batches`: whether gradients are batch estimates with their own noise."""
 
     def step_of(self, walker: Walker, pace: Pace, now: Any) -> tuple[Any, Any]:

@@ -245,21 +245,21 @@ class SWAG(Method):
         batch = min(128, max(1, rows // 10)) if self.batch_size is None else self.batch_size
         return batch, math.ceil(rows / batch) if self.every is None else self.every
 
-    def _paths(self, problems: Sequence[Problem], progress: Progress) -> list[_Path]:
+    def _paths(self, problems: Sequence[Problem], progress: Progress) -> list[_Trajectory]:
         """Where SGD begins for each problem, or its error."""
         if self.start is None:
             modes = find_modes(problems, steps=self.steps, progress=progress, title=f"{self.name}, start")
-            return [_Path.of(problem, mode) for problem, mode in zip(problems, modes, strict=True)]
+            return [_Trajectory.of(problem, mode) for problem, mode in zip(problems, modes, strict=True)]
         paths = []
         for problem in problems:
             try:
                 u = starting_point(problem, self.start, progress)
-                paths.append(_Path(problem, flat_sites(problem, u)))
+                paths.append(_Trajectory(problem, flat_sites(problem, u)))
             except DivergenceError as error:
-                paths.append(_Path.of(problem, error))
+                paths.append(_Trajectory.of(problem, error))
         return paths
 
-    def _rate(self, path: _Path) -> float:
+    def _rate(self, path: _Trajectory) -> float:
         """The given rate, or that of the stationary Gaussian closest to the posterior."""
         if self.learning_rate is not None:
             return float(self.learning_rate)
@@ -272,7 +272,7 @@ class SWAG(Method):
         closest = 2.0 * len(path.flat) * size / (rows * noise)
         return min(closest, 1.0 / (largest + noise / size))
 
-    def _walk(self, paths: Sequence[_Path], progress: Progress) -> float:
+    def _walk(self, paths: Sequence[_Trajectory], progress: Progress) -> float:
         """Descend from where the paths begin and collect their moments; returns the seconds of compilation."""
         first, count = paths[0].problem, len(paths)
         size, every = self._lengths(first.rows)
@@ -313,13 +313,13 @@ class SWAG(Method):
             task.close()
         return loop.compile_seconds
 
-    def _diverged(self, path: _Path, stretch: int, every: int) -> DivergenceError:
+    def _diverged(self, path: _Trajectory, stretch: int, every: int) -> DivergenceError:
         before = "the first ones" if not stretch else f"after a mean of {path.losses[stretch - 1]:.6g}"
         got = f"others within steps {stretch * every} to {(stretch + 1) * every} ({before})"
         advice = f"learning_rate={path.rate / 10:.2g}, a larger batch_size, or standardise=True"
         return DivergenceError.of(self.name, "finite losses and weights", got, advice)
 
-    def _outcome(self, path: _Path) -> Outcome:
+    def _outcome(self, path: _Trajectory) -> Outcome:
         problem = path.problem
 
         def by_site(flat: np.ndarray) -> dict[str, np.ndarray]:
@@ -376,7 +376,7 @@ class SWAG(Method):
 
 
 @dataclass
-class _Path:
+class _Trajectory:
     """The fit of one problem: the flat vector at which SGD begins, what was found and spent, and its error, if any."""
 
     problem: Problem
@@ -391,7 +391,7 @@ class _Path:
     losses: Any = None
 
     @classmethod
-    def of(cls, problem: Problem, mode: Mode | DivergenceError) -> _Path:
+    def of(cls, problem: Problem, mode: Mode | DivergenceError) -> _Trajectory:
         if isinstance(mode, DivergenceError):
             return cls(problem, np.empty(0), error=mode)
         warnings = tuple(f"start: {text}" for text in mode.warnings)
@@ -465,7 +465,7 @@ def _settled(losses: np.ndarray) -> bool:
     return bool(abs(before.mean() - last.mean()) <= max(3.0 * error, 0.1))
 
 
-def _descent_of_each(paths: Sequence[_Path], size: int, length: int) -> Any:
+def _descent_of_each(paths: Sequence[_Trajectory], size: int, length: int) -> Any:
     """The loop of gradient descent on several paths at once, on batches of `size` rows."""
     first, count = paths[0].problem, len(paths)
     program, scale = first.program, first.rows / size

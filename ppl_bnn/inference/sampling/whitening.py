@@ -60,7 +60,7 @@ def gradients_of_a_start(size: int) -> tuple[float, float, float]:
     return each, 3.0 * each, ROUNDS * each
 
 
-class _Begun(NamedTuple):
+class _StartState(NamedTuple):
     """The state of a chain that is moved in. gradients: evaluations; a Hessian product counts as two."""
 
     flat: Any
@@ -140,10 +140,10 @@ def brought_in(
         kept = along - jnp.clip(along, -EDGE, EDGE)
         return whitening.directions @ kept + jnp.where(length > most, 1.0 - most / length, 0.0) * rest
 
-    def goes_on(begun: _Begun) -> Any:
+    def goes_on(begun: _StartState) -> Any:
         return begun.moves & (begun.round < ROUNDS)
 
-    def nearer(begun: _Begun) -> _Begun:
+    def nearer(begun: _StartState) -> _StartState:
         whitening = curvature(gradient_of, begun.flat, jax.random.fold_in(key, begun.round))
         far = beyond(whitening.out(begun.gradient), whitening)
         step = whitening.out(far)
@@ -153,7 +153,7 @@ def brought_in(
         values = jnp.where(fine, values, -jnp.inf)
         best = jnp.argmax(values)
         moves = (jnp.sum(far**2) > NEAR**2) & (values[best] > begun.value)
-        return _Begun(
+        return _StartState(
             jnp.where(moves, begun.flat + shares[best] * step, begun.flat),
             jnp.where(moves, values[best], begun.value),
             jnp.where(moves, gradients[best], begun.gradient),
@@ -168,7 +168,7 @@ def brought_in(
     unknown = Whitening(jnp.zeros((size, rank), flat.dtype), jnp.ones(rank, flat.dtype), ones)
     # A chain that cannot start here is rejected later by its density.
     usable = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
-    begun = _Begun(flat, value, gradient, unknown, none, none, usable)
+    begun = _StartState(flat, value, gradient, unknown, none, none, usable)
     begun = jax.lax.while_loop(goes_on, nearer, begun)
     return begun.flat, begun.whitening, begun.gradients
 

@@ -22,7 +22,13 @@ from scipy.linalg import solve_discrete_lyapunov
 import ppl_bnn as bnn
 from ppl_bnn import SGHMC, SGLD, likelihoods, priors
 from ppl_bnn.core.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
-from ppl_bnn.inference.mcmc.stochastic_gradient import MEMORY, Pace, Rule, StochasticGradient, permuted_rows
+from ppl_bnn.inference.mcmc.stochastic_gradient import (
+    MEMORY,
+    Pace,
+    StepRule,
+    StochasticGradient,
+    permuted_rows,
+)
 from tests.problems import Conjugate, regression_data, small_network
 
 CONJUGATE = Conjugate.make()
@@ -445,7 +451,7 @@ def test_control_variates_cost_more_and_make_less_noise():
 class Recorder(StochasticGradient):
     """Takes no steps, and writes down what it is told of each."""
 
-    def rule(self, rows: int, batches: bool) -> Rule:
+    def rule(self, rows: int, batches: bool) -> StepRule:
         def begin(flat: Any, lp: Any, gradient: Any, typical: Any) -> Any:
             none = jnp.full(400, jnp.nan)
             return {"flat": flat, "at": jnp.zeros((), int), "sizes": none, "noises": none, "weights": none}
@@ -456,7 +462,7 @@ class Recorder(StochasticGradient):
             told = {name: walker[name].at[at].set(value) for name, value in told.items()}
             return {**walker, **told, "at": at + 1}, pace.size, jnp.zeros(())
 
-        return Rule(begin, move, lambda walker: 0.25)
+        return StepRule(begin, move, lambda walker: 0.25)
 
 
 def recorded(method: Recorder, draws: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
