@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,13 +20,11 @@ from ppl_bnn.prediction.prediction import Prediction
 
 # Figures that need the value of a target: the bound that a censored row gives is not enough.
 VALUE_SCORES = ("rmse", "crps", "coverage_90")
-# Largest draws x rows in each group of a tree: half a gigabyte. A chain keeps at least FEWEST_DRAWS.
+# Largest draws x rows of a group of a tree (half a gigabyte); a chain keeps at least FEWEST_DRAWS.
 MOST_VALUES = 2**26
 FEWEST_DRAWS = 100
-_LOO = (
-    *("elpd_loo", "elpd_loo_se", "elpd_loo_corrected"),
-    *("pareto_k_corrected", "pareto_k_loo", "loo_rank", "loo_weight"),
-)
+_LOO = ("elpd_loo", "elpd_loo_se", "elpd_loo_corrected", "pareto_k_corrected", "pareto_k_loo")
+_LOO += ("loo_rank", "loo_weight")
 
 
 @dataclass(frozen=True)
@@ -121,19 +119,6 @@ def chain_of_draws(posterior: Posterior, prediction: Prediction) -> np.ndarray |
     """The chain of each draw of a prediction, (S,); None if it was not made from all draws of the posterior."""
     chains, draws = posterior.shape
     return np.repeat(np.arange(chains), draws) if prediction.draws == chains * draws else None
-
-
-def standing(row: Mapping[str, Any]) -> str:
-    """Status of the reference by its row: "reference", with the reason why it may not be a valid one."""
-    if row["kind"] != "chains":
-        return "reference (an approximation)"
-    doubts = {
-        "yes": " (of another target)" if row.get("target") else "",
-        "no": " (not converged)",
-        "per mode": " (converged per mode only)",
-        "in doubt": " (in doubt)",
-    }
-    return "reference" + doubts.get(row.get("converged", ""), " (convergence not known)")
 
 
 def stacking_weights(posterior: Posterior) -> str:

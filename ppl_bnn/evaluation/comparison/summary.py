@@ -8,6 +8,7 @@ methods share. The margin matters because with many rows a difference can be cer
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +23,19 @@ STANDARD_ERRORS = 2.0
 # Practical margin that it must also exceed: nats per row for log scores, a share of the best value for others.
 MARGIN = 0.01
 IN_WORDS = f"two standard errors and {MARGIN:g} nats per test row"
+
+
+def standing(row: Mapping[str, Any]) -> str:
+    """Status of the reference by its row: "reference", with the reason why it may not be a valid one."""
+    if row["kind"] != "chains":
+        return "reference (an approximation)"
+    doubts = {
+        "yes": " (of another target)" if row.get("target") else "",
+        "no": " (not converged)",
+        "per mode": " (converged per mode only)",
+        "in doubt": " (in doubt)",
+    }
+    return "reference" + doubts.get(row.get("converged", ""), " (convergence not known)")
 
 
 def is_difference(difference: float, error: float, margin: float = MARGIN) -> bool:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.warning_filters import recorded
-from ppl_bnn.evaluation.comparison.record import Record, chain_of_draws, reason, standing
+from ppl_bnn.evaluation.comparison.record import Record, chain_of_draws, reason
+from ppl_bnn.evaluation.comparison.summary import standing
 from ppl_bnn.prediction import scores
 
 if TYPE_CHECKING:

@@ -22,7 +22,8 @@ from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.files import writable, write_whole
 from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import shown
-from ppl_bnn.evaluation.comparison.record import reason, standing
+from ppl_bnn.evaluation.comparison.record import reason
+from ppl_bnn.evaluation.comparison.summary import standing
 from ppl_bnn.evaluation.comparison.table import COLUMNS, WORDS, typed
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.prediction import scores

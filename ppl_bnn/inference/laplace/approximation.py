@@ -217,9 +217,8 @@ class LaplaceGaussian(Approximation):
 def _concatenated(parts: Sequence[Prediction]) -> Prediction:
     """One prediction for the rows of several."""
     within = [part.epistemic_within for part in parts if part.epistemic_within is not None]
-    parameters = {
-        name: np.concatenate([part.parameters[name] for part in parts], axis=1)
-        for name in parts[0].parameters
-    }
-    joined = np.concatenate(within, axis=1) if within else None
-    return replace(parts[0], parameters=parameters, epistemic_within=joined)
+    names = parts[0].parameters
+    parameters = {name: np.concatenate([part.parameters[name] for part in parts], 1) for name in names}
+    return replace(
+        parts[0], parameters=parameters, epistemic_within=np.concatenate(within, 1) if within else None
+    )
