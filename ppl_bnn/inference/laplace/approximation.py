@@ -29,9 +29,8 @@ _KINDS = (*KINDS, "sampled")
 class LaplaceGaussian(Approximation):
     """N(mode, A^-1) over some or all positions of the latent sites. Everything else stays at its value.
 
-    `held` has the parameters without a prior; `positions` (Q,) of the Gaussian are None for the whole flat vector. If
-    tuned, `factors` multiply the precisions of priors by site, and `noise` is the known noise. `predictives` are the
-    kinds of prediction, the default first.
+    `held`: parameters without a prior. `positions` (Q,): None for the whole flat vector. `factors` of the precisions of
+    priors by site and the known `noise`, if tuned. `predictives`: kinds of prediction, the default first.
     """
 
     mode: dict[str, np.ndarray]
@@ -78,9 +77,8 @@ class LaplaceGaussian(Approximation):
         return True
 
     def program(self, model: Model) -> Model:
-        if not self.factors and self.noise is None:
-            return model
-        return with_precision_factors(model, self.factors, self.noise)
+        tuned = self.factors or self.noise is not None
+        return with_precision_factors(model, self.factors, self.noise) if tuned else model
 
     def as_prior(self) -> GaussianPrior:
         """The Gaussian over all latent sites; `UnsupportedError` if it does not cover all of them."""
@@ -99,12 +97,11 @@ class LaplaceGaussian(Approximation):
         return GaussianPrior(self.mode, joint=tuple(dense), kronecker=factors)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        mode = {f"mode/{index:04d}/{name}": value for index, (name, value) in enumerate(self.mode.items())}
-        held = {f"held/{name}": value for name, value in self.held.items()}
-        factors = {f"factor/{name}": value for name, value in self.factors.items()}
         structure = self.covariance.structure
-        gaussian = {f"gaussian/{structure}/{key}": value for key, value in self.covariance.arrays().items()}
-        found = {**mode, **held, **factors, **gaussian}
+        found = {f"mode/{index:04d}/{name}": value for index, (name, value) in enumerate(self.mode.items())}
+        found |= {f"held/{name}": value for name, value in self.held.items()}
+        found |= {f"factor/{name}": value for name, value in self.factors.items()}
+        found |= {f"gaussian/{structure}/{key}": value for key, value in self.covariance.arrays().items()}
         found["predictives"] = np.array([_KINDS.index(kind) for kind in self.predictives])
         if self.positions is not None:
             found["positions"] = self.positions
@@ -208,10 +205,9 @@ class LaplaceGaussian(Approximation):
         """The joint prediction of the linearised predictor, in closed form."""
         if "linearised" not in self.predictives:
             return None
-        parts = list(jacobians(problem, self.centre(), x, memory, self.positions))
-        eta = np.concatenate([eta for _, eta, _ in parts])
-        jacobian = np.concatenate([jacobian for *_, jacobian in parts])
-        return joint_predictive(problem.program.likelihood, eta, self.covariance.joint(jacobian))
+        _, etas, parts = zip(*jacobians(problem, self.centre(), x, memory, self.positions), strict=True)
+        covariance = self.covariance.joint(np.concatenate(parts))
+        return joint_predictive(problem.program.likelihood, np.concatenate(etas), covariance)
 
 
 def _concatenated(parts: Sequence[Prediction]) -> Prediction:
