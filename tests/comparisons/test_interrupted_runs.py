@@ -27,7 +27,7 @@ def test_what_a_kill_lost_is_known_only_of_a_process_that_had_told_of_its_beginn
     sizes = study.Sizes(kills=2)
     found = study.judge_bits(rows, True, sizes, 14)
     assert found.verdict == study.REPRODUCED
-    assert "at most 156 transitions drawn again after a kill, of 1 that tell; 1 got" in found.numbers
+    assert "at most 156 transitions drawn again after a kill, of 1 that tell; 1 came" in found.numbers
     assert study.judge_bits(rows, False, sizes, 14).verdict == study.NOT_REPRODUCED
     assert study.judge_bits(rows[:1], True, sizes, 14).verdict == study.NOT_REPRODUCED
 
