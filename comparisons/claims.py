@@ -1,0 +1,390 @@
+"""The one rule by which studies judge claims: intervals over independent units, and five outcomes.
+
+A claim states, before its study runs, a quantity, the set of values for which it holds (its margin included), the unit
+of replication, and what must have converged. `claims/<study>.toml` holds the claims of a study. The study measures the
+quantity once per unit and calls `judge`:
+
+- REPRODUCED: the confidence interval lies within the set of the claim.
+- REFUTED: the confidence interval lies outside of it. The data exclude the claim.
+- UNDECIDED: the interval contains values of both kinds, there is no interval (one unit), or what stands for the exact
+  posterior has not converged.
+- CORRECTED: the claim as printed is wrong by a proof or by an exact computation.
+- NOT RUN: the claim was not run at the sizes or settings of its source.
+
+Intervals have two sides and level 95 %, so a wrong REPRODUCED or a wrong REFUTED has a probability of at most 2.5 %
+each. The claims of one family are judged with Holm's correction.
+
+References
+----------
+Nadeau and Bengio (2003), Inference for the generalization error. Holm (1979), A simple sequentially rejective multiple
+test procedure. Clopper and Pearson (1934), The use of confidence or fiducial limits.
+"""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+REPRODUCED, REFUTED, UNDECIDED = "reproduced", "refuted", "undecided"
+CORRECTED, NOT_RUN = "corrected", "not run"
+OUTCOMES = (REPRODUCED, REFUTED, UNDECIDED, CORRECTED, NOT_RUN)
+LEVEL = 0.95
+# What must have converged: draws that stand for the exact posterior, or nothing where the output of an algorithm is
+# judged as it was run.
+EXACT, AS_RUN = "exact posterior", "as run"
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimate with its two-sided interval, and the evidence against values of the quantity.
+
+    Attributes
+    ----------
+    value, low, high : float
+        The estimate and the ends of the interval. Without an interval the ends are infinite.
+    n : int
+        Number of independent units.
+    rule : str
+        Name of the rule that gave the interval.
+    tail : callable
+        `tail(edge, above)`: the one-sided p-value against values at or below `edge` (above=True: how far above it the
+        estimate is), or against values at or above it (above=False).
+    """
+
+    value: float
+    low: float
+    high: float
+    n: int
+    rule: str
+    tail: Callable[[float, bool], float] = field(repr=False, compare=False)
+
+    def __str__(self) -> str:
+        if math.isinf(self.low) and math.isinf(self.high):
+            return f"{self.value:.3g} (n = {self.n}, no interval)"
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}] (n = {self.n}, {self.rule})"
+
+
+def _t_estimate(value: float, error: float, n: int, rule: str) -> Estimate:
+    if n < 2:
+        return Estimate(value, -math.inf, math.inf, n, rule, lambda edge, above: 1.0)
+    reach = stats.t.ppf(0.5 + LEVEL / 2, n - 1) * error
+
+    def tail(edge: float, above: bool) -> float:
+        distance = value - edge if above else edge - value
+        if error == 0.0:
+            return 0.0 if distance > 0.0 else 1.0
+        return float(stats.t.sf(distance / error, n - 1))
+
+    return Estimate(value, value - reach, value + reach, n, rule, tail)
+
+
+def mean(values: Sequence[float] | np.ndarray) -> Estimate:
+    """The mean over independent units, with Student's t on n - 1 degrees of freedom."""
+    values = _finite(values)
+    error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
+    return _t_estimate(float(values.mean()), error, len(values), "Student t")
+
+
+def mean_over_splits(values: Sequence[float] | np.ndarray, test_rows: float, train_rows: float) -> Estimate:
+    """The mean over random splits of one table, whose training rows overlap.
+
+    The variance of the mean is s^2 (1 / n + test_rows / train_rows) (Nadeau and Bengio 2003); the claim is about that
+    table.
+    """
+    values = _finite(values)
+    n = len(values)
+    factor = math.sqrt(1.0 / n + test_rows / train_rows)
+    error = float(values.std(ddof=1)) * factor if n > 1 else math.inf
+    return _t_estimate(float(values.mean()), error, n, "Nadeau-Bengio t")
+
+
+def share(successes: int, n: int) -> Estimate:
+    """A probability from `successes` of `n` independent units, with the exact interval of Clopper and Pearson."""
+    half = 0.5 - LEVEL / 2
+    low = float(stats.beta.ppf(half, successes, n - successes + 1)) if successes else 0.0
+    high = float(stats.beta.ppf(1.0 - half, successes + 1, n - successes)) if successes < n else 1.0
+
+    def tail(edge: float, above: bool) -> float:
+        edge = min(max(edge, 0.0), 1.0)
+        found = stats.binom.sf(successes - 1, n, edge) if above else stats.binom.cdf(successes, n, edge)
+        return float(found)
+
+    return Estimate(successes / n, low, high, n, "Clopper-Pearson", tail)
+
+
+def bootstrap(
+    units: np.ndarray, statistic: Callable[[np.ndarray], float], draws: int = 4000, seed: int = 0
+) -> Estimate:
+    """A statistic of the rows of `units` (n, ...), with the percentile interval of resampled rows.
+
+    With fewer than five units the resamples say too little, and there is no interval.
+    """
+    n = len(units)
+    value = float(statistic(units))
+    if n < 5:
+        return Estimate(value, -math.inf, math.inf, n, "bootstrap", lambda edge, above: 1.0)
+    rng = np.random.default_rng(seed)
+    found = np.array([statistic(units[rng.integers(0, n, n)]) for _ in range(draws)], float)
+    found = np.sort(found[np.isfinite(found)])
+    low, high = np.quantile(found, [0.5 - LEVEL / 2, 0.5 + LEVEL / 2])
+
+    def tail(edge: float, above: bool) -> float:
+        beyond = np.count_nonzero(found <= edge if above else found >= edge)
+        return (beyond + 1) / (len(found) + 1)
+
+    return Estimate(value, float(low), float(high), n, "bootstrap", tail)
+
+
+def exact(value: float) -> Estimate:
+    """A quantity that is computed, not sampled."""
+    return Estimate(
+        value, value, value, 1, "exact", lambda edge, above: float(value <= edge if above else value >= edge)
+    )
+
+
+def _finite(values: Sequence[float] | np.ndarray) -> np.ndarray:
+    found = np.asarray(values, float)
+    if found.ndim != 1 or not len(found) or not np.isfinite(found).all():
+        raise ValueError(
+            f"values: expected one finite number per unit; got {found!r}; try leaving no unit out"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim as it is declared before its study runs.
+
+    Attributes
+    ----------
+    key : str
+        Name of the claim within its study.
+    text, source, page : str
+        What is claimed, by whom ("ours" for a claim of this project), and where.
+    quantity : str
+        What is measured once per unit, with its unit of measurement.
+    unit : str
+        The unit of replication: a seed, a data set, a simulated data set, a split of one table, a table.
+    low, high : float
+        The claim holds for low <= quantity <= high. The margin is in these bounds.
+    margin : str
+        The margin in words, with its reason; the same for claims of the source and of this project.
+    rule : str
+        How the interval is made: "mean", "mean over splits", "share", "bootstrap" or "exact".
+    convergence : str
+        `EXACT`: draws stand for the exact posterior and must have converged at the rows of the claim; `AS_RUN`: the
+        output of an algorithm is judged as it was run.
+    family : str
+        Claims of one family are judged together, with Holm's correction; "" for a claim by itself.
+    declared : str
+        "before" the results, or "after" them; a rule of later date shows the outcome that it replaces.
+    """
+
+    key: str
+    text: str
+    source: str
+    quantity: str
+    unit: str
+    rule: str
+    margin: str
+    page: str = ""
+    low: float = -math.inf
+    high: float = math.inf
+    convergence: str = AS_RUN
+    family: str = ""
+    declared: str = "before"
+
+    def __post_init__(self) -> None:
+        if self.rule not in RULES:
+            raise ValueError(f"rule of {self.key}: expected one of {', '.join(RULES)}; got {self.rule!r}")
+        if self.convergence not in (EXACT, AS_RUN):
+            raise ValueError(
+                f"convergence of {self.key}: expected {EXACT!r} or {AS_RUN!r}; got {self.convergence!r}"
+            )
+        if not self.low < self.high or (self.low == -math.inf and self.high == math.inf):
+            raise ValueError(
+                f"bounds of {self.key}: expected low < high, one of them finite; got {self.low}, {self.high}"
+            )
+
+
+RULES = ("mean", "mean over splits", "share", "bootstrap", "exact")
+
+
+def read_claims(study: str, folder: Path | None = None) -> dict[str, Claim]:
+    """The claims of a study by key, from `claims/<study>.toml`."""
+    path = (folder or Path(__file__).parent / "claims") / f"{study}.toml"
+    tables = tomllib.loads(path.read_text(encoding="utf-8"))
+    return {key: Claim(key, **table) for key, table in tables.items()}
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a claim.
+
+    Attributes
+    ----------
+    claim : str
+        The text of the claim.
+    verdict : str
+        One of `OUTCOMES`.
+    numbers : str
+        The numbers behind it: estimate, interval, n and rule first.
+    key, source : str
+        Key and source of the claim.
+    rule : str
+        Name of the rule of the interval.
+    estimate, low, high : float or None
+        The estimate and its interval; None if there is none.
+    n : int
+        Number of independent units.
+    sizes : str
+        How the sizes differ from those of the source.
+    before : str
+        The outcome under the rule that was replaced after the results existed; empty if there was none.
+    """
+
+    claim: str
+    verdict: str
+    numbers: str
+    key: str = ""
+    source: str = ""
+    rule: str = ""
+    estimate: float | None = None
+    low: float | None = None
+    high: float | None = None
+    n: int = 0
+    sizes: str = ""
+    before: str = ""
+
+    def __str__(self) -> str:
+        was = f" (was {self.before})" if self.before and self.before != self.verdict else ""
+        sizes = f" [{self.sizes}]" if self.sizes else ""
+        return f"{self.verdict.upper()}{was}: {self.claim}: {self.numbers}{sizes}"
+
+
+def p_values(claim: Claim, estimate: Estimate) -> tuple[float, float]:
+    """One-sided p-values against (the claim is false, the claim is true): a small first one reproduces it."""
+    above, below = estimate.tail(claim.low, True), estimate.tail(claim.high, False)
+    false = max(0.0 if claim.low == -math.inf else above, 0.0 if claim.high == math.inf else below)
+    true = min(
+        1.0 if claim.low == -math.inf else estimate.tail(claim.low, False),
+        1.0 if claim.high == math.inf else estimate.tail(claim.high, True),
+    )
+    return false, true
+
+
+def outcome(claim: Claim, estimate: Estimate, converged: bool = True, level: float = LEVEL) -> str:
+    """REPRODUCED, REFUTED or UNDECIDED: where the interval of this level lies."""
+    if claim.convergence == EXACT and not converged:
+        return UNDECIDED
+    false, true = p_values(claim, estimate)
+    if false <= (1.0 - level) / 2:
+        return REPRODUCED
+    return REFUTED if true <= (1.0 - level) / 2 else UNDECIDED
+
+
+def judge(
+    claim: Claim,
+    estimate: Estimate | None,
+    numbers: str = "",
+    *,
+    converged: bool = True,
+    why_not: str = "",
+    sizes: str = "",
+    before: str = "",
+) -> Verdict:
+    """The verdict on a claim.
+
+    Parameters
+    ----------
+    claim : Claim
+        The claim.
+    estimate : Estimate or None
+        The estimate; None if the claim was not run, for the reason `why_not`.
+    numbers : str
+        Further numbers for the reader.
+    converged : bool
+        Whether the draws that stand for the exact posterior have converged at the rows of the claim.
+    why_not : str
+        Why the claim was not run, or what has not converged.
+    sizes : str
+        How the sizes differ from those of the source.
+    before : str
+        The outcome under a rule that was replaced after the results existed.
+
+    Returns
+    -------
+    Verdict
+        The verdict, without the correction of its family (see `corrected`).
+    """
+    common: dict[str, Any] = {"key": claim.key, "source": claim.source, "rule": claim.rule, "sizes": sizes}
+    common["before"] = before
+    if estimate is None:
+        return Verdict(claim.text, NOT_RUN, "; ".join(filter(None, (why_not, numbers))), **common)
+    found = outcome(claim, estimate, converged)
+    notes = [f"{claim.quantity}: {estimate}"]
+    if claim.convergence == EXACT and not converged:
+        notes.append(f"not converged{f' ({why_not})' if why_not else ''}, so nothing is decided")
+    finite = math.isfinite(estimate.low) and math.isfinite(estimate.high)
+    return Verdict(
+        claim.text,
+        found,
+        "; ".join(filter(None, (*notes, numbers))),
+        estimate=estimate.value,
+        low=estimate.low if finite else None,
+        high=estimate.high if finite else None,
+        n=estimate.n,
+        **common,
+    )
+
+
+def judge_family(judged: Sequence[tuple[Claim, Estimate | None, Mapping[str, Any]]]) -> list[Verdict]:
+    """The verdicts on claims of one family, each decided at the level of Holm's step-down procedure.
+
+    Parameters
+    ----------
+    judged : sequence of (Claim, Estimate or None, mapping)
+        The claims with the arguments of `judge`.
+
+    Returns
+    -------
+    list of Verdict
+        In the order given. A claim that its own interval decides, but not the family, is UNDECIDED and says so.
+    """
+    verdicts = [judge(claim, estimate, **dict(more)) for claim, estimate, more in judged]
+    smallest = {
+        at: min(p_values(claim, estimate))
+        for at, (claim, estimate, _) in enumerate(judged)
+        if estimate is not None and verdicts[at].verdict in (REPRODUCED, REFUTED)
+    }
+    tested = sum(estimate is not None for _, estimate, _ in judged)
+    kept = True
+    for rank, at in enumerate(sorted(smallest, key=lambda at: smallest[at])):
+        limit = (1.0 - LEVEL) / 2 / (tested - rank)
+        kept = kept and smallest[at] <= limit
+        if not kept:
+            note = f"; by itself {verdicts[at].verdict}, in its family of {tested} not (Holm)"
+            verdicts[at] = replace(verdicts[at], verdict=UNDECIDED, numbers=verdicts[at].numbers + note)
+    return verdicts
+
+
+def prove(claim: Claim, wrong: bool, numbers: str, *, before: str = "", sizes: str = "") -> Verdict:
+    """The verdict on a printed statement by a proof or an exact computation: CORRECTED where it is wrong."""
+    return Verdict(
+        claim.text,
+        CORRECTED if wrong else REPRODUCED,
+        numbers,
+        key=claim.key,
+        source=claim.source,
+        rule="exact",
+        n=1,
+        sizes=sizes,
+        before=before,
+    )
