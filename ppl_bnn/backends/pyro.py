@@ -144,7 +144,7 @@ class Pyro:
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
         refuse_forked()
-        index = protocol.cuda_index(device, torch.cuda.device_count, "torch")
+        index = protocol.cuda_index(device, _cuda_devices, "torch")
         chosen = torch.device("cpu") if index is None else torch.device("cuda", index)
         with opened(dtype, chosen, threads):
             yield str(chosen)
@@ -383,6 +383,11 @@ def _run_recorded(
             piece = record(*values, *leaves)
             into.copy_(piece[kept] if draws == 1 else piece[:, *kept])
     return done
+
+
+def _cuda_devices() -> int:
+    # `device_count` asks the driver's library alone; `is_available` asks whether the runtime can use a device.
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _set_seed(seed: int) -> None:

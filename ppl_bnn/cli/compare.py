@@ -108,10 +108,10 @@ def compare(
     ] = None,
     resume: Annotated[
         bool,
-        typer.Option("--resume/--anew", help="For a grid: go on with what is there, or compute it anew."),
+        typer.Option("--resume/--anew", help="For a grid: go on with what is there, or compute it again."),
     ] = True,
     retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="For a grid: compute cells anew that have failed.")
+        bool, typer.Option("--retry-failed", help="For a grid: compute failed cells again.")
     ] = False,
     memory: Annotated[
         str | None, options.option(HELP["memory"], "SIZE", default="a fair part of the machine's")
@@ -340,7 +340,7 @@ def _show_grid(console: Console, result: GridResult) -> None:
         cell = f"{row['model']} on {row['data']}, {row['split']}, by {row['method']}, seed {row['seed']}"
         say(console, f"{cell}: {row['failure']}")
     if len(failed):
-        advice = "A cell that has failed counts as finished: --retry-failed computes it anew."
+        advice = "A cell that has failed counts as finished: --retry-failed computes it again."
         if any("memory" in failure.lower() for failure in failed["failure"]):
             advice += (
                 " For want of memory give a process more with --memory, or run fewer at once with --jobs."

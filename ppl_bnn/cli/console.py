@@ -107,7 +107,7 @@ def keeping(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt as error:
         if str(error) or not (folder.is_dir() and any(entry.name[0] != "." for entry in folder.iterdir())):
             raise
-        raise KeyboardInterrupt(f"interrupted; what was finished until then lies in {folder}") from None
+        raise KeyboardInterrupt(f"interrupted; finished results are in {folder}") from None
 
 
 def in_options(text: str) -> str:

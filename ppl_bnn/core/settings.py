@@ -24,7 +24,11 @@ class OneOf:
     known: Sequence[Any]
 
     def __call__(self, value: Any) -> str | None:
-        found = any(value is each or (type(value) is type(each) and value == each) for each in self.known)
+        # By type first: 1 equals True, and an array has no truth value. A string of NumPy is a string.
+        found = any(
+            value is each or (isinstance(value, str) and isinstance(each, str) and value == each)
+            for each in self.known
+        )
         return None if found else f"one of {', '.join(map(repr, self.known))}"
 
 

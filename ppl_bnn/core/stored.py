@@ -98,12 +98,12 @@ def sealed(arrays: Mapping[str, np.ndarray], words: Mapping[str, str]) -> bytes:
 
 
 def seal(file: IO[bytes]) -> None:
-    """Write the checksum of a file of arrays into its place, if it has one."""
+    """Write the checksum of a file of arrays into its place."""
     place = _place(file)
-    if place is not None:
-        found = _digest_without(file, place)
-        file.seek(place)
-        file.write(found)
+    assert place is not None
+    found = _digest_without(file, place)
+    file.seek(place)
+    file.write(found)
 
 
 def _place(file: IO[bytes]) -> int | None:

@@ -213,8 +213,9 @@ def parse_target(
                 words += f", though only {only} ({listed})"
                 words += "; task='classification' reads them as classes" if different.size > 1 else ""
             return values, None, words
-        got = str(values[values != np.round(values)][:1]).strip("[]")
-        InputError.check(whole, "", f"integer labels in {where}", got, 'task="regression"')
+        if not whole:
+            got = f"{values[values != np.round(values)][0]}"
+            raise InputError.of("", f"integer labels in {where}", got, 'task="regression"')
     elif task == "regression":
         raise InputError.of("", f"numbers in {where}", repr(values[0]), 'task="classification"')
     elif task is None and different.size > MOST_CATEGORIES:

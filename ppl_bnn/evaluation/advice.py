@@ -160,7 +160,9 @@ def advise(
     InputError, UnknownNameError, ModelError
         Invalid arguments, an unknown name, or a model that is not valid.
 
-    Notes ----- The seconds are an order of magnitude, above all for samplers, whose number of gradients varies.
+    Notes
+    -----
+    The seconds are an order of magnitude, above all for samplers, whose number of gradients varies.
     Refusals and numbers of iterations that are fixed by a setting are certain.
 
     Examples

@@ -247,10 +247,15 @@ class Method(ABC):
         DeviceError
             The device is not available. All of these are raised before anything is compiled.
         """
+        # Before anything is computed: a wrong name would lose the fit.
+        feature_names, class_names, shown = (
+            clean_all(feature_names),
+            clean_all(class_names),
+            resolve(progress),
+        )
         prepared = self._prepared(model, x, y, seed, device, observed, standardise)
         with prepared as (method, problem, standardisation, original):
-            outcome = method.run(problem, progress_outside(resolve(progress), problem.system.outside))
-        class_names = clean_all(class_names)
+            outcome = method.run(problem, progress_outside(shown, problem.system.outside))
         if original is not None and class_names is None:
             class_names = tuple(map(str, original))
         program = problem.program
@@ -284,7 +289,7 @@ class Method(ABC):
             info=info,
             statistics=outcome.statistics,
             standardisation=standardisation,
-            feature_names=clean_all(feature_names),
+            feature_names=feature_names,
             class_names=class_names,
             labels=original,
             # A tuned posterior uses another program than the fit did, and builds it on demand.

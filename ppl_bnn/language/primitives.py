@@ -104,15 +104,17 @@ class Interpretation(Handler):
         self.row_count: int | None = None
 
     def process(self, msg: Message) -> None:
-        name, check = msg.name, ModelError.check
+        name = msg.name
         if msg.kind in ("sample", "deterministic", "param"):
-            expected = f"a name other than {', '.join(RESERVED)}, which the language uses itself"
-            check(name not in RESERVED, f"site {name!r}", expected, repr(name), "another name")
-            expected, got = "a different name for every site", f"two sites named {name!r}"
-            check(name not in self.names, "", expected, got, "renaming one of them")
+            if name in RESERVED:
+                expected = f"a name other than {', '.join(RESERVED)}, which the language uses itself"
+                raise ModelError.of(f"site {name!r}", expected, repr(name), "another name")
+            if name in self.names:
+                expected, got = "a different name for every site", f"two sites named {name!r}"
+                raise ModelError.of("", expected, got, "renaming one of them")
             self.names.add(name)
         elif msg.kind == "observe":
-            check(not self.observed, "", _ONE, "a second one", "one likelihood over all outputs")
+            ModelError.check(not self.observed, "", _ONE, "a second one", "one likelihood over all outputs")
             self.observed = True
             self._check_rows(int(msg.arguments["f"].shape[0]))
         elif msg.kind == "rows":
@@ -328,7 +330,7 @@ def observe(y: Any, f: Any, likelihood: Any) -> None:
     f : array
         Network output, (N, K).
     likelihood
-        The likelihood, an instance from `bnn.likelihoods`.
+        The likelihood, an instance of a subclass of `bnn.likelihoods.Likelihood`.
 
     Raises
     ------
@@ -337,7 +339,8 @@ def observe(y: Any, f: Any, likelihood: Any) -> None:
     """
     if not isinstance(likelihood, Likelihood):
         got = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else repr(likelihood)
-        raise ModelError.of("observe", "an instance of a likelihood", got, "bnn.likelihoods.Gaussian(noise)")
+        advice = "bnn.likelihoods.Gaussian(noise), or a subclass of bnn.likelihoods.Likelihood"
+        raise ModelError.of("observe", "an instance of a likelihood", got, advice)
     shape = tuple(getattr(f, "shape", ()))
     if len(shape) != 2:
         expected = "a network output f of shape (N, K)"

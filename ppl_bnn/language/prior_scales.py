@@ -33,26 +33,29 @@ def check_fields(
 ) -> None:
     """Check the fields of a prior.
 
-    `numbers` are positive numbers or None; `scales` are positive scales, arrays or "fan_in"; `sampled` may be
+    `numbers` are positive numbers; `scales` are positive scales, arrays or "fan_in"; `sampled` may be
     distributions too; `groups` are the known values of `per`. A field `sigma` is for `scale="fan_in"` only.
     """
     where = f"priors.{type(prior).__name__}"
     for name in numbers:
         value = getattr(prior, name)
-        expected = None if value is None else between()(value)
+        expected = between()(value)
         InputError.check(not expected, where, f"{expected} as {name}", repr(value), f"{name}=1.0")
     for name in (*scales, *sampled):
-        _check_scale(where, getattr(prior, name), name in sampled)
+        check_scale(where, getattr(prior, name), name in sampled)
     if groups:
         dist.check_group(where, prior.per, groups)
     if "sigma" in (*scales, *sampled) and "scale" in (*scales, *sampled):
         scale, sigma = prior.scale, prior.sigma
         InputError.check(not isinstance(sigma, str), where, "a number as sigma", repr(sigma), "sigma=1.0")
-        good, got = isinstance(scale, str) or sigma == 1.0, f"scale={scale!r} and sigma={sigma!r}"
-        InputError.check(good, where, "sigma with scale='fan_in' only", got, "one of them")
+        # The text is made on failure only: the representation of a sampled scale waits for its device.
+        if not isinstance(scale, str) and sigma != 1.0:
+            got = f"scale={scale!r} and sigma={sigma!r}"
+            raise InputError.of(where, "sigma with scale='fan_in' only", got, "one of them")
 
 
-def _check_scale(where: str, scale: Scale, sampled: bool) -> None:
+def check_scale(where: str, scale: Scale, sampled: bool = False) -> None:
+    """Check a positive scale, "fan_in", or, if `sampled`, a distribution. Arrays are values of a model, not checked."""
     check = InputError.check
     if isinstance(scale, dist.Distribution):
         got, advice = f"the distribution {scale.family}", "priors.Hierarchical(scale=...)"

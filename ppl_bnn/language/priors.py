@@ -146,6 +146,8 @@ class ScaleMixture:
     def __post_init__(self) -> None:
         if not self.scales:
             raise InputError.of("priors.ScaleMixture", "at least one scale", "none", "scales=(1.5, 0.1)")
+        for scale in self.scales:
+            scales.check_scale("priors.ScaleMixture", scale)
         dist.distribution("NormalMixture", self.weights, self.scales)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
@@ -210,7 +212,8 @@ class SpikeAndSlab:
     scale: Scale = 1.0
 
     def __post_init__(self) -> None:
-        scales.check_fields(self, numbers=("slab", "spike", "temperature"), scales=("scale",))
+        given = [name for name in ("spike", "temperature") if getattr(self, name) is not None]
+        scales.check_fields(self, numbers=("slab", *given), scales=("scale",))
         unused, relaxed = ("spike" if self.relaxed else "temperature"), self.relaxed
         value = getattr(self, unused)
         check = functools.partial(InputError.check, where="priors.SpikeAndSlab")

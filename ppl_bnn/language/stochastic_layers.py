@@ -155,7 +155,9 @@ class LocalReparameterisation(_PerRow):
     row, the same at all positions. `loc` and `scale` are site -> means and standard deviations of independent normals;
     `normal` is a source of standard normals.
 
-    Notes ----- The distribution of each row is exact for a site that is used once per row. A second use in the same row
+    Notes
+    -----
+    The distribution of each row is exact for a site that is used once per row. A second use in the same row
     (another position of a convolution or of an x with more than two axes, or another map) would need the same weights,
     but gets a new eps. Such sites raise UnsupportedError, unless `approximate`: then every position of every use has
     new noise, as is usual for convolutions (Molchanov et al. 2017; Shridhar et al. 2019). Means and variances of the

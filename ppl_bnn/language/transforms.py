@@ -68,17 +68,20 @@ class _NamedSites(NamedHandler):
         """Change the message of a named site."""
         raise NotImplementedError
 
+    # What the errors of the two checks suggest.
+    family_advice, shape_advice = "leaving that site out", "the shape of the site"
+
     def check_family(self, good: bool, name: str, expected: str, specification: Distribution) -> None:
         """Raise UnsupportedError for another family than `expected` at a site."""
         if not good:
             expected = f"{expected} at site {name!r}"
-            raise UnsupportedError.of(self.transform, expected, specification.family, "leaving that site out")
+            raise UnsupportedError.of(self.transform, expected, specification.family, self.family_advice)
 
     def check_shape(self, good: bool, name: str, expected: str, given: Any) -> None:
         """Raise InputError for an array whose shape does not fit the site."""
         if not good:
             where = f"{self.transform}, site {name!r}"
-            raise InputError.of(where, expected, f"shape {np.shape(given)}", "the shape of the site")
+            raise InputError.of(where, expected, f"shape {np.shape(given)}", self.shape_advice)
 
 
 class _ScaledPriors(_NamedSites):
@@ -387,7 +390,8 @@ def _conditionals(prior: GaussianPrior) -> dict[str, _Conditional]:
             root = cholesky(precision[::-1, ::-1], lower=True)[::-1, ::-1].T
         except np.linalg.LinAlgError:
             expected = f"a positive definite precision for sites {names}"
-            raise InputError.of("with_prior", expected, "another", "a proper Gaussian") from None
+            got, advice = "an indefinite or singular one", "a posterior with a proper Gaussian"
+            raise InputError.of("with_prior", expected, got, advice) from None
         start = 0
         for index, name in enumerate(names):
             stop = start + prior.mode[name].size
@@ -421,6 +425,9 @@ class _LazyLoc(Mapping[str, Any]):
 
 
 class _WithPrior(_NamedSites):
+    family_advice = "a prior with one of these supports, on a transformed variable"
+    shape_advice = "a posterior of this model"
+
     def __init__(self, prior: GaussianPrior, conditionals: Mapping[str, _Conditional]):
         super().__init__("with_prior", prior.mode)
         self.prior = prior
@@ -441,8 +448,10 @@ class _WithPrior(_NamedSites):
     def _distribution(self, name: str, specification: Distribution) -> Distribution:
         mode, positive = self.prior.mode[name], name in self.positive
         if name in self.prior.kronecker:
-            expected = "a site on the real line for a Kronecker-factored Gaussian,"
-            self.check_family(not positive, name, expected, specification)
+            if positive:
+                expected = f"a site on the real line for a Kronecker-factored Gaussian, as {name!r}"
+                advice = "a full or diagonal structure"
+                raise UnsupportedError.of(self.transform, expected, specification.family, advice)
             left, right, precisions = self.prior.kronecker[name]
             arguments = {"loc": mode, "left_vectors": left, "right_vectors": right, "precisions": precisions}
             return Distribution("KroneckerNormal", arguments)

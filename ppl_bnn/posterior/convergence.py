@@ -124,7 +124,9 @@ def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
     InputError
         For another shape, fewer than 2 superchains, or a number of chains that is not a multiple of them.
 
-    Notes ----- At stationarity B / W is about 1 / (M ESS of one chain). Nested R-hat shows whether the end of a chain
+    Notes
+    -----
+    At stationarity B / W is about 1 / (M ESS of one chain). Nested R-hat shows whether the end of a chain
     depends on its start. It does not detect modes that chains never leave if each superchain visits them in the same
     proportions.
 

@@ -140,7 +140,9 @@ def posterior_datatree(
     InputError
         For impossible `draws`, or `x` unlike the training inputs.
 
-    Notes ----- Weights `hidden0.weight` have the dimensions (hidden0_in, hidden0_out), rows `obs`, several outputs
+    Notes
+    -----
+    Weights `hidden0.weight` have the dimensions (hidden0_in, hidden0_out), rows `obs`, several outputs
     `output`, other sites `<site>_dim_0`, ... Features and classes are coordinates of the first and the last layer. A
     "/" in the name of a site is written "." (netCDF reserves it). The attributes of the root and of `posterior` record
     the fit. lp and log_prior are in the units of the model, standardised if the fit standardises.

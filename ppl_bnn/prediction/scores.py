@@ -355,7 +355,9 @@ def pit_uniformity(prediction: Prediction, y: Any, seed: int = 0) -> tuple[float
     p_value : float
         The p value, which assumes that rows (and outputs) are independent.
 
-    Notes ----- The test rejects a calibrated method too often, the more so the more rows there are, because all rows
+    Notes
+    -----
+    The test rejects a calibrated method too often, the more so the more rows there are, because all rows
     share the error of one posterior and the outputs of a row are dependent. For a single fit the p value says whether
     the distance exceeds the noise of these rows. The statistic is the distance itself.
     """

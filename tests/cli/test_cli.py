@@ -428,7 +428,7 @@ def test_cells_that_failed_are_computed_anew_on_demand(csv: Path, monkeypatch: p
         patched.setattr(ppl_bnn.MAP, "run", fail)
         code, out, _ = invoke(*command)
         assert code == 1
-        assert "--retry-failed computes it anew. For want of memory give a process more with --memory" in out
+        assert "--retry-failed computes it again. For want of memory give a process more with --memory" in out
     code, out, _ = invoke(*command)
     assert code == 1
     assert out.count("MemoryError: no room") == 2

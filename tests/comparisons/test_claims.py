@@ -140,7 +140,11 @@ def test_what_has_not_converged_decides_nothing_where_it_stands_for_the_posterio
 
 def test_an_exact_quantity_decides_on_both_sides_of_an_edge() -> None:
     assert claims.outcome(claim(1.0), claims.exact(1.0 + 1e-12)) == REPRODUCED
+    assert claims.outcome(claim(1.0), claims.exact(1.0)) == REPRODUCED
     assert claims.outcome(claim(1.0), claims.exact(1.0 - 1e-12)) == REFUTED
+    # So does a mean of units that are all equal.
+    assert claims.outcome(claim(0.0), claims.mean([0.0, 0.0, 0.0])) == REPRODUCED
+    assert claims.outcome(claim(0.0), claims.mean([-1e-9, -1e-9])) == REFUTED
     assert claims.outcome(claim(0.0, 1.0), claims.exact(2.0)) == REFUTED
 
 
@@ -202,6 +206,11 @@ def test_claims_are_read_from_a_file_and_checked(tmp_path: Path) -> None:
         (tmp_path / "study.toml").write_text(wrong)
         with pytest.raises(ValueError, match=match):
             claims.read_claims("study", tmp_path)
+
+
+def test_a_resample_without_a_statistic_is_refused() -> None:
+    with pytest.raises(ValueError, match="finite number for every resample"):
+        claims.bootstrap(np.arange(6.0), lambda rows: float(rows.mean()) if np.ptp(rows) > 3 else math.nan)
 
 
 def test_a_unit_without_a_number_is_refused() -> None:

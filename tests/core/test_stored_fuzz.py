@@ -204,7 +204,9 @@ def test_any_header_of_arrays_with_a_right_checksum_raises_named_errors_only(
         text = json.dumps(header, separators=(",", ":")).encode()
         file.write_bytes(len(text).to_bytes(8, "little") + text + content[8 + size :])
         with open(file, "r+b") as opened:
-            stored.seal(opened)
+            # A renamed entry may have broken the place of the checksum; the file is then read as it is.
+            if stored._place(opened) is not None:
+                stored.seal(opened)
         for manifest, words in manifests.items():
             if file.name in (listed := json.loads(words)["files"]):
                 again = json.loads(words)

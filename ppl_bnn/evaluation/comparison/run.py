@@ -33,7 +33,7 @@ from ppl_bnn.core.settings import whole
 from ppl_bnn.evaluation.comparison import folder as files
 from ppl_bnn.evaluation.comparison.comparison import Comparison, file_names
 from ppl_bnn.evaluation.comparison.record import Record, fitted, reason
-from ppl_bnn.evaluation.comparison.table import table_of
+from ppl_bnn.evaluation.comparison.table import Gaps, table_of
 from ppl_bnn.inference.method import Method
 
 
@@ -163,7 +163,7 @@ def compare(
             raise run.interrupted(name) from error
         except OSError as error:
             raise run.not_written(error) from error
-    result = run.comparison()
+    result = run.latest or run.comparison()
     if folder is not None:
         try:
             files.write_figure(folder, result)
@@ -275,6 +275,8 @@ class _Run:
     folder: Path | None
     records: dict[str, Record] = field(default_factory=dict)
     written: stored.Folder | None = None
+    gaps: Gaps = field(default_factory=dict)
+    latest: Comparison | None = None
 
     def __post_init__(self) -> None:
         if self.folder is not None:
@@ -283,7 +285,9 @@ class _Run:
 
     def comparison(self, *, ranked: bool = True) -> Comparison:
         records = self.records.values()
-        table, notes = table_of(self.records, self.reference, self.data["task"], ranked=ranked)
+        table, notes = table_of(
+            self.records, self.reference, self.data["task"], ranked=ranked, gaps=self.gaps
+        )
 
         def present(part: str) -> dict[str, Any]:
             parts = {each.name: getattr(each, part) for each in records}
@@ -307,27 +311,32 @@ class _Run:
     def add(self, record: Record) -> None:
         """Add a method, and write its files and the table; the methods are ranked when the last one has finished."""
         self.records[record.name] = record
-        if self.folder is None:
+        if self.folder is not None:
+            self.latest = self.comparison(ranked=len(self.records) == len(self.names))
+            self._store(self.latest)
+
+    def _store(self, found: Comparison) -> None:
+        """Write what the folder has not, then the table and the manifest, which lists all of it."""
+        if self.folder is None or not self.records:
             return
-        found = self.comparison(ranked=len(self.records) == len(self.names))
         if self.written is None:
             self.written = stored.Folder(self.folder)
+        done = self.written.files
+        if files.TEST_ROWS not in done:
             files.write_test_rows(self.written, self.x_test, self.y_test)
-        if record.tree is not None:
-            files.write_method_tree(self.written, record.name, record.tree)
-        if record.prediction is not None:
-            files.write_prediction(self.written, found, record.name)
-        self._write(found)
-
-    def _write(self, found: Comparison) -> None:
-        if self.folder is not None and self.written is not None:
-            files.write_table(self.folder, found.table)
-            files.write_words(self.written, found)
+        for name, tree in found.trees.items():
+            if f"{name}.nc" not in done:
+                files.write_method_tree(self.written, name, tree)
+        for name in found.predictions:
+            if f"{name}{files.PREDICTION}" not in done:
+                files.write_prediction(self.written, found, name)
+        files.write_table(self.folder, found.table)
+        files.write_words(self.written, found)
 
     def interrupted(self, during: str) -> ComparisonInterrupted:
         partial = self.comparison()
         with contextlib.suppress(OSError):
-            self._write(partial)
+            self._store(partial)
         done = ", ".join(partial.posteriors) or "none"
         place = (
             "in the `partial` of this exception"

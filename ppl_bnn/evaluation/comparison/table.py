@@ -66,6 +66,11 @@ REGRESSION_SCORES = ("rmse", "crps", "coverage_90", "width_90", "concordance")
 CLASSIFICATION_SCORES = ("accuracy", "brier", "ece")
 WORDS = ("reference", "kind", "ppl", "target", "converged", "failure")
 Notes = dict[tuple[str, str], str]
+# Name of a method (of the reference: its noise floor) -> its gap, or in a sentence why it has none.
+Gaps = dict[str, dict[str, float] | str]
+
+
+NOT_RANKED = "Methods are ranked when the last one has finished."
 
 
 def typed(table: Any, words: Collection[str]) -> pd.DataFrame:
@@ -79,11 +84,17 @@ def typed(table: Any, words: Collection[str]) -> pd.DataFrame:
 
 
 def table_of(
-    records: Mapping[str, Record], reference: str | None, task: str, *, ranked: bool = True
+    records: Mapping[str, Record],
+    reference: str | None,
+    task: str,
+    *,
+    ranked: bool = True,
+    gaps: Gaps | None = None,
 ) -> tuple[pd.DataFrame, Notes]:
     """The table of the methods so far, and (method, column) -> a note.
 
-    `ranked` compares the methods by leave-one-out, which takes longer than all the rest.
+    `ranked` compares the methods by leave-one-out, which takes longer than all the rest. `gaps` keeps what was measured
+    for the table of more methods.
     """
     import pandas as pd
 
@@ -93,9 +104,12 @@ def table_of(
     }
     if ranked:
         _rank(records, rows, notes)
+    else:
+        for name in (name for name, each in records.items() if each.elpd is not None):
+            notes |= dict.fromkeys([(name, "loo_rank"), (name, "loo_weight")], NOT_RANKED)
     if reference in rows and not rows[reference]["failure"]:
         rows[reference]["reference"] = standing(rows[reference])
-    _measure_gaps(records, reference, rows, notes)
+    _measure_gaps(records, reference, rows, notes, {} if gaps is None else gaps)
     left_out = {*(CLASSIFICATION_SCORES if task == "regression" else REGRESSION_SCORES)}
     if not any("concordance" in row for row in rows.values()):
         left_out.add("concordance")
@@ -128,7 +142,11 @@ def _rank(records: Mapping[str, Record], rows: dict[str, dict[str, Any]], notes:
 
 
 def _measure_gaps(
-    records: Mapping[str, Record], reference: str | None, rows: dict[str, dict[str, Any]], notes: Notes
+    records: Mapping[str, Record],
+    reference: str | None,
+    rows: dict[str, dict[str, Any]],
+    notes: Notes,
+    gaps: Gaps,
 ) -> None:
     target = None if reference is None else records.get(reference)
     if target is None or target.prediction is None or target.posterior is None:
@@ -139,14 +157,19 @@ def _measure_gaps(
         )
         notes |= {(name, "gap_mean"): note for name, record in records.items() if not record.failure}
         return
-    floor = _gap(scores.noise_floor, target.prediction, chain_of_draws(target.posterior, target.prediction))
+    if target.name not in gaps:
+        chains = chain_of_draws(target.posterior, target.prediction)
+        gaps[target.name] = _gap(scores.noise_floor, target.prediction, chains)
+    floor = gaps[target.name]
     for name, record in records.items():
         if record.prediction is None:
             continue
         if record is target:
             gap: dict[str, float] | str = "The reference has no gap to itself."
         else:
-            gap = _gap(scores.fidelity, record.prediction, target.prediction)
+            if name not in gaps:
+                gaps[name] = _gap(scores.fidelity, record.prediction, target.prediction)
+            gap = gaps[name]
         for found, mean, ratio in (
             (floor, "gap_mean_floor", "gap_sd_floor"),
             (gap, "gap_mean", "gap_sd_ratio"),

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.processes import THREADS
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.grid import clusters
@@ -143,7 +144,11 @@ class _Processes(clusters.Cluster):
             return value
         if id(value) not in self.files:
             file = self.folder / f"{len(self.files)}.npy"
-            np.save(file, value)
+            try:
+                np.save(file, value)
+            except OSError as error:
+                expected = f"room for {value.nbytes} bytes in {self.folder}"
+                raise InputError.of("", expected, str(error), "another folder by TMPDIR") from error
             self.files[id(value)] = value, _Stored(file)
         return self.files[id(value)][1]
 

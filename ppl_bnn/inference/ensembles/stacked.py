@@ -15,7 +15,7 @@ from ppl_bnn.core.settings import OneOf, between, setting
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.ensembles.of_member import OfMember
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.start import check_start, fitted_start
+from ppl_bnn.inference.start import fitted_start
 from ppl_bnn.posterior.stacking import stack
 
 WAYS = ("loo", "validation")
@@ -78,8 +78,9 @@ class Stacked(OfMember):
         return None if found is None else found.times(share)
 
     def check_support(self, problem: Problem) -> None:
-        rows = self._split(problem)[0] if self.by == "validation" else np.arange(problem.rows)
-        check_start(_of_rows(problem, rows), self._member(problem))
+        # The member makes its own checks, on the rows that it is fitted to, before it begins.
+        if self.by == "validation":
+            self._split(problem)
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()

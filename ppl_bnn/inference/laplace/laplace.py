@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,11 @@ from ppl_bnn.inference.optimisation.several_modes import failed_restarts
 from ppl_bnn.inference.start import Start, refuse_without_centre
 
 WEIGHTS = ("all", "last_layer", "largest_variance", "largest_magnitude")
+
+
+def _site_names(value: Any) -> str | None:
+    named = not isinstance(value, str) and isinstance(value, Iterable)
+    return None if named and all(isinstance(name, str) for name in value) else "names of sites, as a tuple"
 
 
 @dataclass(frozen=True)
@@ -137,7 +142,7 @@ class Laplace(Method):
     validation: float = setting(0.2, between(0.0, 1.0))
     search: str = setting("fixed_point", OneOf(tuple(SEARCHES)))
     during_training: bool = False
-    marginal: Sequence[str] = ()
+    marginal: Sequence[str] = setting((), _site_names, advice="('scale',)")
     prior_approximation: str | None = setting(None, OneOf((None, "mean", "kron")))
     engine: str = setting("curvature", OneOf(("curvature", "guide")))
     repair: str | None = setting(None, OneOf((None, "clip")))
@@ -217,12 +222,19 @@ class Laplace(Method):
         refuse(self.during_training and not self._tunes, "tune noise", expected, "tune='global'")
         expected = "training with during_training=True"
         refuse(self.during_training and not self.optimise, "optimise", expected, "optimise=True")
+        if self.engine != "guide":
+            return
         names = "structure weights tune noise marginal predictive"
         defaults = ("full", "all", "none", "gaussian")
-        given = (self.structure, self.weights, self.tune, self.noise)
+        given = (
+            self.structure,
+            self.weights if isinstance(self.weights, str) else "some",
+            self.tune,
+            self.noise,
+        )
         other = given != defaults or bool(self.marginal) or self.predictive not in (None, "sampled")
         expected = "the defaults with engine='guide', which has a full Hessian and nothing else"
-        refuse(self.engine == "guide" and other, names, expected, "engine='curvature'")
+        refuse(other, names, expected, "engine='curvature'")
 
     def check_support(self, problem: Problem) -> None:
         LaplaceFit(self, problem, Silent()).check()

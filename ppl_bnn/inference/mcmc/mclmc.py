@@ -227,8 +227,8 @@ def bias_allowance(energy_variance: float) -> float:
 
     On a Gaussian the principal directions move as independent oscillators. If a leapfrog step changes the energy of one
     by a variance E_i, its stationary variance is off by b_i with E_i = 4 b_i^3 / (1 + b_i)^2. By convexity the mean of
-    b_i is at most about (E / 4)^(1/3): 5 % at E = 5e-4, 2.3 % at 5e-5. This bounds the mean, not the stiffest direction
-    (up to 7 % at 5e-4). The integrator used here is better. See Robnik and Seljak (2024), "Controlling the asymptotic
+    b_i is at most about (E / 4)^(1/3): 5 % at E = 5e-4, 2.3 % at 5e-5. This bounds the mean, not the stiffest
+    direction. The integrator used here is better. See Robnik and Seljak (2024), "Controlling the asymptotic
     bias of the unadjusted Hamiltonian and Langevin Monte Carlo".
     """
     return (energy_variance / 4.0) ** (1.0 / 3.0)

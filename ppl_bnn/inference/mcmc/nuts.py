@@ -76,8 +76,7 @@ class NUTS(Hamiltonian):
     `tree_depth` is the number of binary digits of `n_steps`. A last doubling that was broken off counts as one.
 
     If the mass matrix of the start is about right, as on a nearly normal posterior, a warm-up of tens of transitions is
-    enough. With many hidden units the variances of SVI are a better start than a Laplace approximation, which is
-    accurate at the mode only (`comparisons/performance/sampling.py`).
+    enough (`comparisons/performance/sampling.py`).
 
     Chains that all begin around one mode agree, however many modes there are. To let R-hat detect several modes, begin
     in several: MAP(), fitted once per chain, or an ensemble.

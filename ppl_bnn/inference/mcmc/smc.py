@@ -189,15 +189,16 @@ class SMC(Method):
 
         # Refuse a checkpoint of another fit before anything is compiled.
         checkpoint_of(0).load()
-        compiling = Stopwatch()
-        swarm = _Swarm(self, problem)
-        compile_seconds = compiling()
         look = self._look(problem)
         ended: list[_Particles] = []
         looks: list[dict[str, float]] = []
         stopped, wanted = "runs", self.runs
+        # A dry run ends at its first task, so nothing is compiled before.
         task = progress.task(self.name, 100 * self.runs)
         try:
+            compiling = Stopwatch()
+            swarm = _Swarm(self, problem)
+            compile_seconds = compiling()
             while len(ended) < wanted:
                 index = len(ended)
                 checkpoint, seed = checkpoint_of(index), site_seed(f"smc run {index}", problem.seed)

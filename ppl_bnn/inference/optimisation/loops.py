@@ -5,6 +5,7 @@ A step is a pure function over arrays of a system. JAX runs a stretch of steps a
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -309,6 +310,8 @@ class _JaxLoop(Loop):
         super().__post_init__()
         step, length, stops, system = self.step, self.length, self.stops, self.problem.system
 
+        # Traced once for the shape of a record and for the loop: the step may hold many runs of the model.
+        @functools.partial(jax.jit, inline=True)
         def once(index: Any, carry: Any, given: Any, data: Any) -> Any:
             state, key = carry
             inside = None

@@ -194,6 +194,7 @@ class SVGD(Method):
 
     def check_support(self, problem: Problem) -> None:
         loops.refuse_free_parameters(self.name, problem)
+        loops.rows_per_step(self.name, problem, self.batch_size)
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()

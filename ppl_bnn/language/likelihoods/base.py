@@ -61,7 +61,9 @@ class Likelihood:
                 raise InputError.of(where, f"a positive {name}", repr(value), f"{name}=1.0")
 
     def __init_subclass__(cls) -> None:
-        cls.family = cls.__name__
+        super().__init_subclass__()
+        if "family" not in vars(cls):
+            cls.family = cls.__name__
 
     @property
     def standardises(self) -> bool:

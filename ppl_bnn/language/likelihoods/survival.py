@@ -122,7 +122,9 @@ class Censored(Likelihood):
     UnsupportedError
         Another likelihood; or, for `Laplace`, curvature other than "empirical".
 
-    Notes ----- The Fisher information of y depends on where observed rows would have been censored, which is not known.
+    Notes
+    -----
+    The Fisher information of y depends on where observed rows would have been censored, which is not known.
     The information of V (`fisher`, `fisher_root`) is an upper bound, and a posterior computed from it is too narrow.
     Curvature uses `information_root(eta, y)`. With s the scale, z = (v - f) / s and g(z) the log density of z, or log
     P(Z > z), or log P(Z < z), it is the root of
@@ -134,7 +136,10 @@ class Censored(Likelihood):
     without the term in the gradient. The matrix is never indefinite, is exact in f, and has the Fisher information of y
     as its mean. The density of `Laplace` has a kink, so that g'' does not exist.
 
-    References ---------- Olsen (1978), Note on the uniqueness of the maximum likelihood estimator for the tobit model.
+    References
+    ----------
+    Olsen (1978), Note on the uniqueness of the maximum likelihood estimator for the tobit model.
+
     Burridge (1981), A note on maximum likelihood estimation for regression models using grouped data.
     """
 

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 import warnings
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,14 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.diagnostics.importance import leave_one_out, pareto_k
 from ppl_bnn.evaluation.comparison import folder as comparison_files
 from ppl_bnn.evaluation.comparison import record
+from ppl_bnn.evaluation.comparison import table as tables
 from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.run import ComparisonInterrupted, bind_classes, compare
 from ppl_bnn.evaluation.comparison.summary import paired_difference, sentences
 from ppl_bnn.evaluation.comparison.table import COLUMNS
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior.approximation import Approximation, Chains, Point
+from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.prediction import Prediction
 
 NOISE = 0.5
@@ -360,6 +363,43 @@ def test_ctrl_c_keeps_what_is_finished_and_says_where(rows: Any, tmp_path: Path)
     assert list(pd.read_csv(tmp_path / "comparison.csv")["method"]) == ["first"]
     with pytest.raises(ComparisonInterrupted, match="partial"):
         compare(line, *rows, methods)
+
+
+def test_ctrl_c_while_methods_are_ranked_leaves_a_folder_that_loads(
+    rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rank, calls = tables._rank, []
+
+    def interrupted(*arguments: Any) -> None:
+        calls.append(len(arguments[0]))
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        rank(*arguments)
+
+    monkeypatch.setattr(tables, "_rank", interrupted)
+    with pytest.raises(ComparisonInterrupted, match=r"finished: first, second") as caught:
+        compare(line, *rows, {"first": Exact(), "second": Exact()}, out=tmp_path)
+    assert calls == [2, 2]
+    loaded = Comparison.load(tmp_path)
+    pd.testing.assert_frame_equal(loaded.table, caught.value.partial.table)
+    assert list(loaded.predictions) == list(loaded.trees) == ["first", "second"]
+
+
+def test_methods_are_ranked_and_measured_once(
+    rows: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counted: Counter[str] = Counter()
+    for module, name in ((tables, "_rank"), (scores, "noise_floor"), (scores, "fidelity")):
+        measure = getattr(module, name)
+
+        def counting(*arguments: Any, _name: str = name, _measure: Any = measure) -> Any:
+            counted[_name] += 1
+            return _measure(*arguments)
+
+        monkeypatch.setattr(module, name, counting)
+    methods = {"first": Exact(), "second": Exact(), "third": Exact()}
+    compare(line, *rows, methods, reference="first", out=tmp_path)
+    assert counted == {"_rank": 1, "noise_floor": 1, "fidelity": 2}
 
 
 def test_high_pareto_k_is_a_note_and_no_warning() -> None:
