@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import ast
 import importlib
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ppl_bnn.inference.registry import MODULES
 
@@ -85,7 +84,8 @@ __version__ = "0.1.0"
 
 def _contents() -> dict[str, tuple[str, str]]:
     """Public name -> (module or package, name there), from the imports of this file for type checkers."""
-    tree = ast.parse(Path(__file__).read_text(encoding="utf-8"))
+    # By the loader, so that a package in a zip file has them too.
+    tree = ast.parse(cast(Any, __spec__).loader.get_source(__name__))
     block = next(node for node in tree.body if isinstance(node, ast.If))
     imports = [node for node in block.body if isinstance(node, ast.ImportFrom) and node.module]
     return {

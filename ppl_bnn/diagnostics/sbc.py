@@ -110,7 +110,7 @@ def simulation_based_calibration(
         Whether and where to report progress.
     jobs : int
         Number of processes (not threads, since a fit changes global settings of its framework). Results are identical
-        to the bit. Model and functions must be picklable.
+        to the bit. Model and functions are sent to the processes by cloudpickle.
     checkpoint : str or Path, optional
         Folder of finished simulations, which the next call continues, also with more simulations. Simulations of
         another model, method or seed are refused.

@@ -79,9 +79,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         raise InputError.of("path", "the folder of a saved posterior", f"{path}, which is no folder", advice)
     manifest = READER.manifest(path / MANIFEST, KIND, FORMAT, SCHEMA, sealed_since=3)
     if manifest is None:
-        raise InputError.of(
-            "path", "the folder of a saved posterior", f"{path}, without {MANIFEST}", "another"
-        )
+        got, advice = f"{path}, without {MANIFEST}", "the folder given to save"
+        raise InputError.of("path", "the folder of a saved posterior", got, advice)
     return manifest
 
 

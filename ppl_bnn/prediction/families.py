@@ -80,9 +80,8 @@ class Law:
         """m F(y) - E[Y; Y <= y] in closed form."""
         with_form = (name for name, family in FAMILIES.items() if family.law.shortfall is not Law.shortfall)
         expected = f"a family with a closed form of E|Y - y|: {', '.join(with_form)}"
-        raise UnsupportedError.of(
-            "", expected, type(self).__name__.strip("_"), "log_prob, or sample(n, seed)"
-        )
+        name = next(name for name, family in FAMILIES.items() if family is self.family)
+        raise UnsupportedError.of("", expected, name, "log_prob, or sample(n, seed)")
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         """One draw for each set of parameters."""
@@ -115,9 +114,13 @@ class _Normal(Law):
 
 
 class _StudentT(Law):
+    def variance(self) -> np.ndarray:
+        # Infinite also where there is no mean, for which SciPy has NaN.
+        return np.where(self.parameters["df"] > 1.0, super().variance(), np.inf)
+
     def shortfall(self, y: np.ndarray) -> np.ndarray:
-        df = self.parameters["df"]
-        return self.frozen.pdf(y) * self.parameters["scale"] ** 2 * (df + self.z(y) ** 2) / (df - 1.0)
+        df, scale = self.parameters["df"], self.parameters["scale"]
+        return self.frozen.pdf(y) * scale * ((df + self.z(y) ** 2) / (df - 1.0)) * scale
 
 
 class _Laplace(Law):
@@ -125,29 +128,74 @@ class _Laplace(Law):
         # SciPy takes the logarithm of the density, which is 0 far from the centre.
         return -np.abs(self.z(y)) - np.log(2.0 * self.parameters["scale"])
 
+    def distribution(self, y: np.ndarray) -> np.ndarray:
+        z = self.z(y)
+        half = 0.5 * np.exp(-np.abs(z))
+        return np.where(z < 0.0, half, 1.0 - half)
+
     def shortfall(self, y: np.ndarray) -> np.ndarray:
         distance = np.abs(self.z(y))
         return 0.5 * self.parameters["scale"] * (1.0 + distance) * np.exp(-distance)
 
 
 class _Weibull(Law):
-    def shortfall(self, y: np.ndarray) -> np.ndarray:
-        k = self.parameters["concentration"]
+    def _exponent(self, y: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore", under="ignore"):
-            exponent = np.maximum(self.z(y), 0.0) ** k
+            return np.maximum(self.z(y), 0.0) ** self.parameters["concentration"]
+
+    def log_density(self, y: np.ndarray) -> np.ndarray:
+        # A time of zero is no time; SciPy has the limit there, which may be infinite.
+        return np.where(y > 0.0, super().log_density(y), -np.inf)
+
+    def distribution(self, y: np.ndarray) -> np.ndarray:
+        return -np.expm1(-self._exponent(y))
+
+    def variance(self) -> np.ndarray:
+        # The difference of moments loses all digits for large concentrations.
+        k, scale = self.parameters["concentration"], self.parameters["scale"]
+        second = scipy.special.gammaln(1.0 + 2.0 / k)
+        with np.errstate(over="ignore"):
+            return scale**2 * np.exp(second) * -np.expm1(2.0 * scipy.special.gammaln(1.0 + 1.0 / k) - second)
+
+    def shortfall(self, y: np.ndarray) -> np.ndarray:
         # E[Y; Y <= y] = E[Y] times an incomplete gamma function.
-        return self.mean() * (self.distribution(y) - scipy.special.gammainc(1.0 + 1.0 / k, exponent))
+        below = scipy.special.gammainc(1.0 + 1.0 / self.parameters["concentration"], self._exponent(y))
+        return self.mean() * (self.distribution(y) - below)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         return self.parameters["scale"] * rng.weibull(self.parameters["concentration"])
 
 
-class _Poisson(Law):
+class _Count(Law):
+    def quantile_range(self, level: float) -> tuple[np.ndarray, np.ndarray]:
+        # Cantelli's bounds: SciPy's quantiles are slow, and NaN for large rates.
+        mean, sd = self.mean(), np.sqrt(self.variance())
+        low = np.floor(np.maximum(mean - sd * math.sqrt((1.0 - level) / level), 0.0))
+        return low.min(axis=0), np.ceil(mean + sd * math.sqrt(level / (1.0 - level))).max(axis=0)
+
+
+class _Poisson(_Count):
+    def distribution(self, y: np.ndarray) -> np.ndarray:
+        return np.where(
+            y < 0.0, 0.0, scipy.special.pdtr(np.floor(np.maximum(y, 0.0)), self.parameters["rate"])
+        )
+
+    def mean(self) -> np.ndarray:
+        return self.parameters["rate"]
+
+    def variance(self) -> np.ndarray:
+        return self.parameters["rate"]
+
     def shortfall(self, y: np.ndarray) -> np.ndarray:
         return self.parameters["rate"] * self.frozen.pmf(np.floor(y))
 
 
-class _NegativeBinomial(Law):
+class _NegativeBinomial(_Count):
+    def distribution(self, y: np.ndarray) -> np.ndarray:
+        rate, r = self.parameters["rate"], self.parameters["concentration"]
+        count = np.floor(np.maximum(y, 0.0))
+        return np.where(y < 0.0, 0.0, scipy.special.betainc(r, count + 1.0, r / (r + rate)))
+
     def log_density(self, y: np.ndarray) -> np.ndarray:
         rate, r = self.parameters["rate"], self.parameters["concentration"]
         # Gamma(y + r) / (Gamma(r) y!) = 1 / (y B(y, r)) is accurate for large r.
@@ -598,8 +646,11 @@ def integer_quantile(cdf: Distribution, level: float, low: np.ndarray, high: np.
     """The least whole number with F(y) >= level, between the quantiles of the components."""
     rows = np.arange(len(low))
     low, high = low - 2.0, high + 1.0
-    while (high - low > 1.0).any():
+    while True:
         middle = np.floor(0.5 * (low + high))
+        # Beyond 2**53 whole numbers are further apart than 1.
+        if not ((middle > low) & (middle < high)).any():
+            break
         enough = cdf(middle, rows) >= level
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return high

@@ -235,9 +235,10 @@ class Prediction:
         """
         mean = self.law().mean()
         if not np.isfinite(mean).all():
-            raise UnsupportedError.of(
-                "", f"a {self.family} distribution with a mean", "none", "quantile(0.5)"
-            )
+            degrees = self.family == "StudentT"
+            got = f"df = {self.parameters['df'].min():.6g}" if degrees else "none"
+            advice = "quantile(0.5)" + (", or a prior that keeps df above 2" if degrees else "")
+            raise UnsupportedError.of("", f"a {self.family} distribution with a mean", got, advice)
         return mean
 
     @cached_property

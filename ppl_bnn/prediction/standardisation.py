@@ -144,8 +144,9 @@ class Standardisation:
         def part(name: str) -> Inputs:
             if name in arrays:
                 return np.asarray(arrays[name])
-            found = {key.removeprefix(name + "."): value for key, value in arrays.items()}
-            return {key: np.asarray(value) for key, value in found.items() if key not in arrays}
+            prefix = f"{name}."
+            found = {key: value for key, value in arrays.items() if key.startswith(prefix)}
+            return {key.removeprefix(prefix): np.asarray(value) for key, value in found.items()}
 
         return cls(part("x_mean"), part("x_scale"), arrays.get("y_mean"), arrays.get("y_scale"))
 

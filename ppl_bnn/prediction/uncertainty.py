@@ -141,8 +141,7 @@ def selective(
     dict
         - `coverage`: (N,), k / N for k = 1..N.
         - `risk`: (N,), the mean loss of the k rows with the least uncertainty, averaged over all orders of rows of
-        equal
-          uncertainty.
+          equal uncertainty.
         - `aurc`: the mean of risk, the area under the curve. Lower is better. An uninformative uncertainty has the mean
           loss at every coverage.
 

@@ -89,3 +89,9 @@ def test_a_subclass_with_another_default_keeps_the_check_and_may_declare_another
     with pytest.raises(InputError, match="between 1 and 4"):
         Changed(rate=0.5)
     assert Changed(rate=3.5).rate == 3.5
+
+
+def test_a_string_of_numpy_is_a_string() -> None:
+    assert Example(kind=np.str_("plateau")).kind == "plateau"
+    with pytest.raises(UnknownNameError):
+        Example(kind=np.array(["plateau"]))  # pyright: ignore[reportArgumentType]

@@ -717,6 +717,10 @@ def test_scales_that_do_not_fit_are_refused(scales: Any, error: Any, says: str) 
         (lambda: priors.Horseshoe(per="tensor"), UnknownNameError, "known: input, unit, weight"),
         (lambda: priors.Horseshoe(1.0, sigma=2.0), InputError, "sigma with scale='fan_in' only"),
         (lambda: priors.RegularisedHorseshoe(slab_df=0.0), InputError, "a positive number"),
+        (lambda: priors.RegularisedHorseshoe(slab_df=None), InputError, "a positive number"),  # pyright: ignore[reportArgumentType]
+        (lambda: priors.CovarianceFactor(concentration=None), InputError, "a positive number"),  # pyright: ignore[reportArgumentType]
+        (lambda: priors.ScaleMixture(scales=(dist.HalfNormal(1.0), 0.1)), InputError, "a number here"),  # pyright: ignore[reportArgumentType]
+        (lambda: priors.ScaleMixture(scales=("a", 0.1)), InputError, "a number or 'fan_in'"),  # pyright: ignore[reportArgumentType]
         (lambda: priors.RegularisedHorseshoe(slab_scale=math.inf), InputError, "a positive scale"),
         (lambda: priors.Normal(0.0, dist.Normal()), InputError, "got Normal"),
         (lambda: priors.Normal(0.0, dist.HalfNormal().expand((2,))), InputError, "HalfNormal with a shape"),

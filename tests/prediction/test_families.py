@@ -713,3 +713,43 @@ def test_draws_of_vectors_at_the_edge(rng: np.random.Generator) -> None:
     total = np.full((1, 400, 5), 6.0)
     drawn = Prediction("Multinomial", {"total_count": total, "probs": probs}).sample(20, 0)
     np.testing.assert_array_equal(drawn.sum(axis=-1), 6)
+
+
+def prediction_of(family: str, **parameters: float | list[float]) -> Prediction:
+    """A prediction of one row with a draw for each value."""
+    return Prediction(
+        family, {name: np.atleast_1d(value).reshape(-1, 1) for name, value in parameters.items()}
+    )
+
+
+def test_values_at_the_ends_of_a_distribution() -> None:
+    # A time of zero has no density, whatever the shape.
+    for concentration in (0.5, 1.0, 2.0):
+        found = prediction_of("Weibull", concentration=concentration, scale=1.0)
+        assert found.log_prob([0.0]) == -np.inf
+        assert found.cdf([0.0]) == 0.0
+    # Large concentrations: the variance tends to (pi scale / k)^2 / 6, which a difference of moments loses.
+    for k in (1e4, 1e6):
+        found = prediction_of("Weibull", concentration=k, scale=2.0)
+        np.testing.assert_allclose(found.std**2, (2.0 * np.pi / k) ** 2 / 6.0, rtol=1e-3)
+    assert prediction_of("Weibull", concentration=1e8, scale=2.0).std > 0.0
+    # Without a mean the variance is infinite, not unknown.
+    assert np.isinf(
+        families.FAMILIES["StudentT"]
+        .law(families.FAMILIES["StudentT"], {name: np.full((1, 1), 1.0) for name in ("df", "loc", "scale")})
+        .variance()
+    ).all()
+
+
+@pytest.mark.parametrize(("family", "more"), [("Poisson", {}), ("NegativeBinomial", {"concentration": 3.0})])
+def test_quantiles_of_counts_of_any_size(family: str, more: dict[str, float]) -> None:
+    for rates in ([2.0, 5.0], [0.01, 300.0], [1.0, 1e12]):
+        found = prediction_of(family, rate=rates, **{name: [value, value] for name, value in more.items()})
+        for level in (0.001, 0.25, 0.5, 0.9):
+            quantile = found.quantile(level)
+            assert np.isfinite(quantile).all()
+            assert found.cdf(quantile) >= level
+            assert found.cdf(quantile - 1.0) < level
+    np.testing.assert_array_equal(
+        prediction_of("Poisson", rate=7.3).quantile(0.3), stats.poisson(7.3).ppf(0.3)
+    )

@@ -742,3 +742,12 @@ def test_weights_of_rows_belong_to_their_rows_in_every_block():
     np.testing.assert_allclose(p.cdf(y), (np.exp(log_weights) * density.cdf(y)).sum(axis=0), rtol=1e-10)
     np.testing.assert_allclose(p.cdf(p.quantile(0.3)), 0.3, rtol=1e-8)
     np.testing.assert_allclose(p.mean, (np.exp(log_weights) * parameters["loc"]).sum(axis=0), rtol=1e-10)
+
+
+def test_an_input_that_is_called_like_a_field_is_read_back() -> None:
+    x = {"y_mean": np.arange(6.0).reshape(3, 2), "x": np.arange(3.0)[:, None]}
+    found = Standardisation.of(x, np.arange(3.0), True)
+    again = Standardisation.from_arrays(found.arrays())
+    assert isinstance(again.x_mean, dict)
+    assert set(again.x_mean) == set(x)
+    np.testing.assert_array_equal(again.inputs(x)["y_mean"], found.inputs(x)["y_mean"])
