@@ -610,7 +610,7 @@ def test_an_interrupt_after_the_fits_says_where_they_lie(
         "--methods", "map", "--ppl", "pyro",
     )  # fmt: skip
     assert code == 130
-    assert err.endswith("error: interrupted; what was finished until then lies in kept\n")
+    assert err.endswith("error: interrupted; finished results are in kept\n")
     assert Path("kept/map.nc").exists()
 
 
@@ -652,11 +652,11 @@ def test_an_interrupt_of_a_grid_outside_of_its_cells_says_where_they_lie(
         patched.setattr("ppl_bnn.evaluation.grid.result.GridResult.save", interrupted)
         code, _, err = invoke(*command)
     assert code == 130
-    assert "error: interrupted; what was finished until then lies in kept\n" in err
+    assert "error: interrupted; finished results are in kept\n" in err
     assert len(list(Path("kept/cells").iterdir())) == 2
     monkeypatch.setattr("ppl_bnn.evaluation.grid.grid._planned", interrupted)
     code, _, err = invoke(*command)
-    assert (code, err) == (130, "error: interrupted; what was finished until then lies in kept\n")
+    assert (code, err) == (130, "error: interrupted; finished results are in kept\n")
 
 
 @pytest.mark.parametrize("words", [(), ("--out", "kept"), ("--out=kept",)])
@@ -672,7 +672,7 @@ def test_an_interrupt_of_a_study_says_where_it_writes(
     folder.mkdir(parents=True)
     (folder / "table.csv").write_text("")
     code, _, err = invoke("bench", "evidence_framework", *words)
-    assert (code, err) == (130, f"error: interrupted; what was finished until then lies in {folder}\n")
+    assert (code, err) == (130, f"error: interrupted; finished results are in {folder}\n")
 
 
 def test_a_method_that_fails_is_a_red_row_and_exit_code_1(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
