@@ -180,14 +180,22 @@ class Claim:
     margin : str
         The margin in words, with its reason; the same for claims of the source and of this project.
     rule : str
-        How the interval is made: "mean", "mean over splits", "share", "bootstrap" or "exact".
+        How the interval is made: "mean", "mean over splits", "share", "bootstrap"; "exact" for a quantity without
+        error, such as a statement about one fit; or "proof", which needs no bounds.
     convergence : str
         `EXACT`: draws stand for the exact posterior and must have converged at the rows of the claim; `AS_RUN`: the
         output of an algorithm is judged as it was run.
     family : str
         Claims of one family are judged together, with Holm's correction; "" for a claim by itself.
     declared : str
-        "before" the results, or "after" them; a rule of later date shows the outcome that it replaces.
+        "before" the results, or "after" them.
+    before : str
+        Of a claim that is declared after the results: the outcome under the rule that it replaces, which every verdict
+        shows beside the new one; "" if the claim itself is new.
+    changed : str
+        What was changed after the results existed, and why.
+    figure : str
+        The figure that shows it, a path within `results/`.
     """
 
     key: str
@@ -203,28 +211,53 @@ class Claim:
     convergence: str = AS_RUN
     family: str = ""
     declared: str = "before"
+    before: str = ""
+    changed: str = ""
+    figure: str = ""
 
     def __post_init__(self) -> None:
+        if self.declared not in ("before", "after"):
+            raise ValueError(
+                f"declared of {self.key}: expected 'before' or 'after' the results; got {self.declared!r}"
+            )
+        if self.declared == "before" and (self.before or self.changed):
+            raise ValueError(
+                f"before, changed of {self.key}: expected of a claim declared after the results only"
+            )
+        if self.declared == "after" and not self.changed:
+            raise ValueError(
+                f"changed of {self.key}: expected what was changed after the results, and why; got ''"
+            )
         if self.rule not in RULES:
             raise ValueError(f"rule of {self.key}: expected one of {', '.join(RULES)}; got {self.rule!r}")
         if self.convergence not in (EXACT, AS_RUN):
             raise ValueError(
                 f"convergence of {self.key}: expected {EXACT!r} or {AS_RUN!r}; got {self.convergence!r}"
             )
-        if not self.low < self.high or (self.low == -math.inf and self.high == math.inf):
-            raise ValueError(
-                f"bounds of {self.key}: expected low < high, one of them finite; got {self.low}, {self.high}"
-            )
+        bounded = self.low > -math.inf or self.high < math.inf
+        if not self.low < self.high or bounded == (self.rule == PROOF):
+            expected = "none of a proof" if self.rule == PROOF else "low < high, one of them finite"
+            raise ValueError(f"bounds of {self.key}: expected {expected}; got {self.low}, {self.high}")
 
 
-RULES = ("mean", "mean over splits", "share", "bootstrap", "exact")
+PROOF = "proof"
+# The rules by which a claim is judged, and the name that an estimate by each carries.
+RULES = {
+    "mean": "Student t",
+    "mean over splits": "Nadeau-Bengio t",
+    "share": "Clopper-Pearson",
+    "bootstrap": "bootstrap",
+    "exact": "exact",
+    PROOF: PROOF,
+}
 
 
 def read_claims(study: str, folder: Path | None = None) -> dict[str, Claim]:
-    """The claims of a study by key, from `claims/<study>.toml`."""
+    """The claims of a study by key, from `claims/<study>.toml`; its table `defaults` holds what most claims share."""
     path = (folder or Path(__file__).parent / "claims") / f"{study}.toml"
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
-    return {key: Claim(key, **table) for key, table in tables.items()}
+    common = tables.pop("defaults", {})
+    return {key: Claim(key, **common | table) for key, table in tables.items()}
 
 
 @dataclass(frozen=True)
@@ -251,6 +284,10 @@ class Verdict:
         How the sizes differ from those of the source.
     before : str
         The outcome under the rule that was replaced after the results existed; empty if there was none.
+    declared : str
+        "before" the results, or "after" them.
+    figure : str
+        The figure that shows it.
     """
 
     claim: str
@@ -265,11 +302,14 @@ class Verdict:
     n: int = 0
     sizes: str = ""
     before: str = ""
+    declared: str = "before"
+    figure: str = ""
 
     def __str__(self) -> str:
-        was = f" (was {self.before})" if self.before and self.before != self.verdict else ""
+        was = f"before: {self.before.upper()}; " if self.before else ""
+        late = f" ({was}rule declared after the results)" if self.declared == "after" else ""
         sizes = f" [{self.sizes}]" if self.sizes else ""
-        return f"{self.verdict.upper()}{was}: {self.claim}: {self.numbers}{sizes}"
+        return f"{self.verdict.upper()}{late}: {self.claim}: {self.numbers}{sizes}"
 
 
 def p_values(claim: Claim, estimate: Estimate) -> tuple[float, float]:
@@ -304,7 +344,6 @@ def judge(
     converged: bool = True,
     why_not: str = "",
     sizes: str = "",
-    before: str = "",
 ) -> Verdict:
     """The verdict on a claim.
 
@@ -322,16 +361,13 @@ def judge(
         Why the claim was not run, or what has not converged.
     sizes : str
         How the sizes differ from those of the source.
-    before : str
-        The outcome under a rule that was replaced after the results existed.
 
     Returns
     -------
     Verdict
-        The verdict, without the correction of its family (see `corrected`).
+        The verdict, without the correction of its family (see `judge_family`).
     """
-    common: dict[str, Any] = {"key": claim.key, "source": claim.source, "rule": claim.rule, "sizes": sizes}
-    common["before"] = before
+    common = _common(claim, sizes)
     if estimate is None:
         return Verdict(claim.text, NOT_RUN, "; ".join(filter(None, (why_not, numbers))), **common)
     found = outcome(claim, estimate, converged)
@@ -349,6 +385,12 @@ def judge(
         n=estimate.n,
         **common,
     )
+
+
+def _common(claim: Claim, sizes: str) -> dict[str, Any]:
+    """What a verdict repeats of its claim."""
+    names = ("key", "source", "rule", "before", "declared", "figure")
+    return {name: getattr(claim, name) for name in names} | {"sizes": sizes}
 
 
 def judge_family(judged: Sequence[tuple[Claim, Estimate | None, Mapping[str, Any]]]) -> list[Verdict]:
@@ -381,16 +423,82 @@ def judge_family(judged: Sequence[tuple[Claim, Estimate | None, Mapping[str, Any
     return verdicts
 
 
-def prove(claim: Claim, wrong: bool, numbers: str, *, before: str = "", sizes: str = "") -> Verdict:
+def prove(claim: Claim, wrong: bool, numbers: str, *, sizes: str = "") -> Verdict:
     """The verdict on a printed statement by a proof or an exact computation: CORRECTED where it is wrong."""
-    return Verdict(
-        claim.text,
-        CORRECTED if wrong else REPRODUCED,
-        numbers,
-        key=claim.key,
-        source=claim.source,
-        rule="exact",
-        n=1,
-        sizes=sizes,
-        before=before,
-    )
+    return Verdict(claim.text, CORRECTED if wrong else REPRODUCED, numbers, **_common(claim, sizes))
+
+
+class Referee:
+    """Collects the evidence on the claims of one study, and judges them: families with Holm's correction.
+
+    Parameters
+    ----------
+    claims : mapping
+        The claims by key, as `read_claims` gives them.
+    sizes : str
+        How the sizes of the run differ from those of the source, for every verdict.
+    """
+
+    def __init__(self, claims: Mapping[str, Claim], sizes: str = ""):
+        self._claims, self._sizes = claims, sizes
+        self._measured: dict[str, tuple[Estimate | None, dict[str, Any]]] = {}
+        self._fixed: dict[str, Verdict] = {}
+
+    def measured(self, key: str, estimate: Estimate, numbers: str = "", **more: Any) -> None:
+        """The estimate of the quantity of a claim; `numbers` and `more` are arguments of `judge`."""
+        claim = self._new(key)
+        if estimate.rule != RULES[claim.rule]:
+            raise ValueError(f"estimate of {key}: expected the rule {claim.rule!r}; got {estimate.rule!r}")
+        self._measured[key] = estimate, {"numbers": numbers, "sizes": self._sizes} | more
+
+    def not_run(self, key: str, why: str, numbers: str = "", **more: Any) -> None:
+        """A claim that was not run at the sizes or settings of its source, and why."""
+        self._new(key)
+        self._measured[key] = None, {"why_not": why, "numbers": numbers, "sizes": self._sizes} | more
+
+    def undecided(self, key: str, why: str, numbers: str = "") -> None:
+        """A claim on which the study has no estimate, for a reason other than its sizes: nothing to decide, say."""
+        claim = self._new(key)
+        words = "; ".join(filter(None, (why, numbers)))
+        self._fixed[key] = Verdict(claim.text, UNDECIDED, words, **_common(claim, self._sizes))
+
+    def proved(self, key: str, wrong: bool, numbers: str) -> None:
+        """A printed statement that a proof or an exact computation decides."""
+        claim = self._new(key)
+        if claim.rule != PROOF:
+            raise ValueError(
+                f"claim {key}: expected the rule {PROOF!r} of what is proved; got {claim.rule!r}"
+            )
+        self._fixed[key] = prove(claim, wrong, numbers, sizes=self._sizes)
+
+    @property
+    def evidence(self) -> frozenset[str]:
+        """The keys of the claims on which there is evidence."""
+        return frozenset(self._measured) | frozenset(self._fixed)
+
+    def verdicts(self) -> list[Verdict]:
+        """A verdict for every claim, in the order in which they are declared.
+
+        Raises
+        ------
+        ValueError
+            There is a claim without evidence: it must be measured, proved, or said to be undecided or not run.
+        """
+        missing = [key for key in self._claims if key not in self.evidence]
+        if missing:
+            raise ValueError(f"claims: expected evidence on each of them; got none on {', '.join(missing)}")
+        families: dict[str, list[str]] = {}
+        for key in self._measured:
+            families.setdefault(self._claims[key].family or f"of {key} alone", []).append(key)
+        found = dict(self._fixed)
+        for keys in families.values():
+            judged = [(self._claims[key], *self._measured[key]) for key in keys]
+            found |= dict(zip(keys, judge_family(judged), strict=True))
+        return [found[key] for key in self._claims]
+
+    def _new(self, key: str) -> Claim:
+        if key not in self._claims:
+            raise ValueError(f"claim: expected one of {', '.join(self._claims)}; got {key!r}")
+        if key in self.evidence:
+            raise ValueError(f"claim {key}: expected evidence once; got it twice")
+        return self._claims[key]

@@ -19,15 +19,14 @@ there are M! 2^M copies of each mode: evidence over architectures is looked at w
 reference is the test score, and NUTS (digits, no hidden layer, one seed), where it has converged; log Z itself is held
 to tempered Monte Carlo in `evidence_framework.py`.
 
-Cut for a run of minutes on one processor: hundreds of rows, at most 50 hidden units and two seeds, over which an error
-of a mean is a rough guess.
+Cut for a run of minutes on one processor: hundreds of rows, at most 50 hidden units and two seeds, over which an
+interval is so wide that most claims stay undecided.
 
     python comparisons/evidence_selection.py [--tiny] [--out DIR] [--checkpoint DIR] [--seeds N]
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections import Counter
@@ -38,27 +37,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from claims import Referee, Verdict, exact, mean_over_splits, read_claims
 from study import (
     BLACK,
     BLUE,
-    CORRECTED,
     GREEN,
     GREY,
-    NOT_REPRODUCED,
-    NOT_RUN,
     ORANGE,
     PINK,
-    REPRODUCED,
     VERMILION,
     Study,
-    Verdict,
     command_line,
-    judge_better,
+    converged,
     kept,
     load_images,
-    paired,
     panels,
-    stamp,
 )
 from threadpoolctl import threadpool_limits
 
@@ -72,6 +65,9 @@ NOISE = 0.7
 STRUCTURES = {DIGITS: "kron", DIABETES: "full"}
 # Columns of test scores, and what predicts.
 PREDICTED = {"log_score": "the posterior", "log_score_mode": "the mode"}
+SHORT = {"log_score": "posterior", "log_score_mode": "mode"}
+# Rows of the tables: the test rows are those that are left, at most `Sizes.test`.
+TABLE_ROWS = {DIGITS: 1797, DIABETES: 442}
 NUTS = "NUTS"
 # Nats per row: what is said to be no difference between architectures.
 ALIKE = 0.01
@@ -296,6 +292,8 @@ class Grid:
         own = [row for row in rows if row["task"] == task]
         architectures = tuple(dict.fromkeys(row["architecture"] for row in own))
         gammas = tuple(sorted({row["gamma"] for row in own}))
+        # A stored table has six digits.
+        right = min(gammas, key=lambda gamma: abs(gamma - right))
         seeds = sorted({row["seed"] for row in own})
         columns = {}
         for name in (
@@ -349,74 +347,86 @@ def _at(values: np.ndarray, index: np.ndarray) -> np.ndarray:
     return np.take_along_axis(values, index[..., None], axis=-1)[..., 0]
 
 
-def text(found: tuple[float, float]) -> str:
-    mean, error = found
-    return f"{mean:+.3f} (standard error {error:.3f})"
-
-
 # --- verdicts ---------------------------------------------------------------------------------------
 
 
-def judge_prior(grid: Grid, score: str = "log_score") -> Verdict:
-    """Reproduced where the chosen gamma beats the middle of the grid by two errors and has half of what the best has.
+@dataclass(frozen=True)
+class Case:
+    """One task before the referee: its grid, and the rows of its splits."""
+
+    referee: Referee
+    grid: Grid
+    train_rows: int
+    test_rows: int
+
+    def judge(self, claim: str, values: np.ndarray, numbers: str) -> None:
+        """One value for each seed."""
+        estimate = mean_over_splits(values, self.test_rows, self.train_rows)
+        self.referee.measured(f"{self.grid.task}-{claim}", estimate, numbers)
+
+
+def judge_prior(case: Case, score: str = "log_score") -> None:
+    """The chosen gamma has half of what the best gamma gains over the middle of the grid.
 
     The middle is the median: beside gammas that predict nothing any choice would beat the mean.
     """
+    grid = case.grid
     values = grid.columns[score]
     chosen, middle, best = grid.by(grid.evidence, score), np.median(values, axis=2), values.max(axis=2)
     right = values[..., list(grid.gammas).index(grid.right)]
-    gain, whole = (each - middle for each in (chosen, best))
-    found = paired(gain.mean(axis=1))
-    good = found[0] > 2.0 * found[1] and gain.mean() >= 0.5 * whole.mean()
     same = float((grid.evidence.argmax(axis=2) == values.argmax(axis=2)).mean())
-    return Verdict(
-        f"{grid.task}: the evidence selects the prior, as {PREDICTED[score]} predicts",
-        REPRODUCED if good else NOT_REPRODUCED,
-        f"test log score of the gamma that it chooses minus the median of the grid {text(found)}, that of the "
-        f"best on the test rows {text(paired(whole.mean(axis=1)))} (the same gamma in {same:.0%}); minus that of a "
-        f"weight decay of {WEIGHT_DECAY:g} {text(paired((chosen - right).mean(axis=1)))}; chosen: "
+    case.judge(
+        f"prior-{SHORT[score]}",
+        (chosen - (middle + best) / 2.0).mean(axis=1),
+        f"the gamma that it chooses minus the median {(chosen - middle).mean():+.3f}, the best on the test rows "
+        f"{(best - middle).mean():+.3f} (the same gamma in {same:.0%}); minus a weight decay of {WEIGHT_DECAY:g} "
+        f"{(chosen - right).mean():+.3f}; chosen: "
         f"{counted([f'{grid.gammas[index]:.3g}' for index in grid.evidence.argmax(axis=2).ravel()])}",
     )
 
 
 def counted(names: Sequence[str]) -> str:
-    """Each name and how often it comes."""
+    """Each name with its number of occurrences."""
     return ", ".join(f"{name} ({count})" for name, count in sorted(Counter(names).items()))
 
 
-def judge_architecture(grid: Grid, score: str = "log_score") -> Verdict:
-    """Reproduced likewise, each architecture with the gamma that the evidence gave it."""
+def judge_architecture(case: Case, score: str = "log_score") -> None:
+    """Likewise, each architecture with the gamma that the evidence gave it."""
+    grid = case.grid
     predicted = grid.by(grid.evidence, score)
     chosen, own = grid.architecture_by(score=score)
-    middle = np.median(predicted, axis=1)
-    gain, whole = own - middle, predicted.max(axis=1) - middle
-    found = paired(gain)
-    good = found[0] > 2.0 * found[1] and gain.mean() >= 0.5 * whole.mean()
+    middle, best = np.median(predicted, axis=1), predicted.max(axis=1)
     copies, with_copies = grid.architecture_by(grid.columns["log_copies"], score)
-    alike = ", they predict alike and there is little to select" if whole.mean() < ALIKE else ""
     listing = ", ".join(
         f"{name} {evidence:.1f} and {value:.3f}"
         for name, evidence, value in zip(
             grid.architectures, grid.evidence.max(axis=2).mean(axis=0), predicted.mean(axis=0), strict=True
         )
     )
-    return Verdict(
-        f"{grid.task}: the evidence selects the architecture, as {PREDICTED[score]} predicts",
-        REPRODUCED if good else NOT_REPRODUCED,
-        f"chosen: {counted([grid.architectures[index] for index in chosen])}; its test log score minus the median of "
-        f"the architectures {text(found)}, of the best on the test rows {text(paired(whole))}{alike}; log "
-        f"evidence and score: {listing}; with the copies of a mode counted: "
-        f"{counted([grid.architectures[index] for index in copies])}, score {text(paired(with_copies - own))} higher",
+    numbers = (
+        f"chosen: {counted([grid.architectures[index] for index in chosen])}; its test log score minus the median "
+        f"{(own - middle).mean():+.3f}, the best on the test rows {(best - middle).mean():+.3f}; log evidence and "
+        f"score: {listing}; with the copies of a mode counted: "
+        f"{counted([grid.architectures[index] for index in copies])}, score {(with_copies - own).mean():+.3f} higher"
     )
+    claim = f"architecture-{SHORT[score]}"
+    if (best - middle).mean() < ALIKE:
+        nothing = (
+            f"the architectures predict alike, within {ALIKE:g} nats per row: there is nothing to select"
+        )
+        case.referee.undecided(f"{grid.task}-{claim}", nothing, numbers)
+    else:
+        case.judge(claim, own - (middle + best) / 2.0, numbers)
 
 
-def judge_posterior(grid: Grid) -> Verdict:
-    """Reproduced where the posterior predicts better than its mode, by two errors, at the prior that was chosen."""
+def judge_posterior(case: Case) -> None:
+    """The posterior predicts better than its mode at the prior that was chosen."""
+    grid = case.grid
     chosen = grid.evidence.argmax(axis=2)
     gaps = _at(grid.columns["log_score"] - grid.columns["log_score_mode"], chosen)
     listing = ", ".join(
-        f"{name} {mean:+.3f} ({effective:.0f} of {weights:.0f} weights determined)"
-        for name, mean, effective, weights in zip(
+        f"{name} {gap:+.3f} ({effective:.0f} of {weights:.0f} weights determined)"
+        for name, gap, effective, weights in zip(
             grid.architectures,
             gaps.mean(axis=0),
             _at(grid.columns["effective"], chosen).mean(axis=0),
@@ -424,102 +434,90 @@ def judge_posterior(grid: Grid) -> Verdict:
             strict=True,
         )
     )
-    return judge_better(
-        f"{grid.task}: the posterior, linearised, predicts better than its mode (ours)",
-        *paired(gaps.mean(axis=1)),
-        f"at the gamma that the evidence chooses, test log score of the posterior minus that of its mode "
-        f"{text(paired(gaps.mean(axis=1)))}: {listing}",
-    )
+    case.judge("posterior", gaps.mean(axis=1), listing)
 
 
-def judge_reference(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Reproduced where the log score of the Laplace approximation is within ALIKE of that of NUTS."""
-    claim = "digits, no hidden layer: the Laplace approximation predicts as the posterior does (NUTS; ours)"
+def judge_reference(referee: Referee, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The log score of the Laplace approximation is within ALIKE of that of NUTS."""
+    claim = "digits-reference"
     if not rows:
-        return Verdict(claim, NOT_RUN, "no reference at this size")
+        referee.not_run(claim, "no reference at this size")
+        return
     by_name = {row["method"]: row for row in rows}
     nuts, full = by_name[NUTS], by_name["Laplace, full"]
     listing = ", ".join(f"{row['method']} {row['log_score']:.3f} and {row['ece']:.3f}" for row in rows)
-    said = (
-        f"log score and calibration error of one seed at gamma = {nuts['gamma']:.3g}: {listing}; NUTS is "
-        f"{nuts['verdict']} (R-hat {nuts['rhat']:.3f}, bulk ESS {nuts['ess_bulk']:.0f})"
-    )
-    if nuts["verdict"] != "converged":
-        return Verdict(claim, NOT_RUN, f"no reference: {said}")
-    good = abs(full["log_score"] - nuts["log_score"]) <= ALIKE
-    return Verdict(claim, REPRODUCED if good else NOT_REPRODUCED, said)
-
-
-def judge_correlation(grid: Grid) -> Verdict:
-    """Reproduced where the rank correlation is above one half in every seed, whichever predicts."""
-    found = {name: grid.correlations(name) for name in PREDICTED}
-    size = grid.evidence[0].size
-    listing = "; ".join(
-        f"{PREDICTED[name]} {', '.join(f'{value:.2f}' for value in values)}" for name, values in found.items()
-    )
-    return Verdict(
-        f"{grid.task}: evidence and test score go together",
-        REPRODUCED if all(bool((values > 0.5).all()) for values in found.values()) else NOT_REPRODUCED,
-        f"Spearman's correlation over the {size} pairs of the grid, by seed: {listing}",
+    referee.measured(
+        claim,
+        exact(full["log_score"] - nuts["log_score"]),
+        f"log score and calibration error of one seed at gamma = {nuts['gamma']:.3g}: {listing}",
+        converged=converged(nuts["rhat"], nuts["ess_bulk"]),
+        why_not=f"NUTS has R-hat {nuts['rhat']:.3f}, bulk ESS {nuts['ess_bulk']:.0f}",
     )
 
 
-def judge_printed(grid: Grid) -> Verdict:
-    """Corrected where the printed formula takes the largest gamma everywhere and the right one does not."""
+def judge_correlation(case: Case, score: str = "log_score") -> None:
+    """The rank correlation of evidence and test score is above one half."""
+    found = case.grid.correlations(score)
+    case.judge(
+        f"correlation-{SHORT[score]}",
+        found,
+        f"over the {case.grid.evidence[0].size} pairs of the grid, by seed: "
+        f"{', '.join(f'{value:.2f}' for value in found)}",
+    )
+
+
+def judge_printed(case: Case) -> None:
+    """Wrong where the printed formula takes the largest gamma everywhere and the right one does not."""
+    grid = case.grid
     last = len(grid.gammas) - 1
     wrong, right = (values.argmax(axis=2) for values in (grid.columns["printed"], grid.evidence))
-    lost = paired((grid.by(grid.evidence) - grid.by(grid.columns["printed"])).mean(axis=1))
-    good = bool((wrong == last).all() and (right < last).all())
-    return Verdict(
-        f"{grid.task}: log Z as printed, without -D log gamma, tunes gamma",
-        CORRECTED if good else NOT_REPRODUCED,
+    lost = grid.by(grid.evidence) - grid.by(grid.columns["printed"])
+    case.referee.proved(
+        f"{grid.task}-printed",
+        bool((wrong == last).all() and (right < last).all()),
         f"as printed it takes the largest gamma of the grid, {grid.gammas[-1]:.3g}, in {(wrong == last).mean():.0%} of "
         f"the cases, and would take any larger one; with the term in {(right == last).mean():.0%}, and the test log "
-        f"score is higher by {text(lost)}",
+        f"score is higher by {lost.mean():.3f}",
     )
 
 
-def judge_mean_loss(grid: Grid) -> Verdict:
-    """Corrected where the prior that a weight decay on the mean loss is predicts better than gamma^-2 = lambda."""
-    gammas = list(grid.gammas)
-    right, wrong = grid.right, gammas[-1]
-    places = gammas.index(right), gammas.index(wrong)
+def judge_mean_loss(case: Case) -> None:
+    """A weight decay on the mean loss of N rows is gamma^-2 / N; the figures say what the slip costs."""
+    grid, rows = case.grid, case.train_rows
+    right, wrong = meanings(rows)
+    places = [list(grid.gammas).index(gamma) for gamma in (grid.right, grid.gammas[-1])]
     gaps = [
-        paired((grid.columns[name][..., places[0]] - grid.columns[name][..., places[1]]).mean(axis=1))
-        for name in ("log_score", "log_score_mode")
+        (grid.columns[name][..., places[0]] - grid.columns[name][..., places[1]]).mean() for name in PREDICTED
     ]
-    return Verdict(
-        f"{grid.task}: weight decay is gamma^-2 (on a mean loss it is gamma^-2 / N)",
-        CORRECTED if gaps[0][0] > 2.0 * gaps[0][1] else NOT_REPRODUCED,
-        f"a weight decay of {WEIGHT_DECAY:g} is gamma = {right:.3g}, not {wrong:.3g}: test log score higher by "
-        f"{text(gaps[0])}, that of the mode by {text(gaps[1])}",
+    case.referee.proved(
+        f"{grid.task}-mean-loss",
+        not math.isclose(right, wrong),
+        f"a weight decay of {WEIGHT_DECAY:g} on the mean loss of {rows} rows is gamma = {right:.3g}, not {wrong:.3g}: "
+        f"test log score {gaps[0]:+.3f}, that of the mode {gaps[1]:+.3f}",
     )
 
 
-def judge_training(grid: Grid) -> Verdict:
-    """Reproduced where the fit alone would take a prior that predicts worse, by two errors, whichever predicts."""
-    fit = grid.columns["log_score_training"]
-    gains = {
-        name: paired((grid.by(grid.evidence, name) - grid.by(fit, name)).mean(axis=1)) for name in PREDICTED
-    }
-    listing = ", ".join(f"{PREDICTED[name]} {text(gain)}" for name, gain in gains.items())
-    return Verdict(
-        f"{grid.task}: the fit to the training rows cannot choose, the evidence weighs it against complexity",
-        REPRODUCED if all(mean > 2.0 * error for mean, error in gains.values()) else NOT_REPRODUCED,
-        f"test log score of the evidence's gamma minus that of the best fit's: {listing}",
-    )
+def judge_training(case: Case, score: str = "log_score") -> None:
+    """The fit alone would take a prior that predicts worse."""
+    grid = case.grid
+    gain = grid.by(grid.evidence, score) - grid.by(grid.columns["log_score_training"], score)
+    case.judge(f"training-{SHORT[score]}", gain.mean(axis=1), "")
 
 
-def judge(grids: Sequence[Grid], reference: Sequence[Mapping[str, Any]], note: str) -> list[Verdict]:
-    verdicts = []
-    for grid in grids:
-        verdicts += [each(grid, score) for each in (judge_prior, judge_architecture) for score in PREDICTED]
-        verdicts += [
-            each(grid)
-            for each in (judge_posterior, judge_correlation, judge_training, judge_printed, judge_mean_loss)
-        ]
-    verdicts.append(judge_reference(reference))
-    return [dataclasses.replace(each, numbers=f"{each.numbers} [{note}]") for each in verdicts]
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored tables."""
+    sizes = study.sizes
+    referee = Referee(read_claims("evidence_selection"), smaller(sizes))
+    for task, rows in zip(sizes.tasks, sizes.rows, strict=True):
+        test_rows = min(sizes.test, TABLE_ROWS[task] - rows)
+        case = Case(referee, Grid.of(task, study.tables["grid"], meanings(rows)[0]), rows, test_rows)
+        for score in PREDICTED:
+            for each in (judge_prior, judge_architecture, judge_correlation, judge_training):
+                each(case, score)
+        for each in (judge_posterior, judge_printed, judge_mean_loss):
+            each(case)
+    judge_reference(referee, study.tables.get("reference", ()))
+    return referee.verdicts()
 
 
 # --- the figure -------------------------------------------------------------------------------------
@@ -594,13 +592,10 @@ def main(
         chosen = max(of_one, key=lambda row: row["log_evidence"])["gamma"]
         reference = kept(checkpoint, "reference", sizes, partial(run_reference, chosen, sizes))["rows"]
         study.tables["reference"] = reference
-    note = smaller(sizes)
     study.tables["grid"] = rows
-    study.numbers = {"note": note, "weight decay": WEIGHT_DECAY} | stamp()
-    for verdict in judge(grids, reference, note):
-        study.judge(verdict)
+    study.numbers = {"weight decay": WEIGHT_DECAY}
     draw(study.out / "grid.png", grids)
-    study.write()
+    study.conclude(judge)
     study.say(f"written to {study.out}")
     return study
 

@@ -12,36 +12,31 @@ import functools
 import json
 import math
 import os
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from claims import CORRECTED as CORRECTED
+from claims import NOT_RUN as NOT_RUN
+from claims import REPRODUCED as REPRODUCED
+from claims import Verdict as Verdict
 
 from ppl_bnn import data
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.inference.method import versions
 
-REPRODUCED, NOT_REPRODUCED, CORRECTED, NOT_RUN = "reproduced", "not reproduced", "corrected", "not run"
+NOT_REPRODUCED = "not reproduced"
+# The library's own limits of convergence: rank-normalised R-hat below, bulk effective sample size above.
+RHAT, ESS = 1.01, 400.0
 # Okabe and Ito's colours; lines differ in style, too.
 BLACK, BLUE, ORANGE, VERMILION, GREEN, GREY = "#000000", "#0072B2", "#E69F00", "#D55E00", "#009E73", "#777777"
 PINK, SKY = "#CC79A7", "#56B4E9"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A claim, what became of it, and the numbers that say so."""
-
-    claim: str
-    verdict: str
-    numbers: str
-
-    def __str__(self) -> str:
-        return f"{self.verdict.upper()}: {self.claim}: {self.numbers}"
 
 
 @dataclass
@@ -78,19 +73,94 @@ class Study:
         self.verdicts.append(verdict)
         self.say(str(verdict))
 
+    def conclude(self, judge: Callable[[Study], list[Verdict]]) -> None:
+        """Write the tables, judge what stands in the files, and write the verdicts.
+
+        A verdict is a function of the stored results, so that anyone can compute it again (`verdicts.py`).
+        """
+        self.verdicts = []
+        self.write()
+        for verdict in judge(self.read(self.out, self.sizes)):
+            self.judge(verdict)
+        self.write()
+
     def write(self) -> None:
-        """Tables as CSV, verdicts as lines, and everything but the tables as JSON, with the day and the versions."""
+        """Tables as CSV, verdicts as lines, and everything but the tables as JSON, with the provenance of the run."""
         self.out.mkdir(parents=True, exist_ok=True)
         for name, rows in self.tables.items():
             write_table(self.out / f"{name}.csv", rows)
-        (self.out / "verdicts.txt").write_text("".join(f"{each}\n" for each in self.verdicts))
         content = {
             "sizes": asdict(self.sizes),
             "numbers": self.numbers,
-            "verdicts": [asdict(each) for each in self.verdicts],
-            "stamp": stamp(),
+            "stamp": stamp() | {"seconds": round(time.perf_counter() - self.begun)},
         }
-        (self.out / "results.json").write_text(json.dumps(content, indent=1) + "\n")
+        write_verdicts(self.out, content, self.verdicts)
+
+    @classmethod
+    def read(cls, folder: str | Path, sizes: Any) -> Study:
+        """The stored results of a study.
+
+        Parameters
+        ----------
+        folder : path
+            Where they are.
+        sizes : dataclass
+            Sizes of any run; those that are stored take their place.
+
+        Returns
+        -------
+        Study
+            Its tables as they stand in the files: numbers of six digits. A cell that is empty is not in its row. A
+            column is of numbers, or of True and False, if all its cells are, else of text.
+        """
+        folder = Path(folder)
+        content = json.loads((folder / "results.json").read_text())
+        known = {each.name for each in fields(sizes)}
+        stored = {key: _tuples(value) for key, value in content["sizes"].items() if key in known}
+        found = cls(replace(sizes, **stored), folder, numbers=content.get("numbers", {}))
+        found.tables = {path.stem: read_table(path) for path in sorted(folder.glob("*.csv"))}
+        return found
+
+
+def write_verdicts(folder: Path, content: dict[str, Any], verdicts: Sequence[Verdict]) -> None:
+    """`results.json` with the verdicts in it, and `verdicts.txt` with one line for each."""
+    lines = "".join(f"{each}\n" for each in verdicts)
+    write_whole(folder / "verdicts.txt", lambda part: part.write_text(lines))
+    text = json.dumps(content | {"verdicts": [asdict(each) for each in verdicts]}, indent=1) + "\n"
+    write_whole(folder / "results.json", lambda part: part.write_text(text))
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    """The rows of a table that `write_table` wrote; see `Study.read`."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    kinds: dict[str, Callable[[str], Any]] = {}
+    for column in rows[0] if rows else ():
+        cells = {row[column] for row in rows if row[column]}
+        kinds[column] = next((kind for kind in (_truth, int, float) if _all_are(kind, cells)), str)
+    return [{column: kinds[column](cell) for column, cell in row.items() if cell} for row in rows]
+
+
+def _truth(cell: str) -> bool:
+    return {"True": True, "False": False}[cell]
+
+
+def _all_are(kind: Callable[[str], Any], cells: set[str]) -> bool:
+    try:
+        for cell in cells:
+            kind(cell)
+    except (KeyError, ValueError):
+        return False
+    return bool(cells)
+
+
+def converged(rhat: float, ess: float) -> bool:
+    """Whether draws may stand for the exact posterior: the library's own limits, at the rows where a claim is made."""
+    return rhat < RHAT and ess > ESS
 
 
 def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
@@ -230,8 +300,29 @@ def _arrays_of(path: Path) -> dict[str, np.ndarray]:
 
 
 def stamp() -> dict[str, Any]:
-    """The day, the number of cores, and the versions that numbers depend on."""
-    return {"date": date.today().isoformat(), "cores": os.cpu_count(), "versions": versions()}
+    """The day, the number of cores, the versions that numbers depend on, and the commit of the study."""
+    return {
+        "date": date.today().isoformat(),
+        "cores": os.cpu_count(),
+        "versions": versions(),
+        "commit": commit_of(Path(__file__).parent),
+    }
+
+
+def commit_of(folder: Path) -> str:
+    """The commit of the checkout that `folder` is in, marked where its Python files differ from it; "" without one."""
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True)
+
+    try:
+        found = git("rev-parse", "--short=12", "HEAD")
+    except OSError:
+        return ""
+    if found.returncode:
+        return ""
+    changed = git("diff", "--quiet", "HEAD", "--", ":(top,glob)**/*.py").returncode
+    return found.stdout.strip() + (" with changes" if changed else "")
 
 
 # --- images -----------------------------------------------------------------------------------------

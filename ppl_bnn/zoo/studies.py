@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ppl_bnn.core.errors import unknown_name
 
-# Modules that other studies import, and that are not run themselves.
-_NOT_RUN = ("study", "problem", "ratios")
+# Modules that studies share, and the script that judges their stored results.
+_NOT_RUN = ("study", "claims", "verdicts", "problem", "ratios")
 
 
 def folder() -> Path:

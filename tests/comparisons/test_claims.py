@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -184,10 +185,67 @@ def test_a_family_of_false_claims_rarely_has_any_reproduced() -> None:
 def test_proofs_and_what_was_not_run() -> None:
     assert claims.prove(claim(), True, "the sign is wrong").verdict == CORRECTED
     assert claims.prove(claim(), False, "").verdict == REPRODUCED
-    verdict = claims.judge(claim(), None, why_not="a fifth of the steps", before="not reproduced")
+    late = claim(declared="after", before="not reproduced", changed="Student's t in place of two errors")
+    verdict = claims.judge(late, None, why_not="a fifth of the steps")
     assert verdict.verdict == NOT_RUN
     assert "a fifth of the steps" in str(verdict)
-    assert "was not reproduced" in str(verdict)
+    assert str(verdict).startswith("NOT RUN (before: NOT REPRODUCED; rule declared after the results): ")
+
+
+def test_a_rule_of_later_date_says_what_was_changed() -> None:
+    with pytest.raises(ValueError, match=r"changed of c: expected what was changed"):
+        claim(declared="after", before="reproduced")
+    with pytest.raises(ValueError, match=r"before, changed of c: expected of a claim declared after"):
+        claim(before="reproduced")
+    with pytest.raises(ValueError, match=r"declared of c: expected 'before' or 'after'"):
+        claim(declared="late")
+
+
+def referee(*keys: str, **more: str) -> claims.Referee:
+    made = {key: dataclasses.replace(claim(**more), key=key) for key in keys}
+    return claims.Referee(made, "2 seeds, 10 in the source")
+
+
+def test_a_referee_judges_every_claim_in_the_order_of_declaration() -> None:
+    found = referee("a", "b", "c")
+    found.not_run("c", "a fifth of the steps")
+    found.measured("b", claims.mean([-1.0, -1.1, -0.9]))
+    with pytest.raises(ValueError, match="got none on a"):
+        found.verdicts()
+    found.undecided("a", "the best prior gains nothing")
+    verdicts = found.verdicts()
+    assert [(each.key, each.verdict) for each in verdicts] == [
+        ("a", UNDECIDED),
+        ("b", REFUTED),
+        ("c", NOT_RUN),
+    ]
+    assert all(each.sizes == "2 seeds, 10 in the source" for each in verdicts)
+    assert all(str(each).endswith("[2 seeds, 10 in the source]") for each in verdicts)
+
+
+def test_a_referee_corrects_for_the_claims_of_a_family() -> None:
+    """A p-value of 0.02 decides alone, and not as one of three."""
+    values = np.array([1.0, 2.0, 3.0, 4.0]) - 2.5
+    values += stats.t.isf(0.02, 3) * values.std(ddof=1) / 2.0
+    for family, expected in (("", REPRODUCED), ("directions", UNDECIDED)):
+        found = referee("a", "b", "c", family=family)
+        for key, of_it in (("a", values), ("b", values - values.mean()), ("c", values - values.mean())):
+            found.measured(key, claims.mean(of_it))
+        assert found.verdicts()[0].verdict == expected
+
+
+def test_a_referee_refuses_evidence_that_does_not_fit_the_claim() -> None:
+    found = referee("a")
+    with pytest.raises(ValueError, match=r"claim: expected one of a; got 'b'"):
+        found.measured("b", claims.mean([1.0, 2.0]))
+    with pytest.raises(ValueError, match=r"estimate of a: expected the rule 'mean'; got 'Clopper-Pearson'"):
+        found.measured("a", claims.share(1, 2))
+    with pytest.raises(ValueError, match=r"claim a: expected the rule 'proof' of what is proved; got 'mean'"):
+        found.proved("a", True, "")
+    found = referee("a")
+    found.measured("a", claims.mean([1.0, 2.0]))
+    with pytest.raises(ValueError, match="expected evidence once"):
+        found.not_run("a", "")
 
 
 def test_claims_are_read_from_a_file_and_checked(tmp_path: Path) -> None:
