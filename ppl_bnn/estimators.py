@@ -14,7 +14,7 @@ scikit-learn casts and ravels them, with its warnings, before the checks of the 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any, ClassVar, Self
@@ -28,12 +28,13 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ppl_bnn import zoo
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.backends.systems import written_in
-from ppl_bnn.core.errors import InputError, UnknownNameError, unknown_name
+from ppl_bnn.core.errors import InputError, UnknownNameError, check_known
 from ppl_bnn.evaluation.comparison.run import bind_classes
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.method import Method
 from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction.prediction import Prediction
+from ppl_bnn.zoo.files import keyword_only
 from ppl_bnn.zoo.support import declared
 
 
@@ -113,10 +114,10 @@ class _Estimator(BaseEstimator):
             super().set_params(**plain)
         if nested["method"]:
             method = self._chosen_method()
-            _check_known(f"field of {type(method).__name__}", nested["method"], self._method_fields())
+            check_known(f"field of {type(method).__name__}", nested["method"], self._method_fields())
             self.method = replace(method, **nested["method"])
         if nested["model"]:
-            _check_known("argument of the model", nested["model"], self._arguments())
+            check_known("argument of the model", nested["model"], self._arguments())
             self.model_arguments = {**(self.model_arguments or {}), **nested["model"]}
         return self
 
@@ -129,10 +130,7 @@ class _Estimator(BaseEstimator):
         """The keyword-only arguments of the model and their defaults."""
         named = self.model is None or isinstance(self.model, str)
         model = zoo.load(self.model or self._default) if named else self.model
-        if not callable(model):
-            return {}
-        parameters = inspect.signature(model).parameters.values()
-        return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
+        return keyword_only(model) if callable(model) else {}
 
     def _sizes(self) -> dict[str, Any]:
         """The keyword arguments of the model that have a value: the given one, else the default."""
@@ -174,7 +172,8 @@ class _Estimator(BaseEstimator):
         np.ndarray
             (n_samples, N) or (n_samples, N, K).
         """
-        drawn = self.predict_distribution(X).sample(n_samples, _generator(random_state))
+        seed = random_state if isinstance(random_state, np.random.Generator) else _seed(random_state)
+        drawn = self.predict_distribution(X).sample(n_samples, seed)
         return self.classes_[drawn] if hasattr(self, "classes_") else drawn
 
     def _dtype(self) -> Any:
@@ -187,17 +186,11 @@ class _Estimator(BaseEstimator):
             model = bind_classes(model, y, class_names)
         if written_in(model, X, y, method.ppl) == "language":
             self._check_task(zoo.sketch(model, X[:1]).task)
-        seed = self.random_state
-        if not isinstance(seed, int | np.integer):
-            seed = check_random_state(seed).randint(2**31 - 1)
         names = getattr(self, "feature_names_in_", None)
-        options: dict[str, Any] = {
-            "device": self.device,
-            "standardise": self.standardise,
-            "class_names": class_names,
-        }
-        options["feature_names"] = None if names is None else tuple(map(str, names))
-        posterior = method.fit(model, X, y, seed=int(seed), **options)
+        feature_names = None if names is None else tuple(map(str, names))
+        options: dict[str, Any] = {"class_names": class_names, "feature_names": feature_names}
+        options |= {"device": self.device, "standardise": self.standardise}
+        posterior = method.fit(model, X, y, seed=_seed(self.random_state), **options)
         self._check_task(posterior.task)
         self.posterior_ = posterior
 
@@ -270,9 +263,8 @@ class BNNRegressor(RegressorMixin, _Estimator):
         -------
         Self
         """
-        X, y = validate_data(
-            self, X, y, dtype=self._dtype(), multi_output=True, y_numeric=True, ensure_min_samples=2
-        )
+        options: dict[str, Any] = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
+        X, y = validate_data(self, X, y, dtype=self._dtype(), **options)
         if y.ndim == 2 and y.shape[1] == 1:
             y = column_or_1d(y, warn=True)
         self._fit(X, y)
@@ -366,9 +358,8 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
         if len(self.classes_) < 2:
-            raise InputError.of(
-                "y", "at least two classes", f"the one class {self.classes_[0]!r}", "more data"
-            )
+            got = f"the one class {self.classes_[0]!r}"
+            raise InputError.of("y", "at least two classes", got, "more data")
         self._fit(X, labels, tuple(map(str, self.classes_)))
         return self
 
@@ -401,12 +392,10 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         np.ndarray
             Probabilities of `classes_`, (N, C).
         """
-        prediction = self.predict_distribution(X)
-        if prediction.classes != len(self.classes_):
-            expected = f"a model of {len(self.classes_)} classes, as many as labels were seen"
-            raise InputError.of(
-                "", expected, f"one of {prediction.classes}", "a parameter `classes` of the model"
-            )
+        prediction, seen = self.predict_distribution(X), len(self.classes_)
+        expected = f"a model of {seen} classes, as many as labels were seen"
+        got, advice = f"one of {prediction.classes}", "a parameter `classes` of the model"
+        InputError.check(prediction.classes == seen, "", expected, got, advice)
         return prediction.probabilities
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
@@ -426,15 +415,8 @@ class BNNClassifier(ClassifierMixin, _Estimator):
             return np.log(self.predict_proba(X))
 
 
-def _generator(random_state: Any) -> np.random.Generator:
-    """A random number generator from any value that scikit-learn accepts as `random_state`."""
-    if isinstance(random_state, int | np.integer | np.random.Generator):
-        return np.random.default_rng(random_state)
-    return np.random.default_rng(check_random_state(random_state).randint(2**31 - 1))
-
-
-def _check_known(kind: str, given: Iterable[str], known: Iterable[str]) -> None:
-    names = list(known)
-    for name in given:
-        if name not in names:
-            raise unknown_name(kind, name, names)
+def _seed(random_state: Any) -> int:
+    """A seed from any value that scikit-learn accepts as `random_state`."""
+    if isinstance(random_state, int | np.integer):
+        return int(random_state)
+    return check_random_state(random_state).randint(2**31 - 1)

@@ -7,7 +7,7 @@ Each message states, in this order, what was expected, what was given and what t
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
 
@@ -86,3 +86,10 @@ def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameEr
     near = difflib.get_close_matches(str(name), names, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return UnknownNameError(f"unknown {kind} {name!r}: {hint}known: {', '.join(names)}")
+
+
+def check_known(kind: str, names: Iterable[Any], known: Collection[str]) -> None:
+    """Raise the error of `unknown_name` for the first of the names that is not among the known ones."""
+    for name in names:
+        if name not in known:
+            raise unknown_name(kind, name, known)

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, unknown_name
+from ppl_bnn.core.errors import InputError, check_known
 from ppl_bnn.core.names import clean, clean_lines
 
 TASKS = ("regression", "classification")
@@ -39,34 +39,31 @@ _DATE = (
 )
 _COMPACT_DATE = re.compile(r"(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
 _THOUSANDS = "numbers with marks between thousands"
-# Pattern of a cell that Python cannot read as a number, its description, and advice.
-_LOOKS: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
-    (re.compile(pattern, re.IGNORECASE), what, advice)
-    for pattern, what, advice in (
-        (rf"[-+−]?\s*{_DIGITS}\s*[%‰]", "percentages", "the numbers without the sign, such as {number}"),
-        (
-            rf"(?:{_DATE})(?:[t ]\s*{_CLOCK})?|{_CLOCK}",
-            "dates or times",
-            "a number in their place, such as days since the first, or year and month as columns",
-        ),
-        (
-            r"[-+−]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+−]?\d{1,3}(?:[ \u00a0\u202f'’]\d{3})+(?:[.,]\d+)?",
-            _THOUSANDS,
-            "the numbers without these marks, such as {number}",
-        ),
-        (
-            r"[-+−]?(?:\d{1,3}(?:\.\d{3})+|\d*),\d+",
-            "numbers with a decimal comma",
-            "a decimal point, such as {number}",
-        ),
-        (
-            rf"[-+−]?\s*(?:[$€£¥₹]|usd|eur|gbp)\s*[-+−]?{_DIGITS}|[-+−]?{_DIGITS}\s*(?:[$€£¥₹]|usd|eur|gbp)",
-            "amounts with a currency",
-            "the numbers alone, such as {number}",
-        ),
-        (rf"[−–]\s*{_DIGITS}|\({_DIGITS}\)", "negative numbers without a minus sign", "{number}"),
-        (r"[-+]?0x[0-9a-f]+", "hexadecimal numbers", "decimal numbers"),
-    )
+# Pattern of a cell that Python cannot read as a number, in any case; its description, and advice.
+_LOOKS = (
+    (rf"[-+−]?\s*{_DIGITS}\s*[%‰]", "percentages", "the numbers without the sign, such as {number}"),
+    (
+        rf"(?:{_DATE})(?:[t ]\s*{_CLOCK})?|{_CLOCK}",
+        "dates or times",
+        "a number in their place, such as days since the first, or year and month as columns",
+    ),
+    (
+        r"[-+−]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+−]?\d{1,3}(?:[ \u00a0\u202f'’]\d{3})+(?:[.,]\d+)?",
+        _THOUSANDS,
+        "the numbers without these marks, such as {number}",
+    ),
+    (
+        r"[-+−]?(?:\d{1,3}(?:\.\d{3})+|\d*),\d+",
+        "numbers with a decimal comma",
+        "a decimal point, such as {number}",
+    ),
+    (
+        rf"[-+−]?\s*(?:[$€£¥₹]|usd|eur|gbp)\s*[-+−]?{_DIGITS}|[-+−]?{_DIGITS}\s*(?:[$€£¥₹]|usd|eur|gbp)",
+        "amounts with a currency",
+        "the numbers alone, such as {number}",
+    ),
+    (rf"[−–]\s*{_DIGITS}|\({_DIGITS}\)", "negative numbers without a minus sign", "{number}"),
+    (r"[-+]?0x[0-9a-f]+", "hexadecimal numbers", "decimal numbers"),
 )
 _UNIT = re.compile(r"[-+−]?(\d+(?:[.,]\d+)?)\s*([^\W\d]{1,4}|°[cfk]?)", re.IGNORECASE)
 
@@ -80,9 +77,8 @@ def read_cells(path: Path) -> dict[str, list[str]]:
     except FileNotFoundError:
         raise InputError.of("", "a CSV file", f"{path}, which does not exist", "its full path") from None
     except pd.errors.EmptyDataError:
-        raise InputError.of(
-            "", "a CSV file with a header line", f"{path}, which is empty", "another"
-        ) from None
+        got = f"{path}, which is empty"
+        raise InputError.of("", "a CSV file with a header line", got, "another") from None
     except (pd.errors.ParserError, UnicodeDecodeError, OSError) as problem:
         if isinstance(problem, pd.errors.ParserError):
             _check_separator(header_of(path))
@@ -160,7 +156,7 @@ def parse(name: str, cells: list[str]) -> np.ndarray:
 def looks_like(cell: str) -> tuple[str, str] | None:
     """Description of a cell that is not a number, and advice for its format; None for a word."""
     for pattern, what, advice in _LOOKS:
-        if pattern.fullmatch(cell):
+        if re.fullmatch(pattern, cell, re.IGNORECASE):
             return what, advice.format(number=_plain_number(cell, what))
     return None
 
@@ -202,33 +198,31 @@ def parse_target(
     Two different whole numbers are classes unless `task` states otherwise; more than two are numbers.
     """
     different, where = np.unique(values), f"target {name!r}"
-    numeric, whole = values.dtype == np.float64, False
-    if numeric:
-        whole = bool(np.all(values == np.round(values)))
-        if task == "regression" or (task is None and not (whole and different.size == 2)):
-            words = "numbers"
-            if whole and different.size <= FEW_VALUES:
-                listed = _some([f"{value:.0f}" for value in different])
-                only = f"{different.size} whole ones occur" if different.size > 1 else "one value occurs"
-                words += f", though only {only} ({listed})"
-                words += "; task='classification' reads them as classes" if different.size > 1 else ""
-            return values, None, words
-        if not whole:
-            got = f"{values[values != np.round(values)][0]}"
-            raise InputError.of("", f"integer labels in {where}", got, 'task="regression"')
-    elif task == "regression":
+    numeric = values.dtype == np.float64
+    broken = values[values != np.round(values)] if numeric else values[:0]
+    classes = different.size == 2 and not len(broken) if task is None else task == "classification"
+    if numeric and not classes:
+        words = "numbers"
+        if different.size <= FEW_VALUES and not len(broken):
+            listed = _some([f"{value:.0f}" for value in different])
+            only = f"{different.size} whole ones occur" if different.size > 1 else "one value occurs"
+            words += f", though only {only} ({listed})"
+            words += "; task='classification' reads them as classes" if different.size > 1 else ""
+        return values, None, words
+    if len(broken):
+        raise InputError.of("", f"integer labels in {where}", f"{broken[0]}", 'task="regression"')
+    if not numeric and task == "regression":
         raise InputError.of("", f"numbers in {where}", repr(values[0]), 'task="classification"')
-    elif task is None and different.size > MOST_CATEGORIES:
+    if not numeric and task is None and different.size > MOST_CATEGORIES:
         got = f"{different.size} different words in {len(values)} rows, such as {values[0]!r}"
         expected = f"numbers or at most {MOST_CATEGORIES} classes in {where}"
         raise InputError.of("", expected, got, "another target")
-    classes, labels = np.unique(values, return_inverse=True)
-    names = tuple(str(int(value)) if numeric else str(value) for value in classes)
+    names = tuple(str(int(value)) if numeric else str(value) for value in different)
     got = f"only {names[0]!r}"
-    InputError.check(classes.size > 1, "", f"two classes or more in {where}", got, "more rows")
-    words = f"{classes.size} classes ({_some(names)})"
+    InputError.check(len(names) > 1, "", f"two classes or more in {where}", got, "more rows")
+    words = f"{len(names)} classes ({_some(names)})"
     words += "; task='regression' reads them as numbers" if numeric else ""
-    return labels.astype(np.int64), names, words
+    return np.searchsorted(different, values).astype(np.int64), names, words
 
 
 def _some(values: Sequence[str]) -> str:
@@ -261,22 +255,17 @@ def read_columns(
     path: str | os.PathLike[str], target: str, drop: Sequence[str], task: str | None
 ) -> dict[str, Any]:
     """The parts of a `Table` from a CSV file; see `tables.read_csv`."""
-    if task is not None and task not in TASKS:
-        raise unknown_name("task", task, TASKS)
+    check_known("task", [] if task is None else [task], TASKS)
     cells = read_cells(Path(path))
     target = clean(target)
     dropped = dict.fromkeys(clean(name) for name in ([drop] if isinstance(drop, str) else drop))
-    for name in [target, *dropped]:
-        if name not in cells:
-            raise unknown_name(f"column of {path}", name, cells)
+    check_known(f"column of {path}", [target, *dropped], cells)
     kept, got = target not in dropped, f"{target!r} in drop"
     InputError.check(kept, "", "a target that is kept", got, "another target or drop")
 
     features: dict[str, np.ndarray] = {}
     found: dict[str, tuple[str, ...]] = {}
-    for name in cells:
-        if name == target or name in dropped:
-            continue
+    for name in [name for name in cells if name != target and name not in dropped]:
         values = parse(name, cells[name])
         found[name] = () if values.dtype == np.float64 else tuple(sorted(set(values)))
         if not found[name]:

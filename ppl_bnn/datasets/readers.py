@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import math
 import os
 from collections.abc import Callable
@@ -13,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import BNNError, InputError, unknown_name
+from ppl_bnn.core.errors import BNNError, InputError, check_known
+from ppl_bnn.core.stored import digest
 from ppl_bnn.datasets.columns import read_columns
 from ppl_bnn.datasets.simulated import SIMULATED
 from ppl_bnn.datasets.sources import SOURCES, Source
@@ -58,15 +58,13 @@ def _files(source: Source, part: str = "") -> list[Path]:
 def _local_file(folder: Path, path: str, accepted: tuple[str, ...]) -> Path:
     file = folder / path
     try:
-        with open(file, "rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        found = digest(file)
     except OSError as problem:
         expected = f"a file {path} in the folder PPL_BNN_DATA={folder}"
         advice = "laying the folder out as ppl_bnn.data describes, or unsetting PPL_BNN_DATA to download"
         raise InputError.of("", expected, str(problem), advice) from problem
-    if digest not in accepted:
-        expected = f"{file} with SHA-256 {' or '.join(accepted)}"
-        raise ChecksumError.of("", expected, digest, "a fresh copy, or unsetting PPL_BNN_DATA")
+    expected = f"{file} with SHA-256 {' or '.join(accepted)}"
+    ChecksumError.check(found in accepted, "", expected, found, "a fresh copy, or unsetting PPL_BNN_DATA")
     return file
 
 
@@ -153,8 +151,7 @@ def _read_alzheimers(source: Source) -> Parts:
 def _read_images(source: Source, part: str = "all") -> Parts:
     """Intensities divided by 255, images of 28 x 28 pixels flattened row by row."""
     names = {"all": ("train-", "t10k-"), "train": ("train-",), "test": ("t10k-",)}
-    if part not in names:
-        raise unknown_name("part", part, names)
+    check_known("part", [part], names)
     mnist = source.name == "mnist"
     files = [_files(source, piece) for piece in (names[part] if mnist else ("",))]
     rows = np.arange(70_000)[None]

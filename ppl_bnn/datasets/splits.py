@@ -14,17 +14,16 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.datasets.tables import Table
 
-_NUMBERS, _SHARE = r":(?P<first>\d+)(-(?P<last>\d+))?", r"@(?P<share>0?\.\d+)"
-_NAMES = {
-    kind: re.compile(kind + rest, re.ASCII)
-    for kind, rest in (("random", _NUMBERS + _SHARE), ("published", f"({_NUMBERS})?"), ("time", _SHARE))
-}
+_NAME = re.compile(r"(random|published|time)(?::(\d+)(?:-(\d+))?)?(?:@(0?\.\d+))?", re.ASCII)
+# Kind -> the parts that its name may have: whether numbers, and whether a share.
+_PARTS = {"random": {(True, True)}, "published": {(True, False), (False, False)}, "time": {(False, True)}}
 _EXAMPLE = "'random:5@0.9', 'published', 'published:3' or 'time@0.9'"
 
 
@@ -37,8 +36,7 @@ class Split:
     test: np.ndarray
 
 
-@dataclass(frozen=True)
-class _Wanted:
+class _Wanted(NamedTuple):
     """A parsed name: numbers of the splits (None for all), and share of training rows (NaN for published splits)."""
 
     kind: str
@@ -70,20 +68,17 @@ def splits_of(table: Table, names: str | Sequence[str]) -> list[Split]:
 
 
 def _parse(name: str) -> _Wanted:
-    kind = re.split("[:@]", name)[0] if isinstance(name, str) else ""
-    match = _NAMES[kind].fullmatch(name) if kind in _NAMES else None
-    if match is None:
+    match = _NAME.fullmatch(name) if isinstance(name, str) else None
+    if match is None or (match[2] is not None, match[4] is not None) not in _PARTS[match[1]]:
         raise InputError.of("splits", "the name of splits", repr(name), _EXAMPLE)
-    groups: dict[str, str | None] = {"first": None, "last": None, "share": "nan", **match.groupdict()}
-    first, last, share = groups["first"], groups["last"], float(groups["share"] or "nan")
+    kind, first, last, share = match.groups()
     numbers = None
     if first is not None:
         numbers = range(int(first)) if last is None else range(int(first), int(last) + 1)
-    if numbers is not None and not numbers:
-        raise InputError.of("splits", "one split or more", repr(name), _EXAMPLE)
-    if share == 0.0:
-        raise InputError.of("splits", "a share strictly between 0 and 1", repr(name), _EXAMPLE)
-    return _Wanted(kind, numbers, share)
+    InputError.check(numbers is None or numbers, "splits", "one split or more", repr(name), _EXAMPLE)
+    wanted = _Wanted(kind, numbers, float(share or "nan"))
+    InputError.check(wanted.share, "splits", "a share strictly between 0 and 1", repr(name), _EXAMPLE)
+    return wanted
 
 
 def _splits(table: Table, wanted: _Wanted) -> list[Split]:

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core import checks
-from ppl_bnn.core.errors import InputError, unknown_name
+from ppl_bnn.core.errors import InputError, check_known
 from ppl_bnn.core.names import clean, clean_all, clean_lines
 from ppl_bnn.datasets.columns import TASKS, check_different, read_columns
 from ppl_bnn.datasets.readers import ChecksumError, DownloadError, Splits, read
@@ -92,8 +92,7 @@ class Table:
             object.__setattr__(self, name, clean_lines(getattr(self, name)))
         object.__setattr__(self, "feature_names", [clean(name) for name in self.feature_names])
         object.__setattr__(self, "class_names", clean_all(self.class_names))
-        if self.task not in TASKS:
-            raise unknown_name("task", self.task, TASKS)
+        check_known("task", [self.task], TASKS)
         several = self.task == "regression" and self.y.ndim == 2 and self.y.shape[1] > 1
         good = self.x.shape == (len(self.y), len(self.feature_names)) and (self.y.ndim == 1 or several)
         expected = (
@@ -236,14 +235,12 @@ def load(name: str, **options: Any) -> Table:
     InputError
         If the folder in PPL_BNN_DATA lacks the data set.
     """
-    if name not in SOURCES:
-        raise unknown_name("data set", name, SOURCES)
+    check_known("data set", [name], SOURCES)
     source = SOURCES[name]
-    for option in options:
-        if not source.options:
-            raise InputError.of("", f"no option for data set {name!r}", repr(option), f"load({name!r})")
-        if option not in source.options:
-            raise unknown_name(f"option of data set {name!r}", option, source.options)
+    if options and not source.options:
+        got = repr(next(iter(options)))
+        raise InputError.of("", f"no option for data set {name!r}", got, f"load({name!r})")
+    check_known(f"option of data set {name!r}", options, source.options)
     return Table(
         name,
         **read(source, **options),

@@ -13,8 +13,8 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from ppl_bnn.core.errors import unknown_name
-from ppl_bnn.zoo.files import Card, Model, bind, from_file, read_card
+from ppl_bnn.core.errors import check_known
+from ppl_bnn.zoo.files import Card, Model, bind, from_file, read_card, shipped
 from ppl_bnn.zoo.sketches import MOST_NUMBERS, SiteSketch, Sketch, TooLargeError, sketch
 
 __all__ = [
@@ -23,14 +23,8 @@ __all__ = [
 ]  # fmt: skip
 
 
-def _folder() -> Path:
-    package = Path(__file__).resolve().parents[1]
-    installed, checkout = package / "_zoo", package.parent / "models"
-    return installed if installed.is_dir() else checkout
-
-
 # Each file of the folder is a module `ppl_bnn.zoo.<name>`, so that other processes find a model by its name.
-MODELS_FOLDER = _folder()
+MODELS_FOLDER = shipped(Path(__file__), "_zoo", "models")
 __path__ = [*__path__, str(MODELS_FOLDER)]
 
 
@@ -63,6 +57,5 @@ def load(name: str, **keywords: Any) -> Model:
     UnknownNameError
         A model or an argument that does not exist; the message names the nearest one that does.
     """
-    if name not in names():
-        raise unknown_name("model", name, names())
+    check_known("model", [name], names())
     return bind(importlib.import_module(f"{__name__}.{name}").model, name, **keywords)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import BNNError, InputError, ModelError, unknown_name
+from ppl_bnn.core.errors import BNNError, InputError, ModelError, check_known
 
 Model = Callable[..., Any]
 
@@ -50,6 +50,13 @@ class Card:
     path: Path
     arguments: dict[str, str | None] = field(default_factory=dict)
     example: Any = None
+
+
+def shipped(module: Path, installed: str, checkout: str) -> Path:
+    """A folder that the wheel has inside the package of a `module`, and a checkout has beside the package."""
+    package = module.resolve().parents[1]
+    inside = package / installed
+    return inside if inside.is_dir() else package.parent / checkout
 
 
 def from_file(path: str | os.PathLike[str], **keywords: Any) -> Model:
@@ -94,9 +101,8 @@ def from_file(path: str | os.PathLike[str], **keywords: Any) -> Model:
     found: Any = getattr(module, "model", None)
     functions = ", ".join(name for name, value in vars(module).items() if inspect.isfunction(value))
     got = f"functions {functions}" if functions else "no function at all"
-    ModelError.check(
-        callable(found), "", f"a function `model(x, y=None)` in {path}", got, "naming it `model`"
-    )
+    expected = f"a function `model(x, y=None)` in {path}"
+    ModelError.check(callable(found), "", expected, got, "naming it `model`")
     return bind(found, file.name, **keywords)
 
 
@@ -118,12 +124,14 @@ def bind(model: Model, name: str, **keywords: Any) -> Model:
     """
     if not keywords:
         return model
-    parameters = inspect.signature(model).parameters.values()
-    known = [p.name for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
-    for keyword in keywords:
-        if keyword not in known:
-            raise unknown_name(f"argument of model {name!r}", keyword, known)
+    check_known(f"argument of model {name!r}", keywords, keyword_only(model))
     return functools.partial(model, **keywords)
+
+
+def keyword_only(model: Model) -> dict[str, Any]:
+    """The keyword-only parameters of a model and their defaults."""
+    parameters = inspect.signature(model).parameters.values()
+    return {each.name: each.default for each in parameters if each.kind is inspect.Parameter.KEYWORD_ONLY}
 
 
 def read_card(path: str | os.PathLike[str]) -> Card:
@@ -193,9 +201,7 @@ def as_arrays(inputs: Any) -> Any:
 
 def _python_file(path: str | os.PathLike[str]) -> Path:
     file = Path(path).expanduser().resolve()
-    good, got = (
-        file.suffix == ".py" and file.is_file(),
-        str(path) if file.is_file() else f"{path}, which is no file",
-    )
-    InputError.check(good, "", "a Python file with a function `model(x, y=None)`", got, "its full path")
+    found, expected = file.is_file(), "a Python file with a function `model(x, y=None)`"
+    got = str(path) if found else f"{path}, which is no file"
+    InputError.check(found and file.suffix == ".py", "", expected, got, "its full path")
     return file

@@ -143,9 +143,8 @@ class _Sketching(Interpretation):
                 shape = tuple(map(int, shape))
                 self._check_size(msg.name, shape)
                 if msg.arguments.get("obs") is None:
-                    prior = (
-                        _call(given.family, given.arguments) if msg.kind == "sample" else "none: a parameter"
-                    )
+                    sampled = msg.kind == "sample"
+                    prior = _call(given.family, given.arguments) if sampled else "none: a parameter"
                     self.sites.append(SiteSketch(msg.name, prior, shape, self.in_rows))
                 msg.answer(np.ones(shape))
             case "rows":
@@ -159,11 +158,9 @@ class _Sketching(Interpretation):
     def _check_size(self, name: str, shape: tuple[int, ...]) -> None:
         size = sum(site.size for site in self.sites) + math.prod(shape)
         got = f"{size:,} with site {name!r}" if size > MOST_NUMBERS else f"more than {MOST_SITES:,} sites"
-        good, expected = (
-            size <= MOST_NUMBERS and len(self.sites) < MOST_SITES,
-            "at most 100 million numbers to infer",
-        )
-        TooLargeError.check(good, "model", expected, got.replace(",", " "), "a smaller model")
+        within = size <= MOST_NUMBERS and len(self.sites) < MOST_SITES
+        expected = "at most 100 million numbers to infer"
+        TooLargeError.check(within, "model", expected, got.replace(",", " "), "a smaller model")
 
 
 def _fields(value: Any) -> dict[str, Any]:

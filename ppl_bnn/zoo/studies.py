@@ -13,7 +13,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ppl_bnn.core.errors import unknown_name
+from ppl_bnn.core.errors import check_known
+from ppl_bnn.zoo.files import shipped
 
 # Modules that studies share, and the script that judges their stored results.
 _NOT_RUN = ("study", "claims", "verdicts", "problem", "ratios")
@@ -21,9 +22,7 @@ _NOT_RUN = ("study", "claims", "verdicts", "problem", "ratios")
 
 def folder() -> Path:
     """The folder of the studies, in a checkout or installed."""
-    package = Path(__file__).resolve().parents[1]
-    installed, checkout = package / "_studies", package.parent / "comparisons"
-    return installed if installed.is_dir() else checkout
+    return shipped(Path(__file__), "_studies", "comparisons")
 
 
 def studies() -> dict[str, Path]:
@@ -41,9 +40,7 @@ def summary(file: Path) -> str:
 def run(name: str, arguments: Sequence[str]) -> int:
     """Run a study with the given command line arguments; returns its exit status."""
     known = studies()
-    if name not in known:
-        raise unknown_name("study", name, known)
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *(place for place in [os.environ.get("PYTHONPATH")] if place)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
+    check_known("study", [name], known)
+    paths = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     return subprocess.run([sys.executable, str(known[name]), *arguments], env=environment).returncode

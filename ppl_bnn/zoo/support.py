@@ -17,7 +17,7 @@ from typing import Any
 from ppl_bnn import zoo
 from ppl_bnn.backends.protocol import SYSTEMS
 from ppl_bnn.core import errors
-from ppl_bnn.core.errors import BNNError, InputError, unknown_name
+from ppl_bnn.core.errors import BNNError, InputError, check_known
 from ppl_bnn.core.plain_values import read_toml
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.registry import ROWS, MethodRow
@@ -100,9 +100,7 @@ class Declarations:
         """Reason -> the methods that may fail because of it, in the form of `missing`."""
         return self._by_reason(model, self.doubt)
 
-    def _by_reason(
-        self, model: str, rule_of: Callable[..., SupportRule | None]
-    ) -> dict[SupportRule, list[str]]:
+    def _by_reason(self, model: str, rule_of: Callable[..., Any]) -> dict[SupportRule, list[str]]:
         found: dict[SupportRule, list[str]] = {}
         for method in self.methods:
             rules = {system: rule_of(model, method, system) for system in self.served(method)}
@@ -114,7 +112,10 @@ class Declarations:
 
     def summary(self, model: str) -> str:
         """The methods that fit a model, in few words: "all", "all but mc-dropout", "only svi"."""
-        missing = {method: self._missing_systems(model, method) for method in self.methods}
+        missing = {
+            method: [system for system in self.served(method) if self.why_not(model, method, system)]
+            for method in self.methods
+        }
         none = [method for method, systems in missing.items() if len(systems) == len(self.served(method))]
         parts = [f"{name} in {system}" for name in missing if name not in none for system in missing[name]]
         fitting = ", ".join(self.shortened(name for name in self.methods if name not in none))
@@ -124,9 +125,6 @@ class Declarations:
             words = f"only {fitting}" if fitting else "none"
         return words + (f" (not {', '.join(parts)})" if parts else "")
 
-    def _missing_systems(self, model: str, method: str) -> list[str]:
-        return [system for system in self.served(method) if self.why_not(model, method, system)]
-
     def shortened(self, names: Iterable[str]) -> list[str]:
         """The names, with those of all rows of one class as one: "laplace*" for laplace, laplace-kron and so on."""
         left, found = list(names), []
@@ -135,12 +133,9 @@ class Declarations:
             name = left[0]
             variants = [other for other in classes if name in classes and classes[other] == classes[name]]
             prefix = min(variants, key=len, default="")
-            if len(variants) > 1 and all(each.startswith(prefix) and each in left for each in variants):
-                found.append(f"{prefix}*")
-            else:
-                variants = [name]
-                found.append(name)
-            left = [each for each in left if each not in variants]
+            whole = len(variants) > 1 and all(each.startswith(prefix) and each in left for each in variants)
+            found.append(f"{prefix}*" if whole else name)
+            left = [each for each in left if each not in (variants if whole else [name])]
         return found
 
 
@@ -157,19 +152,19 @@ def read(path: Path, models: tuple[str, ...], rows: Mapping[str, MethodRow] = RO
     sentence, and a rule without effect; UnknownNameError for a key, model, method, system or error that does not exist.
     """
     content = read_toml(path)
-    _check_known(f"table of {path.name}", content, _TABLES)
+    check_known(f"table of {path.name}", content, _TABLES)
     axes = {"models": models, "methods": tuple(rows), "not_methods": tuple(rows), "systems": SYSTEMS}
-    found = {
-        kind: tuple(
+    impossible, depends = (
+        tuple(
             _rule(f"{kind}[{index}] of {path.name}", given, axes, kind == "impossible")
             for index, given in enumerate(content.get(kind, []))
         )
         for kind in _TABLES
-    }
-    declarations = Declarations(models, rows, found["impossible"], found["depends"])
+    )
+    declarations = Declarations(models, rows, impossible, depends)
     cells = list(declarations.cells())
     deciding = {rule_of(*cell) for cell in cells for rule_of in (declarations.why_not, declarations.doubt)}
-    for rule in (*found["impossible"], *found["depends"]):
+    for rule in (*impossible, *depends):
         got = f"one whose cells all fall to rules before it: {rule.reason!r}"
         advice = "leaving it out, or moving it up"
         InputError.check(rule in deciding, path.name, "rules that decide a cell", got, advice)
@@ -179,7 +174,7 @@ def read(path: Path, models: tuple[str, ...], rows: Mapping[str, MethodRow] = RO
 def _rule(
     where: str, given: Mapping[str, Any], axes: Mapping[str, tuple[str, ...]], refused: bool
 ) -> SupportRule:
-    _check_known(f"key of {where}", given, _KEYS)
+    check_known(f"key of {where}", given, _KEYS)
     check, both = InputError.check, "methods" in given and "not_methods" in given
     check(not both, where, "methods or not_methods", "both", "one of them")
     chosen = {}
@@ -187,7 +182,7 @@ def _rule(
         names = given.get(key, [] if key == "not_methods" else list(known))
         good = isinstance(names, list) and len(set(names)) == len(names) and (names or key not in given)
         check(good, f"{where}, {key}", "a list of names", repr(names), f"{key} = ['...']")
-        _check_known(f"name in {key} of {where}", names, known)
+        check_known(f"name in {key} of {where}", names, known)
         chosen[key] = frozenset(names)
     words = {}
     for key in ("error", "says", "reason"):
@@ -198,17 +193,8 @@ def _rule(
         words[key] = " ".join(value.split())
     error, reason = words["error"], words["reason"]
     known = REFUSALS if refused else tuple(name for name in vars(errors) if name.endswith("Error"))
-    _check_known(f"error of {where}", [error], known)
+    check_known(f"error of {where}", [error], known)
     good = _SENTENCE.fullmatch(reason) and len(reason.split()) > 4
     check(good, f"{where}, reason", "a sentence", repr(reason), "a capital and a full stop")
-    methods, general = chosen["methods"] - chosen["not_methods"], "models" not in given
-    error_class = getattr(errors, error)
-    return SupportRule(
-        chosen["models"], methods, chosen["systems"], error_class, words["says"], reason, general
-    )
-
-
-def _check_known(kind: str, names: Iterable[str], known: tuple[str, ...]) -> None:
-    for name in names:
-        if name not in known:
-            raise unknown_name(kind, name, known)
+    cells = chosen["models"], chosen["methods"] - chosen["not_methods"], chosen["systems"]
+    return SupportRule(*cells, getattr(errors, error), words["says"], reason, "models" not in given)
