@@ -36,25 +36,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study import (
-    BLUE,
-    GREY,
-    NOT_REPRODUCED,
-    REPRODUCED,
-    VERMILION,
-    Study,
-    Verdict,
-    command_line,
-    judge_better,
-    kept,
-    paired,
-    panels,
-)
+from claims import Referee, Verdict, mean, mean_over_splits, read_claims
+from study import BLUE, GREY, VERMILION, Study, command_line, kept, panels
 
 import ppl_bnn as bnn
 
 INFORMATION, ENTROPY, RANDOM = "information", "entropy", "random"
 COIN = 1.2
+# Rows of the diabetes table: for the test, and in the pool.
+DIABETES_TEST, DIABETES_POOL = 142, 300
 # Of the diabetes table, in units of the spread of its targets.
 NOISE = 0.7
 
@@ -163,7 +153,7 @@ def diabetes(sizes: Sizes, seed: int) -> Data:
     """In units of the pool: its inputs are known, and one spread of the targets serves all choices alike."""
     table = bnn.data.load("diabetes")
     order = np.random.default_rng(seed).permutation(len(table.y))
-    held = min(sizes.test_rows, 142)
+    held = min(sizes.test_rows, DIABETES_TEST)
     test, pool = order[:held], order[held:][: sizes.pool]
     x = (table.x - table.x[pool].mean(axis=0)) / table.x[pool].std(axis=0)
     y = (table.y - table.y[pool].mean()) / table.y[pool].std()
@@ -296,47 +286,57 @@ def saved(labels: np.ndarray, ours: np.ndarray, random: np.ndarray) -> tuple[flo
     return whole, float(np.sqrt((count - 1) / count * np.sum((parts - parts.mean()) ** 2)))
 
 
-def judge(task: Task, rows: Sequence[Mapping[str, Any]], strategy: str) -> tuple[Verdict, dict[str, float]]:
+def judge_choice(
+    referee: Referee, task: Task, sizes: Sizes, rows: Sequence[Mapping[str, Any]], strategy: str
+) -> None:
     """Whether a choice predicts better than choice at random, on average over all numbers of labels."""
     labels, random = curves(rows, RANDOM, "log_score")
     _, ours = curves(rows, strategy, "log_score")
     # The first score is that of the labels known at first, which all choices share.
-    mean, error = paired((ours - random)[:, 1:].mean(axis=1))
-    at_end, error_at_end = paired((ours - random)[:, -1])
+    gains = (ours - random)[:, 1:].mean(axis=1)
     fewer, fewer_error = saved(labels, ours, random)
-    known = f"jackknife {fewer_error:.0f}" if np.isfinite(fewer_error) else "with an error that is not known"
+    error = f"jackknife {fewer_error:.0f}" if np.isfinite(fewer_error) else "with an error that is not known"
     enough = (
-        f"it needs {labels[-1] - fewer:.0f} labels for what choice at random has at {labels[-1]}, "
-        f"{fewer:.0f} fewer ({known})"
+        f"it needs {labels[-1] - fewer:.0f} labels for the score of choice at random at {labels[-1]}, "
+        f"{fewer:.0f} fewer ({error})"
         if np.isfinite(fewer)
-        else f"it does not reach what choice at random has at {labels[-1]}"
+        else f"it does not reach the score of choice at random at {labels[-1]}"
     )
-    text = (
-        f"test log score {mean:+.3f} +- {error:.3f} nats per row against choice at random, averaged from "
-        f"{labels[1]} to {labels[-1]} labels over {len(ours)} seeds, {at_end:+.3f} +- {error_at_end:.3f} at the end; "
-        f"{enough}"
-    )
-    figures = {
-        "gain": mean,
-        "gain_error": error,
-        "gain_at_end": at_end,
-        "labels_saved": fewer,
-        "labels_saved_error": fewer_error,
-    }
-    return judge_better(
-        f"labels chosen by {strategy} predict better ({task.title})", mean, error, text
-    ), figures
+    at_end = mean((ours - random)[:, -1])
+    text = f"from {labels[1]} to {labels[-1]} labels; at the end {at_end}; {enough}"
+    # The pool of a table and its test rows are drawn at random for each seed; the plane is simulated anew.
+    pooled = {"digits": (sizes.test_rows, sizes.pool), "diabetes": (DIABETES_TEST, DIABETES_POOL)}
+    estimate = mean_over_splits(gains, *pooled[task.name]) if task.name in pooled else mean(gains)
+    referee.measured(f"{task.name}-{strategy}", estimate, text)
 
 
-def judge_coins(shares: Mapping[str, Sequence[float]]) -> Verdict:
-    """Whether information asks for fewer labels of a coin than entropy does, by two standard errors."""
-    mean, error = paired(np.asarray(shares[ENTROPY]) - np.asarray(shares[INFORMATION]))
-    each = ", ".join(f"{np.mean(share):.0%} by {name}" for name, share in shares.items())
-    return Verdict(
-        "mutual information leaves labels alone that nobody can know, entropy does not",
-        REPRODUCED if mean > 2.0 * error else NOT_REPRODUCED,
-        f"share of labels asked for that a coin decides: {each}; entropy less information {mean:+.1%} +- {error:.1%}",
-    )
+def judge_coins(referee: Referee, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Whether information asks for fewer labels of a coin than entropy does."""
+    shares = {name: np.array([row["share"] for row in rows if row["strategy"] == name]) for name in STYLES}
+    each = ", ".join(f"{share.mean():.1%} by {name}" for name, share in shares.items())
+    referee.measured("coins", mean(shares[ENTROPY] - shares[INFORMATION]), each)
+
+
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored tables."""
+    sizes, rows = study.sizes, study.tables["curves"]
+    note = "the source: toy problems, one label at a time; the posterior is Laplace's, linearised"
+    referee = Referee(read_claims("active_learning"), f"{sizes.seeds} seeds; {note}")
+    for name, task in tasks(sizes).items():
+        own = [row for row in rows if row["task"] == name]
+        for strategy in task.strategies[:-1]:
+            if own:
+                judge_choice(referee, task, sizes, own, strategy)
+            else:
+                referee.not_run(f"{name}-{strategy}", "another task was run alone")
+    if study.tables.get("coins"):
+        judge_coins(referee, study.tables["coins"])
+    else:
+        means = ", ".join(f"{share:.1%} by {name}" for name, share in study.numbers.get("coins", {}).items())
+        referee.undecided(
+            "coins", "the shares of single seeds were not stored, so there is no interval", means
+        )
+    return referee.verdicts()
 
 
 # --- figures ------------------------------------------------------------------------------------------
@@ -394,7 +394,7 @@ def main(
     if not done:
         raise SystemExit(f"no task {task!r}: there are {', '.join(tasks(sizes))}")
     rows: list[dict[str, Any]] = []
-    coins: dict[str, list[float]] = {strategy: [] for strategy in STYLES}
+    coins: list[dict[str, Any]] = []
     for name, each in done.items():
         for seed in range(sizes.seeds):
             for strategy in each.strategies:
@@ -406,22 +406,12 @@ def main(
                 )
                 rows += run["curve"]
                 if run["coins"] is not None:
-                    coins[strategy].append(run["coins"])
+                    coins.append({"strategy": strategy, "seed": seed, "share": run["coins"]})
             study.say(f"{name}: seed {seed + 1} of {sizes.seeds}")
     study.tables["curves"] = rows
-    for name, each in done.items():
-        own = [row for row in rows if row["task"] == name]
-        for strategy in each.strategies[:-1]:
-            verdict, figures = judge(each, own, strategy)
-            study.numbers[f"{name}, {strategy}"] = {
-                key: value if np.isfinite(value) else None for key, value in figures.items()
-            }
-            study.judge(verdict)
-    if "plane" in done:
-        study.numbers["coins"] = {strategy: float(np.mean(shares)) for strategy, shares in coins.items()}
-        study.judge(judge_coins(coins))
+    study.tables |= {"coins": coins} if coins else {}
     draw_curves(study.out / "curves.png", done, rows)
-    study.write()
+    study.conclude(judge)
     return study
 
 

@@ -6,7 +6,7 @@ import csv
 import importlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import mutual_info_score
 
+from comparisons.claims import REFUTED, REPRODUCED, UNDECIDED
 from ppl_bnn.prediction.prediction import Prediction
 
 pytestmark = pytest.mark.slow
@@ -127,27 +128,56 @@ def rows(gain: float, noise: float, rng: np.random.Generator) -> list[dict[str, 
     return found
 
 
+def judged(study: Any, key: str, evidence: Callable[[Any], None]) -> Any:
+    """The verdict on one claim, when `evidence` has been given to a referee of that claim alone."""
+    referee = study.Referee({key: study.read_claims("active_learning")[key]})
+    evidence(referee)
+    return referee.verdicts()[0]
+
+
 def test_verdicts_follow_the_curves(study: Any, rng: np.random.Generator) -> None:
-    task = study.tasks(study.TINY)["diabetes"]
-    better, figures = study.judge(task, rows(0.2, 0.001, rng), "information")
-    assert better.verdict == study.REPRODUCED
-    assert figures["gain"] == pytest.approx(0.2, abs=0.005)
-    assert figures["gain_at_end"] == pytest.approx(0.2, abs=0.005)
+    task, sizes = study.tasks(study.TINY)["plane"], study.TINY
+
+    def found(gain: float, noise: float) -> Any:
+        own = rows(gain, noise, rng)
+        return judged(
+            study, "plane-information", lambda to: study.judge_choice(to, task, sizes, own, "information")
+        )
+
+    better = found(0.2, 0.001)
+    assert better.verdict == REPRODUCED
+    assert better.estimate == pytest.approx(0.2, abs=0.005)
     # From -0.9 at 10 to -0.6 at 20: -0.7 is reached two thirds of the way.
-    assert figures["labels_saved"] == pytest.approx(30.0 - 10.0 - 20.0 / 3.0, abs=0.3)
     assert "13 fewer" in better.numbers
-    worse, figures = study.judge(task, rows(-0.5, 0.001, rng), "information")
-    assert worse.verdict == study.NOT_REPRODUCED
-    assert figures["labels_saved"] == -math.inf
+    worse = found(-0.5, 0.001)
+    assert worse.verdict == REFUTED
     assert "it does not reach" in worse.numbers
-    assert study.judge(task, rows(0.0, 0.1, rng), "information")[0].verdict == study.NOT_REPRODUCED
+    assert found(0.0, 0.1).verdict == UNDECIDED
+
+
+def test_pools_of_one_table_overlap(study: Any, rng: np.random.Generator) -> None:
+    """The same curves: of a simulated plane, and of a table whose interval is wider by sqrt(1 + n test / pool)."""
+    own, sizes = rows(0.2, 0.01, rng), study.FULL
+    widths = []
+    for name in ("plane", "digits"):
+        verdict = judged(
+            study,
+            f"{name}-information",
+            lambda to, name=name: study.judge_choice(to, study.tasks(sizes)[name], sizes, own, "information"),
+        )
+        widths.append(verdict.high - verdict.low)
+    assert widths[1] / widths[0] == pytest.approx(math.sqrt(1.0 + 5 * sizes.test_rows / sizes.pool))
 
 
 def test_verdict_on_coins_follows_the_shares(study: Any) -> None:
-    few, many = [0.05, 0.1, 0.0], [0.4, 0.5, 0.45]
-    shares = {"information": few, "entropy": many, "random": [0.2, 0.2, 0.2]}
-    assert study.judge_coins(shares).verdict == study.REPRODUCED
-    assert study.judge_coins({**shares, "information": many}).verdict == study.NOT_REPRODUCED
+    def found(information: Sequence[float]) -> str:
+        shares = {"information": information, "entropy": [0.4, 0.5, 0.45], "random": [0.2, 0.2, 0.2]}
+        coins = [{"strategy": name, "share": share} for name, of in shares.items() for share in of]
+        return judged(study, "coins", lambda to: study.judge_coins(to, coins)).verdict
+
+    assert found([0.05, 0.1, 0.0]) == REPRODUCED
+    assert found([0.75, 0.8, 0.9]) == REFUTED
+    assert found([0.45, 0.4, 0.5]) == UNDECIDED
 
 
 # --- runs ---------------------------------------------------------------------------------------------
