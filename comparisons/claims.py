@@ -67,6 +67,8 @@ class Estimate:
     tail: Callable[[float, bool], float] = field(repr=False, compare=False)
 
     def __str__(self) -> str:
+        if self.rule == "exact":
+            return f"{self.value:.3g} (exact)"
         if math.isinf(self.low) and math.isinf(self.high):
             return f"{self.value:.3g} (n = {self.n}, no interval)"
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}] (n = {self.n}, {self.rule})"

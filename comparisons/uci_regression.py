@@ -43,25 +43,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from claims import Referee, Verdict, exact, mean_over_splits, read_claims
 from study import (
     BLACK,
     BLUE,
     GREEN,
     GREY,
-    NOT_REPRODUCED,
-    NOT_RUN,
     ORANGE,
     PINK,
-    REPRODUCED,
     SKY,
     VERMILION,
     Study,
-    Verdict,
     command_line,
-    no_worse,
-    paired,
     panels,
-    told,
+    read_table,
 )
 
 import ppl_bnn as bnn
@@ -81,7 +76,8 @@ DTYPE = "float32"
 HELD = 0.1
 OURS, READ, RECALLED, NO_REFERENCE = "ours", "read", "recalled", "no reference"
 DROPOUT, PBP, THEIR_ENSEMBLE = "MC dropout", "PBP", "deep ensembles"
-# (RMSE, its standard error, log likelihood, its standard error), from the logs of the authors' repository.
+# (RMSE, its standard error, log likelihood, its standard error), from the logs of the authors' repository, commit
+# 6eb4497628d1 of yaringal/DropoutUncertaintyExps; `published/uci_mc_dropout.csv` has them split by split.
 READ_DROPOUT = {
     "yacht": (0.666, 0.049, -1.250, 0.015),
     "energy": (0.539, 0.014, -1.212, 0.005),
@@ -304,7 +300,7 @@ def converged_splits(cells: Sequence[Mapping[str, Any]], method: str = NUTS) -> 
     return {
         (cell["data"], cell["split"])
         for cell in cells
-        if cell["method"] == method and cell["converged"] == "yes" and not cell["failure"]
+        if cell["method"] == method and cell.get("converged") == "yes" and not cell.get("failure")
     }
 
 
@@ -353,6 +349,11 @@ def score_rows(
     return rows
 
 
+def published_dropout() -> list[dict[str, Any]]:
+    """Test log likelihood and RMSE of the published MC dropout, a row for each table and standard split."""
+    return read_table(Path(__file__).parent / "published" / "uci_mc_dropout.csv")
+
+
 def published_rows(tables: Sequence[str]) -> list[dict[str, Any]]:
     """What others have published on these tables."""
     rows: list[dict[str, Any]] = []
@@ -373,140 +374,120 @@ def published_rows(tables: Sequence[str]) -> list[dict[str, Any]]:
 # --- verdicts -----------------------------------------------------------------------------------------
 
 
-def scored(rows: Sequence[Mapping[str, Any]], data: str) -> list[Mapping[str, Any]]:
-    """The methods of this study that came through on every split of a table, with a standard error."""
-    return [
-        row
-        for row in rows
-        if row["data"] == data
-        and row["status"] == OURS
-        and row["failures"] == 0
-        and row.get("log_score_se", "") != ""
-    ]
-
-
-def better_by(
-    row: Mapping[str, Any], score: str, published: float, error: float = 0.0
-) -> tuple[float, float]:
-    """How much better a method is than a published mean, and the standard error of that: the two are not paired."""
-    sign = -1.0 if score == "rmse" else 1.0
-    return sign * (row[score] - published), math.hypot(row[f"{score}_se"], error)
-
-
 # What the column gradient_evaluations holds; a method's own start is counted by chains alone.
 GRADIENTS = "of Laplace and SWAG without the training of their start, of chains with it"
-# No worse than published: by a tenth of a nat per row, or by a tenth of the root mean square error.
-NATS, SHARE = 0.1, 0.1
 
 
-def all_of(words: Sequence[str]) -> str:
-    """The verdict on several: not reproduced where one is not, reproduced where all are, else not run."""
-    if NOT_REPRODUCED in words:
-        return NOT_REPRODUCED
-    return REPRODUCED if all(word == REPRODUCED for word in words) else NOT_RUN
+def by_split(cells: Sequence[Mapping[str, Any]], data: str, column: str) -> dict[str, dict[int, float]]:
+    """method -> split -> score, of the methods that came through on every split of a table."""
+    own = [cell for cell in cells if cell["data"] == data]
+    found: dict[str, dict[int, float]] = {}
+    for cell in own:
+        if column in cell:
+            found.setdefault(cell["method"], {})[split_number(cell["split"])] = cell[column]
+    count = len({cell["split"] for cell in own})
+    return {method: scores for method, scores in found.items() if len(scores) == count}
 
 
-def judge_dropout(rows: Sequence[Mapping[str, Any]], data: str) -> Verdict:
-    """Reproduced where our best is no worse than MC dropout in either score, with errors that could show it."""
-    claim = f"{data}: the best method here predicts as well as the published MC dropout (ours)"
-    own = scored(rows, data)
-    if data not in READ_DROPOUT or not own:
-        why = "there is no published MC dropout" if data not in READ_DROPOUT else "not in this run"
-        return Verdict(claim, NOT_RUN, f"{why}; --full runs all tables and splits" if not own else why)
-    rmse, rmse_se, log_score, log_score_se = READ_DROPOUT[data]
-
-    def compared(row: Mapping[str, Any]) -> tuple[str, str]:
-        in_log = better_by(row, "log_score", log_score, log_score_se)
-        in_rmse = better_by(row, "rmse", rmse, rmse_se)
-        return all_of([no_worse(*in_log, NATS), no_worse(*in_rmse, SHARE * rmse)]), (
-            f"{row['method']}: log score {row['log_score']:.3f} +- {row['log_score_se']:.3f}, {told(*in_log)}; RMSE "
-            f"{row['rmse']:.3f} +- {row['rmse_se']:.3f}, {told(*in_rmse, 'lower', 'higher')}"
-        )
-
-    best = max(own, key=lambda row: row["log_score"])
-    verdict, text = compared(best)
-    named = [row for row in own if row["method"] == SAMPLED and row is not best]
-    also = "".join(f"; {compared(row)[1]}" for row in named)
-    return Verdict(
-        claim,
-        verdict,
-        f"{text}{also} (there log score {log_score:.3f} +- {log_score_se:.3f}, RMSE {rmse:.3f} +- {rmse_se:.3f}, tuned "
-        f"on a validation part); {best['splits']:g} splits here, the best of {len(own)} methods named after the fact"
-        + ("; the errors are too wide to tell" if verdict == NOT_RUN else ""),
-    )
+def split_number(name: str) -> int:
+    """The k of "published[k]"."""
+    return int(name.rpartition("[")[2].rstrip("]"))
 
 
-def judge_recalled(rows: Sequence[Mapping[str, Any]], method: str, published: str) -> Verdict:
-    """Reproduced where a method of ours is no worse than a recalled log likelihood on each table of this run, with
-    errors that could show it; not reproduced where it is worse on one by two standard errors.
-    """
-    claim = (
-        f"{method} here is no worse than the published {published} in log likelihood (recalled, not verified)"
-    )
-    wanted = RECALLED_LOG_SCORES[published]
-    found = {
-        row["data"]: (better_by(row, "log_score", wanted[row["data"]]), row["splits"])
-        for data in wanted
-        for row in scored(rows, data)
-        if row["method"] == method
-    }
-    if not found:
-        return Verdict(claim, NOT_RUN, "none of its tables was run at this size")
-    text = ", ".join(f"{data} ({splits:g} splits) {told(*each)}" for data, (each, splits) in found.items())
-    words = {data: no_worse(*each, NATS) for data, (each, _) in found.items()}
-    wide = [data for data, word in words.items() if word == NOT_RUN]
-    missing = [data for data in wanted if data not in found]
-    return Verdict(
-        claim,
-        all_of(list(words.values())),
-        f"{text} nats per row, errors of ours alone (no worse: by {NATS:g} nats, two errors allowed for)"
-        + (f"; cannot be told on {', '.join(wide)}" if wide else "")
-        + (f"; not in this run: {', '.join(missing)}" if missing else ""),
-    )
+def best_elsewhere(scores: Mapping[str, Mapping[int, float]], split: int) -> str:
+    """The method with the best mean log score over the other splits, so that a split does not choose for itself."""
+
+    def elsewhere(method: str) -> float:
+        return float(np.mean([value for k, value in scores[method].items() if k != split]))
+
+    return max(scores, key=elsewhere)
 
 
-def judge_reference(cells: Sequence[Mapping[str, Any]], tables: Sequence[str]) -> Verdict:
-    """Whether NUTS converged in function space, table by table."""
-    claim = "NUTS is a reference for this network (ours)"
-    texts, every = [], True
-    for data in tables:
-        own = [cell for cell in cells if cell["data"] == data and cell["method"] == NUTS]
-        if not own:
-            texts.append(f"{data}: {NO_REFERENCE}, not run on so many rows")
+def rows_of(cells: Sequence[Mapping[str, Any]], data: str) -> tuple[float, float]:
+    """Numbers of test and training rows of a split."""
+    own = [cell for cell in cells if cell["data"] == data]
+    return own[0]["test_rows"], own[0]["train_rows"]
+
+
+def judge_dropout(referee: Referee, cells: Sequence[Mapping[str, Any]], data: str) -> None:
+    """The best method here beside MC dropout, split by split."""
+    keys = [f"{data}-dropout-{score}" for score in ("log_score", "rmse")]
+    scores, errors = (by_split(cells, data, score) for score in ("log_score", "rmse"))
+    splits = sorted(next(iter(scores.values()), {}))
+    if len(splits) < 2:
+        for key in keys:
+            referee.not_run(key, "not in this run; --full runs all tables and splits")
+        return
+    published = {row["split"]: row for row in published_dropout() if row["data"] == data}
+    chosen = {split: best_elsewhere(scores, split) for split in splits}
+    gains = [scores[chosen[k]][k] - published[k]["log_likelihood"] for k in splits]
+    shares = [1.0 - errors[chosen[k]][k] / published[k]["rmse"] for k in splits]
+    names = ", ".join(chosen[split] for split in splits)
+    text = f"chosen on the other splits: {names}; MC dropout was tuned on a validation part"
+    for key, values in zip(keys, (gains, shares), strict=True):
+        referee.measured(key, mean_over_splits(values, *rows_of(cells, data)), text)
+
+
+def judge_recalled(
+    referee: Referee, cells: Sequence[Mapping[str, Any]], method: str, published: str, name: str
+) -> None:
+    """A method beside a published mean that is recalled: its splits are not known, so nothing is paired."""
+    for data, wanted in RECALLED_LOG_SCORES[published].items():
+        own = by_split(cells, data, "log_score").get(method, {})
+        if len(own) < 2:
+            referee.not_run(f"{data}-{name}", "not in this run; --full runs all tables and splits")
             continue
-        good = sum((data, cell["split"]) in converged_splits(cells) for cell in own)
-        every &= good == len(own)
-        rhats = [cell["r_hat"] for cell in own if cell["r_hat"] != ""]
-        worst = f", R-hat of f at most {max(rhats):.3f}" if rhats else ""
-        texts.append(
-            f"{data}: converged on {good} of {len(own)} splits{worst}" + ("" if good else f": {NO_REFERENCE}")
-        )
-    if not any(cell["method"] == NUTS for cell in cells):
-        return Verdict(claim, NOT_RUN, "; ".join(texts))
-    return Verdict(claim, REPRODUCED if every else NOT_REPRODUCED, "; ".join(texts))
+        values = np.array(list(own.values())) - wanted
+        text = f"published {wanted:.3f}, its own error not known"
+        referee.measured(f"{data}-{name}", mean_over_splits(values, *rows_of(cells, data)), text)
 
 
-def judge_narrow(cells: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Reproduced where its standard deviation of f is below that of NUTS by two standard errors of the log ratio."""
-    claim = "the epistemic spread of mean-field SVI is below that of the posterior (ours)"
+def judge_reference(referee: Referee, cells: Sequence[Mapping[str, Any]], data: str) -> None:
+    """Whether NUTS converged in function space on every split of a table."""
+    own = [cell for cell in cells if cell["data"] == data and cell["method"] == NUTS]
+    if not own:
+        referee.not_run(f"{data}-reference", "NUTS is not in this run")
+        return
+    good = sum((data, cell["split"]) in converged_splits(own) for cell in own)
+    rhats = [cell["r_hat"] for cell in own if cell.get("r_hat")]
+    worst = f"; R-hat of f at most {max(rhats):.3f}" if rhats else ""
+    referee.measured(f"{data}-reference", exact(good / len(own)), f"{good} of {len(own)} splits{worst}")
+
+
+def judge_narrow(referee: Referee, cells: Sequence[Mapping[str, Any]]) -> None:
+    """The standard deviation of f by mean-field SVI beside that by NUTS, where NUTS converged."""
     good = converged_splits(cells)
     logs = [
         math.log(cell["gap_sd_ratio"])
         for cell in cells
-        if cell["method"] == MEAN_FIELD
-        and (cell["data"], cell["split"]) in good
-        and cell["gap_sd_ratio"] != ""
+        if cell["method"] == MEAN_FIELD and (cell["data"], cell["split"]) in good and cell.get("gap_sd_ratio")
     ]
-    if len(logs) < 2:
-        return Verdict(claim, NOT_RUN, f"{NO_REFERENCE}: NUTS converged on {len(good)} splits")
-    mean, error = paired(logs)
-    return Verdict(
-        claim,
-        REPRODUCED if mean < -2.0 * error else NOT_REPRODUCED,
-        f"standard deviation of f at test rows over that of NUTS, geometric mean over {len(logs)} splits: "
-        f"{math.exp(mean):.3f} (two standard errors: {math.exp(mean - 2 * error):.3f} to "
-        f"{math.exp(mean + 2 * error):.3f})",
+    (data,) = {cell["data"] for cell in cells if (cell["data"], cell["split"]) in good} or {""}
+    if not logs:
+        referee.undecided("narrow", f"{NO_REFERENCE}: NUTS converged on no split")
+        return
+    ratio = math.exp(float(np.mean(logs)))
+    text = (
+        f"{data}: geometric mean of the ratio {ratio:.3f} over the {len(logs)} splits on which NUTS converged"
     )
+    referee.measured("narrow", mean_over_splits(logs, *rows_of(cells, data)), text)
+
+
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored tables."""
+    cells = study.tables["cells"]
+    referee = Referee(
+        read_claims("uci_regression"),
+        f"{study.sizes.splits} of 20 splits; the source: 20, and settings chosen on a validation part",
+    )
+    for data in READ_DROPOUT:
+        judge_dropout(referee, cells, data)
+    judge_recalled(referee, cells, ENSEMBLE, THEIR_ENSEMBLE, "ensemble")
+    judge_recalled(referee, cells, MEAN_FIELD, PBP, "mean-field")
+    for data in ("yacht", "energy", "concrete"):
+        judge_reference(referee, cells, data)
+    judge_narrow(referee, cells)
+    return referee.verdicts()
 
 
 # --- figures ------------------------------------------------------------------------------------------
@@ -644,17 +625,8 @@ def main(
     study.numbers["seconds are of a machine with other work, and left out"] = shared
     everything = (*sizes.tables, *(name for name in WIDTHS if name not in sizes.tables and not tiny))
     study.tables = {"scores": [*rows, *published_rows(everything)], "cells": cells}
-    for name in everything:
-        study.judge(judge_dropout(rows, name))
-    for verdict in (
-        judge_recalled(rows, ENSEMBLE, THEIR_ENSEMBLE),
-        judge_recalled(rows, MEAN_FIELD, PBP),
-        judge_reference(cells, sizes.tables),
-        judge_narrow(cells),
-    ):
-        study.judge(verdict)
     draw_scores(study.out / "scores.png", study.tables["scores"], sizes.tables)
-    study.write()
+    study.conclude(judge)
     study.say(f"written to {study.out}")
     return study
 

@@ -7,7 +7,7 @@ import importlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from comparisons.claims import NOT_RUN, REFUTED, REPRODUCED, UNDECIDED
 from ppl_bnn.core.errors import InputError, UnknownNameError
 from ppl_bnn.datasets.tables import Splits, Table
 from ppl_bnn.evaluation.grid.result import GridResult, _frame
@@ -179,89 +180,130 @@ def test_what_cannot_be_run_is_refused(script: Any, tmp_path: Path) -> None:
 # --- verdicts -------------------------------------------------------------------------------------------
 
 
-def scores_of(script: Any, **changed: Any) -> list[dict[str, Any]]:
-    """Scores on yacht, where everything turns out as claimed."""
-    row = {
-        "data": "yacht",
-        "status": script.OURS,
-        "failures": 0,
-        "splits": 5,
-        "log_score_se": 0.03,
-        "rmse_se": 0.03,
-    }
-    own = {"log_score": -1.2, "rmse": 0.6} | changed
-    return [
-        row | {"method": script.ENSEMBLE, **own},
-        row | {"method": script.MEAN_FIELD, "log_score": own["log_score"] - 0.1, "rmse": 0.9},
+def judged(script: Any, key: str, evidence: Callable[[Any], None]) -> Any:
+    """The verdict on one claim from what `evidence` tells a referee of all claims."""
+    claims = script.read_claims("uci_regression")
+    referee = script.Referee(claims)
+    evidence(referee)
+    for other in set(claims) - referee.evidence:
+        referee.not_run(other, "another test")
+    return next(each for each in referee.verdicts() if each.key == key)
+
+
+def against_dropout(
+    script: Any, in_log: float, in_rmse: float, spread: float = 0.001
+) -> list[dict[str, Any]]:
+    """Cells of yacht: a method that differs from the published MC dropout by so much on each split, and a worse one."""
+    cells = []
+    for row in script.published_dropout():
+        if row["data"] != "yacht" or row["split"] >= 5:
+            continue
+        k, noise = row["split"], spread * (-1.0) ** row["split"]
+        log_score, rmse = row["log_likelihood"] + in_log + noise, row["rmse"] * (1.0 - in_rmse)
+        cells.append(cell("yacht", script.ENSEMBLE, k, log_score=log_score, rmse=rmse))
+        cells.append(cell("yacht", script.MEAN_FIELD, k, log_score=log_score - 1.0, rmse=2.0 * rmse))
+    return cells
+
+
+@pytest.mark.parametrize(
+    ("in_log", "in_rmse", "expected"),
+    [
+        (0.2, 0.3, (REPRODUCED, REPRODUCED)),
+        (-0.09, -0.09, (REPRODUCED, REPRODUCED)),
+        (-0.11, -0.11, (REFUTED, REFUTED)),
+        (-0.2, 0.3, (REFUTED, REPRODUCED)),
+        (0.2, -0.3, (REPRODUCED, REFUTED)),
+    ],
+)
+def test_mc_dropout_is_met_in_each_score_or_not(
+    script: Any, in_log: float, in_rmse: float, expected: tuple[str, str]
+) -> None:
+    cells = against_dropout(script, in_log, in_rmse)
+    found = [
+        judged(script, f"yacht-dropout-{score}", lambda to: script.judge_dropout(to, cells, "yacht"))
+        for score in ("log_score", "rmse")
     ]
+    assert tuple(each.verdict for each in found) == expected
+    assert found[0].estimate == pytest.approx(in_log, abs=0.001)
+    assert found[1].estimate == pytest.approx(in_rmse)
+    assert all(script.ENSEMBLE in each.numbers for each in found)
 
 
-@pytest.mark.parametrize("worse", [{"log_score": -1.40}, {"rmse": 0.85}, {"log_score": -1.4, "rmse": 0.85}])
-def test_mc_dropout_is_met_in_both_scores_or_not(script: Any, worse: dict[str, float]) -> None:
-    good = script.judge_dropout(scores_of(script), "yacht")
-    assert good.verdict == script.REPRODUCED
-    assert script.ENSEMBLE in good.numbers
-    assert script.judge_dropout(scores_of(script, **worse), "yacht").verdict == script.NOT_REPRODUCED
+def test_mc_dropout_cannot_be_told_from_wide_differences(script: Any) -> None:
+    cells = against_dropout(script, 0.1, 0.1, spread=1.0)
+    found = judged(script, "yacht-dropout-log_score", lambda to: script.judge_dropout(to, cells, "yacht"))
+    assert found.verdict == UNDECIDED
+
+
+def test_published_splits_have_the_published_means(script: Any) -> None:
+    for data, (rmse, _, log_score, _) in script.READ_DROPOUT.items():
+        rows = [row for row in script.published_dropout() if row["data"] == data]
+        assert [row["split"] for row in rows] == list(range(5 if data == "protein" else 20))
+        assert np.mean([row["rmse"] for row in rows]) == pytest.approx(rmse, abs=6e-4)
+        assert np.mean([row["log_likelihood"] for row in rows]) == pytest.approx(log_score, abs=6e-4)
+
+
+def test_a_split_does_not_choose_for_itself(script: Any) -> None:
+    """A method that is best on one split by far, and the better one on the others."""
+    scores = {"a": {0: 9.0, 1: 0.0, 2: 0.0}, "b": {0: 1.0, 1: 1.0, 2: 1.0}}
+    assert [script.best_elsewhere(scores, split) for split in range(3)] == ["b", "a", "a"]
 
 
 def test_a_table_that_was_not_run_has_no_verdict(script: Any) -> None:
-    rows = scores_of(script)
-    assert script.judge_dropout(rows, "protein").verdict == script.NOT_RUN
-    failed = [row | {"failures": 1} for row in rows]
-    assert script.judge_dropout(failed, "yacht").verdict == script.NOT_RUN
-    assert script.judge_recalled(rows, script.SWAG, script.PBP).verdict == script.NOT_RUN
+    cells = against_dropout(script, 0.0, 0.0)
+    assert judged(
+        script, "protein-dropout-rmse", lambda to: script.judge_dropout(to, cells, "protein")
+    ).verdict == (NOT_RUN)
+    # A method that failed on a split is not among those to choose from.
+    failed = [
+        row for row in cells if not (row["method"] == script.ENSEMBLE and row["split"] == "published[1]")
+    ]
+    found = judged(script, "yacht-dropout-log_score", lambda to: script.judge_dropout(to, failed, "yacht"))
+    assert script.ENSEMBLE not in found.numbers
+    assert judged(
+        script,
+        "yacht-mean-field",
+        lambda to: script.judge_recalled(to, [], script.MEAN_FIELD, script.PBP, "mean-field"),
+    ).verdict == (NOT_RUN)
 
 
-def test_recalled_scores_are_met_or_not_or_cannot_be_told(script: Any) -> None:
-    """The recalled deep ensemble has -1.18 on yacht, and PBP -1.634; the error is 0.03, or 0.1."""
-
-    def found(log_score: float, **changed: Any) -> list[str]:
-        rows = [row | changed for row in scores_of(script, log_score=log_score)]
-        return [
-            script.judge_recalled(rows, script.ENSEMBLE, script.THEIR_ENSEMBLE).verdict,
-            script.judge_recalled(rows, script.MEAN_FIELD, script.PBP).verdict,
-        ]
-
-    yes, no, open_ = script.REPRODUCED, script.NOT_REPRODUCED, script.NOT_RUN
-    assert found(-1.2) == [yes, yes]
-    assert found(-1.3) == [no, yes]
-    assert found(-1.7) == [no, no]
-    assert found(-1.22, log_score_se=0.1) == [open_, yes]
-    rows = scores_of(script, log_score=-1.22)
-    said = script.judge_recalled(rows, script.ENSEMBLE, script.THEIR_ENSEMBLE).numbers
-    assert "yacht (5 splits) worse by 0.040 +- 0.030" in said
-    assert "not in this run: " in said
-
-
-def test_mc_dropout_cannot_be_told_from_wide_errors(script: Any) -> None:
-    wide = [row | {"rmse_se": 0.5} for row in scores_of(script)]
-    found = script.judge_dropout(wide, "yacht")
-    assert found.verdict == script.NOT_RUN
-    assert found.numbers.endswith("too wide to tell")
+@pytest.mark.parametrize(("gap", "expected"), [(0.3, REPRODUCED), (-0.3, REFUTED), (-0.1, UNDECIDED)])
+def test_recalled_scores_are_met_or_not_or_cannot_be_told(script: Any, gap: float, expected: str) -> None:
+    cells = [
+        cell(data, script.ENSEMBLE, k, log_score=wanted + gap + 0.01 * (-1.0) ** k, rmse=1.0)
+        for data, wanted in script.RECALLED_LOG_SCORES[script.THEIR_ENSEMBLE].items()
+        for k in range(6)
+    ]
+    found = judged(
+        script,
+        "yacht-ensemble",
+        lambda to: script.judge_recalled(to, cells, script.ENSEMBLE, script.THEIR_ENSEMBLE, "ensemble"),
+    )
+    assert found.verdict == expected
+    assert found.estimate == pytest.approx(gap)
 
 
 def test_nuts_is_a_reference_only_where_it_converged(script: Any) -> None:
-    def cells(*words: str) -> list[dict[str, Any]]:
-        return [cell("yacht", script.NUTS, k, converged=word, r_hat=1.0) for k, word in enumerate(words)]
+    def found(*words: str) -> Any:
+        cells = [cell("yacht", script.NUTS, k, converged=word, r_hat=1.0) for k, word in enumerate(words)]
+        return judged(script, "yacht-reference", lambda to: script.judge_reference(to, cells, "yacht"))
 
-    assert script.judge_reference(cells("yes", "yes"), ["yacht"]).verdict == script.REPRODUCED
-    half = script.judge_reference(cells("yes", "no"), ["yacht", "power-plant"])
-    assert half.verdict == script.NOT_REPRODUCED
-    assert "converged on 1 of 2 splits" in half.numbers
-    assert f"power-plant: {script.NO_REFERENCE}" in half.numbers
-    none = script.judge_reference(cells("no", "per mode"), ["yacht"])
-    assert none.numbers.endswith(script.NO_REFERENCE)
-    assert script.judge_reference([], ["power-plant"]).verdict == script.NOT_RUN
+    assert found("yes", "yes").verdict == REPRODUCED
+    assert found("yes", "no").verdict == REFUTED
+    assert "1 of 2 splits; R-hat of f at most 1.000" in found("yes", "per mode").numbers
+    assert found().verdict == NOT_RUN
 
 
 def test_mean_field_is_narrow_or_not(script: Any) -> None:
-    def cells(ratios: list[float], word: str = "yes") -> list[dict[str, Any]]:
-        svi = [cell("yacht", script.MEAN_FIELD, k, gap_sd_ratio=ratio) for k, ratio in enumerate(ratios)]
-        return svi + [cell("yacht", script.NUTS, k, converged=word) for k in range(len(ratios))]
+    def found(ratios: list[float], word: str = "yes") -> str:
+        cells = [cell("concrete", script.MEAN_FIELD, k, gap_sd_ratio=ratio) for k, ratio in enumerate(ratios)]
+        cells += [cell("concrete", script.NUTS, k, converged=word) for k in range(len(ratios))]
+        return judged(script, "narrow", lambda to: script.judge_narrow(to, cells)).verdict
 
-    assert script.judge_narrow(cells([0.5, 0.6, 0.55])).verdict == script.REPRODUCED
-    assert script.judge_narrow(cells([0.5, 1.6, 1.0])).verdict == script.NOT_REPRODUCED
-    assert script.judge_narrow(cells([0.5, 0.6], "per mode")).verdict == script.NOT_RUN
+    assert found([0.5, 0.6, 0.55]) == REPRODUCED
+    assert found([1.5, 1.6, 1.55]) == REFUTED
+    assert found([0.5, 1.6, 1.0]) == UNDECIDED
+    assert found([0.5, 0.6, 0.55], "per mode") == UNDECIDED
 
 
 # --- all of it ------------------------------------------------------------------------------------------
@@ -275,7 +317,8 @@ def test_a_tiny_run_writes_everything_and_goes_on(script: Any, tmp_path: Path) -
     assert (tmp_path / "out" / "scores.png").stat().st_size > 5000
     content = json.loads((tmp_path / "out" / "results.json").read_text())
     assert content["numbers"]["diabetes"]["failures"] == []
-    assert [each["verdict"] for each in content["verdicts"][:3]] == [script.NOT_RUN] * 3
+    # None of the tables of the claims is in it.
+    assert {each["verdict"] for each in content["verdicts"]} == {NOT_RUN, UNDECIDED}
     rows = study.tables["scores"]
     assert [row["method"] for row in rows] == list(script.STYLES)
     for row in rows:
