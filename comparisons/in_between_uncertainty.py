@@ -24,9 +24,8 @@ noise: rows at both ends of an interval, and the standard deviation of f in the 
 
 from __future__ import annotations
 
-import math
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -34,22 +33,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study import (
-    BLACK,
-    BLUE,
-    GREY,
-    NOT_REPRODUCED,
-    NOT_RUN,
-    REPRODUCED,
-    SKY,
-    VERMILION,
-    Study,
-    Verdict,
-    command_line,
-    kept,
-    paired,
-    panels,
-)
+from claims import Referee, Verdict, exact, mean_over_splits, read_claims
+from study import BLACK, BLUE, GREY, RHAT, SKY, VERMILION, Study, command_line, kept, panels
 from uci_regression import (
     MAP,
     MEAN_FIELD,
@@ -67,6 +52,7 @@ from uci_regression import (
     mean_field,
     network,
     reference,
+    rows_of,
     run_grid,
     sampling_ensemble,
     score_rows,
@@ -227,7 +213,7 @@ def column(cells: Sequence[Mapping[str, Any]], method: str, name: str) -> dict[t
     return {
         (cell["data"], cell["split"]): cell[name]
         for cell in cells
-        if cell["method"] == method and not cell["failure"] and cell[name] != ""
+        if cell["method"] == method and not cell.get("failure") and cell.get(name, "") != ""
     }
 
 
@@ -241,123 +227,98 @@ def differences(
     return change(np.array([one[key] for key in both])) - change(np.array([other[key] for key in both]))
 
 
-def told(values: Sequence[float] | np.ndarray) -> str:
-    """Mean, standard error, and on how many splits a difference is above zero."""
-    if len(values) < 2:
-        return f"{values[0]:+.3f} on one split" if len(values) else "none"
-    mean, error = paired(values)
-    return f"{mean:+.3f} +- {error:.3f} ({np.count_nonzero(np.asarray(values) > 0)} of {len(values)} above 0)"
-
-
-def clear(values: Sequence[float] | np.ndarray) -> bool:
-    """Above zero by two standard errors."""
-    if len(values) < 2:
-        return False
-    mean, error = paired(values)
-    return mean > 2.0 * error
-
-
 def with_gap(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The cells of splits whose thirds share few values."""
     return [cell for cell in cells if cell["tied"] <= MOST_TIED]
 
 
-def judge_over_confident(cells: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Reproduced where intervals of mean-field SVI hold too few rows, and fewer than those of MCMC do."""
-
-    def missing(part: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-        short = LEVEL - np.array(list(column(part, MEAN_FIELD, "coverage_90").values()))
-        return short, differences(part, "coverage_90", SAMPLED, MEAN_FIELD)
-
-    short, fewer = missing(cells)
-    spread = [
-        cell["gap_sd_ratio"] for cell in cells if cell["method"] == MEAN_FIELD and cell["gap_sd_ratio"] != ""
-    ]
-    ratio = (
-        f"; standard deviation of f over that of NUTS, geometric mean of {len(spread)} splits, "
-        f"{math.exp(float(np.mean(np.log(spread)))):.2f}"
-        if spread
-        else f"; {NO_REFERENCE} for its spread"
-    )
-    real = missing(with_gap(cells))
-    return Verdict(
-        "mean-field VI is over-confident in the gap (recalled)",
-        REPRODUCED if clear(short) and clear(fewer) else NOT_REPRODUCED,
-        f"0.9 less the coverage of its 90 % intervals {told(short)}; coverage of the {SAMPLED} less its own "
-        f"{told(fewer)}; where there is a gap {told(real[0])} and {told(real[1])}{ratio}",
-    )
+def part_of(cells: Sequence[Mapping[str, Any]], table: str) -> list[Mapping[str, Any]]:
+    """The cells of one table."""
+    return [cell for cell in cells if cell["data"] == table]
 
 
-def judge_under_fits(cells: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Reproduced where the RMSE of the same Gaussian is larger through the network than through the linearised one."""
-
-    def larger(part: Sequence[Mapping[str, Any]]) -> np.ndarray:
-        return differences(part, "rmse", THROUGH, LINEARISED, logarithm=True)
-
-    found = larger(cells)
-    scores = differences(cells, "log_score", LINEARISED, THROUGH)
-    return Verdict(
-        "sampled Laplace under-fits (recalled)",
-        REPRODUCED if clear(found) else NOT_REPRODUCED,
-        f"log of its RMSE over that of linearised Laplace {told(found)}, where there is a gap "
-        f"{told(larger(with_gap(cells)))}; log score of the linearised less its own {told(scores)} nats per row",
-    )
+def over_confident(cells: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """By how much intervals of mean-field SVI hold too few rows, split by split."""
+    return LEVEL - np.array(list(column(cells, MEAN_FIELD, "coverage_90").values()))
 
 
-def judge_do_well(cells: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Reproduced where the log scores of both are above that of mean-field SVI."""
+def under_fits(cells: Sequence[Mapping[str, Any]]) -> np.ndarray:
+    """The RMSE of the same Gaussian through the network over that through the linearised one, as a logarithm."""
+    return differences(cells, "rmse", THROUGH, LINEARISED, logarithm=True)
 
-    def above(part: Sequence[Mapping[str, Any]], name: str, other: str = MEAN_FIELD) -> np.ndarray:
-        return differences(part, "log_score", name, other)
 
-    named = (LINEARISED, SAMPLED)
-    text = "; ".join(
-        f"{name}: {told(above(cells, name))}, where there is a gap {told(above(with_gap(cells), name))}, against MAP "
-        f"{told(above(cells, name, MAP))}"
-        for name in named
-    )
-    # Chains that disagree are an average over where they are, and no verdict on the posterior.
-    rhats = list(column(cells, SAMPLED, "r_hat").values())
-    mixing = (
-        f"; R-hat of what the members of the {SAMPLED} predict: median {np.median(rhats):.2f}"
-        if rhats
-        else ""
-    )
-    return Verdict(
-        "linearised Laplace and MCMC do well in the gap (recalled)",
-        REPRODUCED if all(clear(above(cells, name)) for name in named) else NOT_REPRODUCED,
-        f"log score less that of mean-field SVI, nats per row: {text}{mixing}",
-    )
+def does_well(cells: Sequence[Mapping[str, Any]], method: str) -> np.ndarray:
+    """The log score of a method minus that of mean-field SVI."""
+    return differences(cells, "log_score", method, MEAN_FIELD)
+
+
+QUANTITIES: dict[str, Callable[[Sequence[Mapping[str, Any]]], np.ndarray]] = {
+    "over-confident": over_confident,
+    "under-fits": under_fits,
+    "linearised": partial(does_well, method=LINEARISED),
+    "mcmc": partial(does_well, method=SAMPLED),
+}
+
+
+def judge_table(referee: Referee, cells: Sequence[Mapping[str, Any]], table: str) -> None:
+    """The claims of the source on one table."""
+    own = part_of(cells, table)
+    for name, quantity in QUANTITIES.items():
+        values = quantity(own)
+        if len(values) < 2:
+            referee.not_run(f"{table}-{name}", "not in this run")
+            continue
+        with_gaps = quantity(with_gap(own))
+        where = f", {with_gaps.mean():+.3f} on the {len(with_gaps)} that have a gap" if len(with_gaps) else ""
+        text = f"above zero on {np.count_nonzero(values > 0)} of {len(values)} splits{where}"
+        more: dict[str, Any] = {}
+        if name == "mcmc":
+            rhats = list(column(own, SAMPLED, "r_hat").values())
+            more = {
+                "converged": bool(rhats) and max(rhats) < RHAT,
+                "why_not": f"R-hat of what the members of the {SAMPLED} predict: median {np.median(rhats):.2f}"
+                if rhats
+                else "no R-hat is stored",
+            }
+        referee.measured(f"{table}-{name}", mean_over_splits(values, *rows_of(own, table)), text, **more)
 
 
 # A spread below so much of that of NUTS is lost.
 KEEPS = 0.8
 
 
-def judge_curve(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Reproduced where mean-field SVI has less than KEEPS of the spread of NUTS in the gap, and more amid the rows."""
-    claim = "on a curve, mean-field VI loses its spread in the gap, not amid the rows (ours)"
+def judge_curve(referee: Referee, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Where mean-field SVI has less than KEEPS of the spread of NUTS."""
     own = {row["method"]: row for row in rows}
-    if "in_gap_to_nuts" not in own[MEAN_FIELD]:
-        each = ", ".join(f"{name} {row['sd_in_gap']:.3f}" for name, row in own.items())
-        return Verdict(
-            claim, NOT_RUN, f"{own[MEAN_FIELD]['reference']}; standard deviation in the gap: {each}"
+    for key, column_name, place in (
+        ("curve-gap", "in_gap_to_nuts", "sd_in_gap"),
+        ("curve-rows", "amid_rows_to_nuts", "sd_amid_rows"),
+    ):
+        ratio = own[MEAN_FIELD].get(column_name)
+        if ratio is None:
+            each = ", ".join(f"{name} {row[place]:.3f}" for name, row in own.items())
+            referee.undecided(key, f"{own[MEAN_FIELD]['reference']}; standard deviations: {each}")
+            continue
+        each = ", ".join(
+            f"{name} {row[column_name]:.2f}"
+            for name, row in own.items()
+            if name not in (NUTS, MAP, MEAN_FIELD)
         )
-    each = ", ".join(
-        f"{name} {row['in_gap_to_nuts']:.2f} and {row['amid_rows_to_nuts']:.2f}"
-        for name, row in own.items()
-        if name not in (NUTS, MAP)
-    )
-    rise = ", ".join(
-        f"{name} {own[name]['sd_in_gap'] / own[name]['sd_amid_rows']:.2f}" for name in (MEAN_FIELD, NUTS)
-    )
-    in_gap, amid = own[MEAN_FIELD]["in_gap_to_nuts"], own[MEAN_FIELD]["amid_rows_to_nuts"]
-    return Verdict(
-        claim,
-        REPRODUCED if in_gap < KEEPS < amid else NOT_REPRODUCED,
-        f"standard deviation of f over that of NUTS in the middle of the gap and amid the rows: {each}; the first over "
-        f"the second: {rise}",
-    )
+        referee.measured(
+            key, exact(ratio), f"others: {each}", converged=own[NUTS]["reference"] == "converged"
+        )
+
+
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored tables."""
+    cells = study.tables["cells"]
+    sizes = "three tables of the source's; our network and prior are those of uci_regression.py"
+    referee = Referee(read_claims("in_between_uncertainty"), sizes)
+    for table in TABLES:
+        judge_table(referee, cells, table)
+        judge_reference(referee, cells, table)
+    judge_curve(referee, study.tables["curve"])
+    return referee.verdicts()
 
 
 # --- figures ------------------------------------------------------------------------------------------
@@ -512,17 +473,9 @@ def main(
     study.numbers["seconds are of a machine with other work, and left out"] = shared
     study.numbers["not run at this size"] = [name for name in TABLES if name not in sizes.tables and not tiny]
     study.tables = {"scores": rows, "cells": cells, "curve": curve_rows(curves)}
-    where = ", ".join(sizes.tables)
-    if not tiny and set(TABLES) - set(sizes.tables):
-        where += f" alone, of {', '.join(TABLES)}"
-    for judge in (judge_over_confident, judge_under_fits, judge_do_well):
-        verdict = judge(cells)
-        study.judge(replace(verdict, numbers=f"{where}: {verdict.numbers}"))
-    study.judge(judge_curve(study.tables["curve"]))
-    study.judge(judge_reference(cells, sizes.tables))
     draw_splits(study.out / "splits.png", cells, sizes.tables)
     draw_curves(study.out / "curves.png", curves, sizes.curve_rows)
-    study.write()
+    study.conclude(judge)
     study.say(f"written to {study.out}; NUTS converged on {len(converged_splits(cells))} splits")
     return study
 
