@@ -442,7 +442,7 @@ class Referee:
     """
 
     def __init__(self, claims: Mapping[str, Claim], sizes: str = ""):
-        self._claims, self._sizes = claims, sizes
+        self.claims, self._sizes = claims, sizes
         self._measured: dict[str, tuple[Estimate | None, dict[str, Any]]] = {}
         self._fixed: dict[str, Verdict] = {}
 
@@ -486,21 +486,21 @@ class Referee:
         ValueError
             There is a claim without evidence: it must be measured, proved, or said to be undecided or not run.
         """
-        missing = [key for key in self._claims if key not in self.evidence]
+        missing = [key for key in self.claims if key not in self.evidence]
         if missing:
             raise ValueError(f"claims: expected evidence on each of them; got none on {', '.join(missing)}")
         families: dict[str, list[str]] = {}
         for key in self._measured:
-            families.setdefault(self._claims[key].family or f"of {key} alone", []).append(key)
+            families.setdefault(self.claims[key].family or f"of {key} alone", []).append(key)
         found = dict(self._fixed)
         for keys in families.values():
-            judged = [(self._claims[key], *self._measured[key]) for key in keys]
+            judged = [(self.claims[key], *self._measured[key]) for key in keys]
             found |= dict(zip(keys, judge_family(judged), strict=True))
-        return [found[key] for key in self._claims]
+        return [found[key] for key in self.claims]
 
     def _new(self, key: str) -> Claim:
-        if key not in self._claims:
-            raise ValueError(f"claim: expected one of {', '.join(self._claims)}; got {key!r}")
+        if key not in self.claims:
+            raise ValueError(f"claim: expected one of {', '.join(self.claims)}; got {key!r}")
         if key in self.evidence:
             raise ValueError(f"claim {key}: expected evidence once; got it twice")
-        return self._claims[key]
+        return self.claims[key]

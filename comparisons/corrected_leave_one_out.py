@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study import Study, command_line, judge_better, paired
+from claims import Referee, Verdict, mean, read_claims
+from study import Study, command_line, paired
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
@@ -159,6 +160,27 @@ def summary(name: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def judge(study: Study) -> list[Verdict]:
+    """The verdict from the stored values, one gain for each seed."""
+    gains: dict[int, list[float]] = {}
+    for row in study.tables["values"]:
+        if math.isfinite(row.get("published", math.nan)):
+            gain = abs(row["uncorrected"] - row["exact"]) - abs(row["published"] - row["exact"])
+            gains.setdefault(row["seed"], []).append(gain)
+    whole = next(row for row in study.tables["settings"] if row["setting"] == "all")
+    referee = Referee(read_claims("corrected_leave_one_out"), f"{study.sizes.seeds} seeds")
+    if not gains:
+        referee.undecided("nearer", "nothing was published")
+        return referee.verdicts()
+    referee.measured(
+        "nearer",
+        mean([float(np.mean(each)) for each in gains.values()]),
+        f"{whole['published']} of {whole['seeds']} values published; mean distance {whole['distance_published']:.3f} "
+        f"nats, uncorrected {whole['distance_uncorrected']:.3f}",
+    )
+    return referee.verdicts()
+
+
 def main(tiny: bool = False, out: str | Path | None = None, seeds: int | None = None) -> Study:
     """Fit all settings on all seeds and write the tables `values` and `settings`."""
     study = Study.begin(TINY if tiny else FULL, "corrected_leave_one_out", tiny, out, seeds=seeds)
@@ -180,20 +202,8 @@ def main(tiny: bool = False, out: str | Path | None = None, seeds: int | None = 
         )
         study.say(", ".join(f"{key} {value}" for key, value in study.tables["settings"][-1].items()))
     study.tables["values"] = values
-    whole = summary("all", values)
-    study.tables["settings"].append(whole)
-    study.judge(
-        judge_better(
-            "what is published is nearer the exact value than the uncorrected one",
-            whole.get("gain", 0.0),
-            whole.get("gain_se", math.inf),
-            f"{whole['published']} of {whole['seeds']} published; mean distance "
-            f"{whole.get('distance_published', math.nan):.3f} nats, uncorrected "
-            f"{whole.get('distance_uncorrected', math.nan):.3f}, nearer by {whole.get('gain', math.nan):.3f} +- "
-            f"{whole.get('gain_se', math.nan):.3f}",
-        )
-    )
-    study.write()
+    study.tables["settings"].append(summary("all", values))
+    study.conclude(judge)
     study.say(f"written to {study.out}")
     return study
 

@@ -21,13 +21,13 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study import NOT_REPRODUCED, REPRODUCED, Study, Verdict, command_line
+from claims import Referee, Verdict, exact, read_claims
+from study import Study, command_line
 
 # What a process runs: seconds between two writings, the folder, and the size of the run are its arguments.
 CHILD = """
@@ -59,6 +59,7 @@ class Sizes:
         return CHAINS * (self.warmup + self.draws)
 
 
+FULL = Sizes()
 TINY = Sizes(kills=1, width=2, warmup=50, draws=600, interval=0.1, longest=0.3)
 
 
@@ -140,25 +141,27 @@ def lost(before: int, told: int, kept: int) -> int | str:
     return "" if told < before else max(0, told - kept)
 
 
-def judge_bits(rows: Sequence[Mapping[str, Any]], same: bool, sizes: Sizes, arrays: int) -> Verdict:
-    """Reproduced where every bit is that of the run that nobody disturbed, after as many kills as were wanted."""
-    counted = [row["lost"] for row in rows if row["lost"] != ""]
-    most = (
-        f"at most {max(counted)} transitions drawn again after a kill"
-        if counted
-        else "nothing known of what is lost"
+def judge(study: Study) -> list[Verdict]:
+    """Every bit is that of the run without a kill, after as many kills as were wanted."""
+    rows, numbers = study.tables["kills"], study.numbers
+    counted = [row["lost"] for row in rows if "lost" in row]
+    most = f"at most {max(counted)} transitions drawn again after a kill, " if counted else ""
+    text = (
+        f"{len(rows)} kills of {study.sizes.kills} wanted, {numbers['transitions']} transitions; {most}from "
+        f"{len(counted)} kills that tell it: {len(rows) - len(counted)} came before the process had reported as much "
+        "as it began with"
     )
-    return Verdict(
-        "a run that is killed and goes on ends in the same bits",
-        REPRODUCED if same and len(rows) >= sizes.kills else NOT_REPRODUCED,
-        f"{len(rows)} kills of {sizes.kills} wanted, {sizes.total} transitions, all {arrays} arrays "
-        f"{'equal' if same else 'NOT equal'}; {most}, of {len(counted)} that tell; {len(rows) - len(counted)} came "
-        "before the process had told of as much as it began with",
-    )
+    referee = Referee(read_claims("interrupted_runs"))
+    if len(rows) < study.sizes.kills:
+        referee.not_run("same-bits", "fewer kills than wanted", text)
+    else:
+        share = numbers.get("equal_arrays", float(numbers["same_bits"]))
+        referee.measured("same-bits", exact(share), text)
+    return referee.verdicts()
 
 
 def main(tiny: bool = False, out: str | Path | None = None, kills: int | None = None) -> Study:
-    sizes = TINY if tiny else Sizes()
+    sizes = TINY if tiny else FULL
     if kills is not None:
         sizes = replace(sizes, kills=kills)
     study = Study.begin(sizes, "interrupted_runs", tiny, out)
@@ -205,20 +208,19 @@ def main(tiny: bool = False, out: str | Path | None = None, kills: int | None = 
             study.say(f"kill {len(rows)}: {told} transitions told of, {kept} on disk")
         with np.load(folder / "done.npz") as file:
             found = {name: file[name] for name in file.files}
-    same = set(found) == set(truth) and all(
-        np.array_equal(found[name], value) for name, value in truth.items()
-    )
+    equal = [name in found and np.array_equal(found[name], value) for name, value in truth.items()]
+    same = set(found) == set(truth) and all(equal)
     study.tables["kills"] = rows
     counted = [row["lost"] for row in rows if row["lost"] != ""]
     study.numbers |= {
         "kills": len(rows),
         "same_bits": same,
+        "equal_arrays": sum(equal) / max(len(equal), len(found)),
         "most_lost": max(counted, default=0),
         "kills_that_tell_what_was_lost": len(counted),
         "transitions": sizes.total,
     }
-    study.judge(judge_bits(rows, same, sizes, len(truth)))
-    study.write()
+    study.conclude(judge)
     return study
 
 

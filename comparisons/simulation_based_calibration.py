@@ -20,21 +20,23 @@ them. A verdict of the tests has an error rate of 5 % over all functions togethe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study import NOT_REPRODUCED, REPRODUCED, Study, Verdict, command_line
+from claims import Referee, Verdict, mean, read_claims
+from study import Study, command_line
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
-from ppl_bnn.diagnostics.calibration import CALIBRATED, MISCALIBRATED, Calibration
+from ppl_bnn.diagnostics.calibration import Calibration
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior.approximation import Chains
 
 FACTOR = 0.8
+FUNCTIONS = ("f of probe 0", "f of probe 1", "f of probe 2", "log likelihood", "noise")
 
 
 @dataclass(frozen=True)
@@ -146,34 +148,45 @@ def steps_up_to(simulations: int) -> list[int]:
     return [*ladder, simulations]
 
 
-def judge_exact(found: Calibration) -> Verdict:
-    """Reproduced where every test of every simulation asked for passes."""
-    passed = found.verdict == CALIBRATED and found.simulations == found.asked
-    return Verdict(
-        "NUTS is calibrated on a small network",
-        REPRODUCED if passed else NOT_REPRODUCED,
-        f"{found.verdict} in {found.simulations} of {found.asked} simulations; least p of each function: "
-        f"{_least(found)}; threshold {found.threshold:.4f}",
-    )
+# What a claim begins with, and whose ranks it is about.
+NAMES = {"nuts": "NUTS", "narrow": f"NUTS with {FACTOR:g} of its sd"}
 
 
-def judge_narrow(found: Calibration, power: list[dict[str, Any]]) -> Verdict:
-    """Reproduced where it is rejected, and rejected for what it is: ranks of f spread too far."""
-    wide = [name for name, test in found.tests.items() if name.startswith("f") and test.spread > 1.0]
-    outputs = [name for name in found.tests if name.startswith("f")]
-    rejected = found.verdict == MISCALIBRATED and bool(outputs) and wide == outputs
-    enough = [row["simulations"] for row in power if row["verdict"] == MISCALIBRATED]
-    spreads = ", ".join(f"{name} {test.spread:.2f}" for name, test in found.tests.items())
-    return Verdict(
-        f"a posterior with {FACTOR:g} of its standard deviation is rejected",
-        REPRODUCED if rejected else NOT_REPRODUCED,
-        f"{found.verdict}; spread of ranks over uniform: {spreads}; least p of each function: {_least(found)}; "
-        f"rejected with {', '.join(map(str, enough)) or 'no number of'} simulations",
-    )
+def centre(ranks: np.ndarray, draws: int) -> np.ndarray:
+    """The rank over the number of draws; 1/2 is its mean if ranks are uniform on 0..draws."""
+    return ranks / draws
 
 
-def _least(found: Calibration) -> str:
-    return ", ".join(f"{name} {test.least:.2g}" for name, test in found.tests.items()) or "no tests"
+def spread(ranks: np.ndarray, draws: int) -> np.ndarray:
+    """The squared distance of the rank from the middle, over its mean if ranks are uniform on 0..draws."""
+    return (ranks - draws / 2.0) ** 2 / (draws * (draws + 2) / 12.0)
+
+
+def judge_ranks(
+    referee: Referee, name: str, rows: Sequence[Mapping[str, Any]], sizes: Sizes, tests: Mapping[str, Any]
+) -> None:
+    """Centre and spread of the ranks of every function of one posterior."""
+    for function in FUNCTIONS:
+        ranks = np.array([row[function] for row in rows], float)
+        text = f"{len(ranks)} of {sizes.simulations} simulations; least p of the tests {tests[function]:.2g}"
+        for kind, measure in (("centre", centre), ("spread", spread)):
+            key = f"{name}-{kind}-{function.replace(' ', '-')}"
+            if key in referee.claims:
+                referee.measured(key, mean(measure(ranks, sizes.ranked)), text)
+
+
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored tables."""
+    referee = Referee(read_claims("simulation_based_calibration"), f"{study.sizes.simulations} simulations")
+    for name, method in NAMES.items():
+        rows = [row for row in study.tables["ranks"] if row["method"] == method]
+        tests = {
+            row["function"]: min(row["asymmetry_p"], row["spread_p"], row["ecdf_p"])
+            for row in study.tables["tests"]
+            if row["method"] == method
+        }
+        judge_ranks(referee, name, rows, study.sizes, tests)
+    return referee.verdicts()
 
 
 def main(
@@ -210,7 +223,6 @@ def main(
         short = "nuts" if name == "NUTS" else "narrow"
         for kind in ("ecdf", "histogram"):
             found[name].figure(kind).savefig(study.out / f"{short}_{kind}.png")
-    exact, narrow = found.values()
     study.tables["tests"] = [
         {"method": name, "function": function, **row, "verdict": each.verdict}
         for name, each in found.items()
@@ -242,10 +254,7 @@ def main(
         }
         for name, each in found.items()
     }
-    study.judge(judge_exact(exact))
-    powers = [row for row in study.tables["power"] if row["method"] != "NUTS"]
-    study.judge(judge_narrow(narrow, powers))
-    study.write()
+    study.conclude(judge)
     study.say(f"written to {study.out}")
     return study
 

@@ -105,7 +105,7 @@ def cells_of(script: Any, **changed: dict[str, list[float]]) -> list[dict[str, A
 
 def outcomes(script: Any, cells: list[dict[str, Any]]) -> dict[str, Any]:
     """Key -> verdict of the claims on yacht, each judged alone."""
-    referee = script.Referee({key: each for key, each in yacht_claims(script).items()})
+    referee = script.Referee(yacht_claims(script))
     script.judge_table(referee, cells, "yacht")
     return {each.key.removeprefix("yacht-"): each for each in referee.verdicts()}
 

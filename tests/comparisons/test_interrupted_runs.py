@@ -23,13 +23,21 @@ def test_what_a_kill_lost_is_known_only_of_a_process_that_had_told_of_its_beginn
     assert study.lost(0, 610, 454) == 156
     assert study.lost(1228, 1444, 1444) == 0
     assert study.lost(878, 504, 1036) == ""
-    rows = [{"lost": 156}, {"lost": ""}]
-    sizes = study.Sizes(kills=2)
-    found = study.judge_bits(rows, True, sizes, 14)
-    assert found.verdict == study.REPRODUCED
-    assert "at most 156 transitions drawn again after a kill, of 1 that tell; 1 came" in found.numbers
-    assert study.judge_bits(rows, False, sizes, 14).verdict == study.NOT_REPRODUCED
-    assert study.judge_bits(rows[:1], True, sizes, 14).verdict == study.NOT_REPRODUCED
+
+
+def test_the_verdict_asks_for_every_bit_and_every_kill(study, tmp_path):
+    def found(equal: float, kills: int):
+        run = study.Study(study.Sizes(kills=2), tmp_path)
+        run.tables = {"kills": [{"lost": 156}, {}][:kills]}
+        run.numbers = {"same_bits": equal == 1.0, "equal_arrays": equal, "transitions": 6600}
+        return study.judge(run)[0]
+
+    assert found(1.0, 2).verdict == "reproduced"
+    assert "at most 156 transitions drawn again after a kill, from 1 kills that tell it: 1 came" in (
+        found(1.0, 2).numbers
+    )
+    assert found(13 / 14, 2).verdict == "refuted"
+    assert found(1.0, 1).verdict == "not run"
 
 
 def test_a_run_that_is_killed_four_times_ends_in_the_same_bits(study, tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import multiprocessing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -741,7 +741,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_study_runs_at_a_tiny_size(script: Any, tmp_path: Path) -> None:
     study = script.main(tiny=True, out=tmp_path, checkpoint=tmp_path / "kept")
-    assert len(study.verdicts) == 2
+    assert len(study.verdicts) == 15
     for name in ("tests", "power", "ranks"):
         assert (tmp_path / f"{name}.csv").stat().st_size > 100
     for name in ("nuts", "narrow"):
@@ -764,18 +764,40 @@ def test_draws_of_the_narrow_posterior_are_narrow(script: Any) -> None:
         np.testing.assert_allclose(other.std(axis=(0, 1)), 0.8 * one.std(axis=(0, 1)), rtol=1e-8)
 
 
-def test_verdicts_of_the_study_can_come_out_either_way(script: Any) -> None:
+def test_verdicts_of_the_study_can_come_out_either_way(script: Any, tmp_path: Path) -> None:
+    """Uniform ranks, ranks of a posterior that is too narrow, ranks that lean, and too few of them."""
     rng = np.random.default_rng(0)
-    fine = rng.integers(0, 50, (200, 2))
-    narrow = np.minimum(49, np.floor(50 * rng.beta(0.5, 0.5, (200, 2)))).astype(int)
-    names = ("f of probe 0", "log likelihood")
-    exact, wide = (replace(made(ranks), names=names) for ranks in (fine, narrow))
-    assert script.judge_exact(exact).verdict == script.REPRODUCED
-    assert script.judge_exact(wide).verdict == script.NOT_REPRODUCED
-    assert script.judge_exact(replace(exact, asked=201)).verdict == script.NOT_REPRODUCED
-    power = [{"simulations": 200, "verdict": MISCALIBRATED}]
-    assert script.judge_narrow(wide, power).verdict == script.REPRODUCED
-    assert script.judge_narrow(exact, []).verdict == script.NOT_REPRODUCED
+    fine = rng.integers(0, 100, (2000, 5))
+    narrow = np.floor(100 * rng.beta(0.7, 0.7, (2000, 5))).astype(int)
+    leaning = np.minimum(99, fine + 15)
+
+    def outcomes(nuts: np.ndarray, other: np.ndarray) -> dict[str, str]:
+        study = script.Study(script.FULL, tmp_path)
+        study.tables = {"ranks": [], "tests": []}
+        for method, ranks in zip(script.NAMES.values(), (nuts, other), strict=True):
+            study.tables["ranks"] += [
+                {"method": method} | dict(zip(script.FUNCTIONS, row, strict=True)) for row in ranks.tolist()
+            ]
+            study.tables["tests"] += [
+                {"method": method, "function": name, "asymmetry_p": 0.5, "spread_p": 0.5, "ecdf_p": 0.5}
+                for name in script.FUNCTIONS
+            ]
+        return {each.key: each.verdict for each in script.judge(study)}
+
+    found = outcomes(fine, narrow)
+    assert len(found) == 15
+    assert set(found.values()) == {"reproduced"}
+    found = outcomes(narrow, fine)
+    for key, verdict in found.items():
+        assert verdict == ("reproduced" if "centre" in key else "refuted"), key
+    assert outcomes(leaning, narrow)["nuts-centre-noise"] == "refuted"
+    assert set(outcomes(fine[:40], narrow[:40]).values()) == {"undecided"}
+
+
+def test_centre_and_spread_are_those_of_uniform_ranks(script: Any) -> None:
+    ranks = np.arange(100)
+    assert script.centre(ranks, 99).mean() == pytest.approx(0.5)
+    assert script.spread(ranks, 99).mean() == pytest.approx(1.0)
 
 
 def test_the_first_of_a_calibration_are_those_of_a_shorter_one(script: Any) -> None:
