@@ -24,7 +24,6 @@ far, from scratch). There is no reference by MCMC: joint training is what a sequ
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,24 +33,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from claims import Referee, Verdict, mean_over_splits, read_claims
 from study import (
     BLACK,
     BLUE,
     GREEN,
-    NOT_REPRODUCED,
-    NOT_RUN,
     ORANGE,
-    REPRODUCED,
     VERMILION,
     Study,
-    Verdict,
     command_line,
-    judge_better,
     kept,
     load_images,
     paired,
     panels,
-    stamp,
 )
 
 import ppl_bnn as bnn
@@ -62,6 +56,7 @@ FINE_TUNING, JOINT = "fine-tuning", "joint training"
 KRON, DIAGONAL, VI = "Laplace, Kronecker", "Laplace, diagonal", "VI, mean field"
 METHODS = (FINE_TUNING, DIAGONAL, KRON, VI, JOINT)
 STRUCTURES = {KRON: "kron", DIAGONAL: "diag"}
+BASELINES = STRUCTURES | {VI: "vi"}
 COLOURS = {FINE_TUNING: BLACK, DIAGONAL: ORANGE, KRON: BLUE, VI: VERMILION, JOINT: GREEN}
 MARKERS = {FINE_TUNING: "o", DIAGONAL: "D", KRON: "s", VI: "^", JOINT: "v"}
 SCORES = ("accuracy", "log_score", "ece")
@@ -304,86 +299,95 @@ class Found:
         return table
 
 
-def text(found: tuple[float, float]) -> str:
-    mean, error = found
-    return f"{mean:+.3f} (standard error {error:.3f})"
-
-
 # --- verdicts ---------------------------------------------------------------------------------------
 
 
-def judge_forgetting(found: Found) -> Verdict:
-    """Reproduced where fine-tuning loses accuracy on earlier tasks, by two standard errors."""
-    lost = paired(found.forgotten(FINE_TUNING))
-    first, last = (paired(found.values(FINE_TUNING, after, 1))[0] for after in (1, found.tasks))
-    return judge_better(
-        "networks forget earlier tasks",
-        *lost,
-        f"fine-tuning: accuracy on the first task {first:.3f} after it, {last:.3f} after {found.tasks} tasks; over all "
-        f"tasks but the last it loses {text(lost)}",
-    )
+@dataclass(frozen=True)
+class Case:
+    """The scores of a run before the referee."""
+
+    referee: Referee
+    found: Found
+    sizes: Sizes
+
+    def judge(self, claim: str, values: np.ndarray, numbers: str = "") -> None:
+        """One value for each seed."""
+        estimate = mean_over_splits(values, self.sizes.test, self.sizes.rows)
+        self.referee.measured(claim, estimate, numbers)
 
 
-def judge_remembers(found: Found, method: str) -> Verdict:
-    """Reproduced where the mean accuracy over all tasks at the end is above that of fine-tuning by two errors."""
-    claim = f"{method}: yesterday's posterior as today's prior is a baseline of continual learning"
+def judge_forgetting(case: Case) -> None:
+    """Fine-tuning loses accuracy on earlier tasks."""
+    found = case.found
+    first, last = (found.values(FINE_TUNING, after, 1).mean() for after in (1, found.tasks))
+    text = f"on the first task {first:.3f} after it, {last:.3f} after {found.tasks} tasks"
+    case.judge("forgetting", found.forgotten(FINE_TUNING), text)
+
+
+def judge_baseline(case: Case, method: str) -> None:
+    """The mean accuracy over all tasks at the end is above that of fine-tuning."""
+    found, claim = case.found, f"baseline-{BASELINES[method]}"
     if method not in found.methods():
-        return Verdict(claim, NOT_RUN, "not run at this size")
-    last = found.tasks
-    own, other = found.values(method, last), found.values(FINE_TUNING, last)
-    gain = paired(own - other)
-    return judge_better(
-        claim,
-        *gain,
-        f"mean accuracy over {last} tasks at the end {own.mean():.3f}, fine-tuning {other.mean():.3f}: {text(gain)}; "
-        f"it forgets {text(paired(found.forgotten(method)))}",
+        case.referee.not_run(claim, "not run at this size")
+        return
+    own, other = (found.values(each, found.tasks) for each in (method, FINE_TUNING))
+    text = (
+        f"{own.mean():.3f} over {found.tasks} tasks, fine-tuning {other.mean():.3f}; it forgets "
+        f"{found.forgotten(method).mean():.3f}"
     )
+    case.judge(claim, own - other, text)
 
 
-def judge_joint(found: Found) -> Verdict:
-    """Reproduced where half and more of the accuracy that fine-tuning lacks of joint training is made up, in every
-    seed. The log score is told and has no say.
-    """
-    claim = f"{KRON}: comes near joint training in accuracy, which a sequence of exact posteriors would be"
-    last = found.tasks
+def judge_joint(case: Case) -> None:
+    """Half and more of the accuracy that fine-tuning lacks of joint training is made up."""
+    found, last = case.found, case.found.tasks
     own, fine, joint = (found.values(method, last) for method in (KRON, FINE_TUNING, JOINT))
-    share = (own - fine) / (joint - fine)
-    logs = [found.values(method, last, score="log_score") for method in (KRON, JOINT)]
-    good = bool((joint > fine).all() and (share >= 0.5).all())
-    return Verdict(
-        claim,
-        REPRODUCED if good else NOT_REPRODUCED,
-        f"accuracy {own.mean():.3f}, joint training {joint.mean():.3f} ({text(paired(own - joint))}); it makes up "
-        f"{share.mean():.2f} of what fine-tuning lacks (lowest seed {share.min():.2f}); log score minus that of joint "
-        f"training {text(paired(logs[0] - logs[1]))} nats",
+    logs = [found.values(method, last, score="log_score").mean() for method in (KRON, JOINT)]
+    text = (
+        f"accuracy {own.mean():.3f}, joint training {joint.mean():.3f}, fine-tuning {fine.mean():.3f}; log score "
+        f"{logs[0]:.3f}, joint training {logs[1]:.3f} nats"
     )
+    if (joint > fine).all():
+        case.judge("joint", (own - fine) / (joint - fine), text)
+    else:
+        case.referee.undecided("joint", "joint training is no better than fine-tuning in some seed", text)
 
 
-def judge_structure(found: Found) -> Verdict:
-    """Reproduced where Kronecker factors end above a diagonal by two standard errors."""
-    last = found.tasks
-    gain = paired(found.values(KRON, last) - found.values(DIAGONAL, last))
-    forgets = ", ".join(f"{method} {text(paired(found.forgotten(method)))}" for method in (KRON, DIAGONAL))
-    learns = ", ".join(
-        f"{method} {found.values(method, last, last).mean():.3f}" for method in (KRON, DIAGONAL)
+def judge_joint_calibration(case: Case) -> None:
+    """The calibration error at the end beside that of joint training."""
+    found = case.found
+    errors = {method: found.values(method, found.tasks, score="ece") for method in found.methods()}
+    text = ", ".join(f"{method} {error.mean():.3f}" for method, error in errors.items())
+    case.judge("joint-calibration", errors[KRON] - errors[JOINT], text)
+
+
+def judge_structure(case: Case) -> None:
+    """Kronecker factors end above a diagonal."""
+    found, last = case.found, case.found.tasks
+    text = "; ".join(
+        f"{method} forgets {found.forgotten(method).mean():.3f}, on the task learnt last "
+        f"{found.values(method, last, last).mean():.3f}"
+        for method in (KRON, DIAGONAL)
     )
-    return judge_better(
-        "Kronecker factors remember more than a diagonal",
-        *gain,
-        f"accuracy at the end higher by {text(gain)}; forgotten: {forgets}; on the task learnt last: {learns}",
-    )
+    case.judge("structure", found.values(KRON, last) - found.values(DIAGONAL, last), text)
 
 
-def judge(found: Found, note: str) -> list[Verdict]:
-    verdicts = [
-        judge_forgetting(found),
-        judge_remembers(found, KRON),
-        judge_remembers(found, DIAGONAL),
-        judge_remembers(found, VI),
-        judge_joint(found),
-        judge_structure(found),
-    ]
-    return [dataclasses.replace(each, numbers=f"{each.numbers} [{note}]") for each in verdicts]
+def judge_published(case: Case) -> None:
+    """The published number is of larger tasks and of more of them."""
+    own = case.found.values(VI, case.found.tasks).mean()
+    text = f"VI, mean field, over {case.found.tasks} tasks of {case.sizes.rows} rows: {own:.3f}"
+    case.referee.not_run("published", "tasks here are fewer and smaller", text)
+
+
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored tables."""
+    referee = Referee(read_claims("continual_learning"), smaller(study.sizes))
+    case = Case(referee, Found(study.tables["scores"]), study.sizes)
+    for method in BASELINES:
+        judge_baseline(case, method)
+    for each in (judge_forgetting, judge_joint, judge_joint_calibration, judge_structure, judge_published):
+        each(case)
+    return referee.verdicts()
 
 
 # --- the figure -------------------------------------------------------------------------------------
@@ -451,11 +455,9 @@ def main(
             study.say(f"seed {seed}, {method}: {part['processor_seconds']:.0f} s")
     found, note = Found(rows), smaller(sizes)
     study.tables = {"summary": found.table(note), "scores": rows, "seconds": seconds}
-    study.numbers = {"note": note, "weight decay": WEIGHT_DECAY} | stamp()
-    for verdict in judge(found, note):
-        study.judge(verdict)
+    study.numbers = {"weight decay": WEIGHT_DECAY}
     draw(study.out / "tasks.png", found)
-    study.write()
+    study.conclude(judge)
     study.say(f"written to {study.out}")
     return study
 

@@ -17,6 +17,7 @@ import pytest
 from scipy.ndimage import uniform_filter
 
 import ppl_bnn as bnn
+from comparisons.claims import NOT_RUN, REFUTED, REPRODUCED, UNDECIDED
 from ppl_bnn import likelihoods, priors
 
 pytestmark = pytest.mark.slow
@@ -58,9 +59,9 @@ def test_a_tiny_run_writes_everything(script: Any, run: Any, folder: Path) -> No
             assert list(csv.DictReader(file)), name
     assert matplotlib.image.imread(folder / "tasks.png").std() > 0.01
     content = json.loads((folder / "results.json").read_text())
-    assert content["numbers"]["date"]
-    assert len(content["verdicts"]) == len(run.verdicts) == 6
-    assert all("smaller than the source: 2 tasks" in verdict.numbers for verdict in run.verdicts)
+    assert content["stamp"]["date"]
+    assert len(content["verdicts"]) == len(run.verdicts) == 8
+    assert all("smaller than the source: 2 tasks" in verdict.sizes for verdict in run.verdicts)
 
 
 def test_the_first_task_knows_nothing_of_continual_learning(script: Any, run: Any) -> None:
@@ -173,24 +174,45 @@ def test_what_is_forgotten_is_by_hand(script: Any) -> None:
     assert row["accuracy_se"] == pytest.approx(0.0015 / math.sqrt(3.0))
 
 
+def outcome(script: Any, claim: str, judge: str, found: Any, *more: Any) -> str:
+    """The outcome of one claim, judged alone."""
+    referee = script.Referee({claim: script.read_claims("continual_learning")[claim]})
+    getattr(script, judge)(script.Case(referee, found, script.FULL), *more)
+    return referee.verdicts()[0].verdict
+
+
 @pytest.mark.parametrize(
-    ("judge", "otherwise"),
+    ("claim", "judge", "otherwise", "expected"),
     [
-        ("judge_forgetting", {"FINE_TUNING": [[0.9], [0.9, 0.9]]}),
-        ("judge_joint", {"KRON": [[0.9], [0.6, 0.85]]}),
-        ("judge_structure", {"DIAGONAL": [[0.9], [0.86, 0.88]]}),
+        ("forgetting", "judge_forgetting", {"FINE_TUNING": [[0.8], [0.9, 0.9]]}, REFUTED),
+        ("joint", "judge_joint", {"KRON": [[0.9], [0.6, 0.85]]}, REFUTED),
+        ("joint", "judge_joint", {"JOINT": [[0.9], [0.4, 0.9]]}, UNDECIDED),
+        ("structure", "judge_structure", {"DIAGONAL": [[0.9], [0.9, 0.9]]}, REFUTED),
     ],
 )
-def test_each_verdict_can_come_out_either_way(script: Any, judge: str, otherwise: Any) -> None:
-    assert getattr(script, judge)(rows_of(script)).verdict == script.REPRODUCED
-    assert getattr(script, judge)(rows_of(script, **otherwise)).verdict == script.NOT_REPRODUCED
+def test_each_verdict_can_come_out_either_way(
+    script: Any, claim: str, judge: str, otherwise: Any, expected: str
+) -> None:
+    assert outcome(script, claim, judge, rows_of(script)) == REPRODUCED
+    assert outcome(script, claim, judge, rows_of(script, **otherwise)) == expected
+
+
+@pytest.mark.parametrize(("more", "expected"), [(0.03, REPRODUCED), (0.07, REFUTED)])
+def test_the_calibration_error_is_held_to_that_of_joint_training(
+    script: Any, more: float, expected: str
+) -> None:
+    found = rows_of(script)
+    for row in found.rows:
+        row["ece"] += (more if row["method"] == script.KRON else 0.0) + 0.001 * row["seed"] ** 2
+    assert outcome(script, "joint-calibration", "judge_joint_calibration", found) == expected
 
 
 @pytest.mark.parametrize("name", ["KRON", "DIAGONAL", "VI"])
 def test_a_prior_of_yesterday_helps_or_does_not(script: Any, name: str) -> None:
     method = getattr(script, name)
-    assert script.judge_remembers(rows_of(script), method).verdict == script.REPRODUCED
+    claim = f"baseline-{script.BASELINES[method]}"
+    assert outcome(script, claim, "judge_baseline", rows_of(script), method) == REPRODUCED
     worse = rows_of(script, **{name: [[0.9], [0.4, 0.9]]})
-    assert script.judge_remembers(worse, method).verdict == script.NOT_REPRODUCED
+    assert outcome(script, claim, "judge_baseline", worse, method) == REFUTED
     without = script.Found([row for row in rows_of(script).rows if row["method"] != method])
-    assert script.judge_remembers(without, method).verdict == script.NOT_RUN
+    assert outcome(script, claim, "judge_baseline", without, method) == NOT_RUN
