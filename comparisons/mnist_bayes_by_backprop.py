@@ -34,24 +34,9 @@ from typing import Any
 
 import numpy as np
 from bayes_by_backprop import FLAT
+from claims import Referee, Verdict, mean, read_claims
 from priors_and_temperature import fully_connected
-from study import (
-    BLACK,
-    BLUE,
-    GREEN,
-    NOT_REPRODUCED,
-    NOT_RUN,
-    REPRODUCED,
-    SKY,
-    VERMILION,
-    Study,
-    Verdict,
-    command_line,
-    judge_better,
-    kept,
-    paired,
-    panels,
-)
+from study import BLACK, BLUE, GREEN, SKY, VERMILION, Study, command_line, kept, panels
 
 import ppl_bnn as bnn
 from ppl_bnn import priors, scores
@@ -59,6 +44,7 @@ from ppl_bnn import priors, scores
 MIXTURE, GAUSSIAN = "Bayes by Backprop, scale mixture", "Bayes by Backprop, Gaussian"
 SGD, DROPOUT = "SGD", "dropout"
 METHODS = (MIXTURE, GAUSSIAN, SGD, DROPOUT)
+SHORT = {MIXTURE: "mixture", GAUSSIAN: "gaussian", SGD: "sgd", DROPOUT: "dropout"}
 SHARES, SCALES = (0.5, 0.5), (1.0, math.exp(-6.0))
 # Test errors in %, by width; recalled, not verified.
 RECALLED = {
@@ -238,34 +224,35 @@ def not_run(sizes: Sizes) -> str:
     )
 
 
-def judge_published(rows: Sequence[Mapping[str, Any]], method: str, sizes: Sizes) -> Verdict:
-    """Reproduced where no width has a larger error by two standard errors, over seeds and over test images."""
-    claim = f"{method}: test errors as published (recalled, not verified)"
-    if not whole(sizes):
-        return Verdict(claim, NOT_RUN, not_run(sizes))
-    texts, good = [], True
+def judge_published(referee: Referee, rows: Sequence[Mapping[str, Any]], method: str, sizes: Sizes) -> None:
+    """The test error of a method beside the published one, width by width."""
     for width, wanted in RECALLED[method].items():
-        mean, error = paired(errors_of(rows, method, width))
-        # One seed has no error of its own, and the test images still have theirs.
-        error = 0.0 if math.isinf(error) else error
-        share = mean / 100.0
-        error = math.hypot(error, 100.0 * math.sqrt(share * (1.0 - share) / sizes.rows[2]))
-        good &= mean <= wanted + 2.0 * error
-        texts.append(f"{width}: {mean:.2f} +- {error:.2f} % (there {wanted:.2f})")
-    return Verdict(claim, REPRODUCED if good else NOT_REPRODUCED, "; ".join(texts))
+        claim = f"{SHORT[method]}-{width}"
+        if not whole(sizes):
+            referee.not_run(claim, not_run(sizes))
+            continue
+        errors = errors_of(rows, method, width)
+        referee.measured(claim, mean(errors - wanted), f"{errors.mean():.2f} %, published {wanted:.2f} %")
 
 
-def judge_order(rows: Sequence[Mapping[str, Any]], other: str, sizes: Sizes) -> Verdict:
-    """That the scale mixture has the smaller error: differences paired over widths and seeds."""
-    claim = f"{MIXTURE} has a smaller test error than {other} (recalled)"
+def judge_order(referee: Referee, rows: Sequence[Mapping[str, Any]], other: str, sizes: Sizes) -> None:
+    """The scale mixture has the smaller error: differences paired over seeds, averaged over widths."""
+    claim = f"mixture-below-{SHORT[other]}"
     if not whole(sizes):
-        return Verdict(claim, NOT_RUN, not_run(sizes))
-    gains = np.concatenate(
-        [errors_of(rows, other, width) - errors_of(rows, MIXTURE, width) for width in sizes.widths]
-    )
-    mean, error = paired(gains)
-    text = f"lower by {mean:+.3f} +- {error:.3f} % over {len(gains)} widths and seeds"
-    return judge_better(claim, mean, error, text)
+        referee.not_run(claim, not_run(sizes))
+        return
+    gains = [errors_of(rows, other, width) - errors_of(rows, MIXTURE, width) for width in sizes.widths]
+    referee.measured(claim, mean(np.mean(gains, axis=0)), f"widths {', '.join(map(str, sizes.widths))}")
+
+
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored tables."""
+    referee, rows = Referee(read_claims("mnist_bayes_by_backprop")), study.tables["errors"]
+    for method in METHODS:
+        judge_published(referee, rows, method, study.sizes)
+    for other in METHODS[1:]:
+        judge_order(referee, rows, other, study.sizes)
+    return referee.verdicts()
 
 
 # --- figures ------------------------------------------------------------------------------------------
@@ -374,13 +361,9 @@ def main(
             weights[method] = np.asarray(found[best]["weights"])
     study.tables = {"errors": errors, "choices": tried}
     study.numbers["reference"] = "no reference: NUTS is out of reach for so many weights"
-    for method in METHODS:
-        study.judge(judge_published(errors, method, sizes))
-    for other in METHODS[1:]:
-        study.judge(judge_order(errors, other, sizes))
     draw_errors(study.out / "errors.png", errors, sizes)
     draw_weights(study.out / "weights.png", weights, sizes.widths[0])
-    study.write()
+    study.conclude(judge)
     study.say(f"written to {study.out}")
     return study
 

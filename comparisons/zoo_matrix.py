@@ -38,7 +38,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study import NOT_REPRODUCED, NOT_RUN, REPRODUCED, Study, Verdict
+from claims import Referee, Verdict, exact, read_claims
+from study import Study
 
 import ppl_bnn as bnn
 from ppl_bnn import zoo
@@ -71,6 +72,9 @@ class Sizes:
     rows: int = 24
     features: int = 6
     limit: float = 900.0
+
+
+FULL = Sizes()
 
 
 class _TookTooLong(BaseException):
@@ -300,14 +304,20 @@ def table(declarations: Declarations, store: Store) -> list[dict[str, str]]:
     return rows
 
 
-def judge(declarations: Declarations, store: Store) -> Verdict:
+def judge(study: Study) -> list[Verdict]:
+    """The verdict from the stored cells."""
+    declarations, store = declared(), Store(study.out / "cells.jsonl")
     wrong = [text for record in store.cells.values() if (text := contradiction(declarations, record))]
     total, count = len(list(declarations.cells())), len(store.cells)
-    came = Counter(record["outcome"] for record in store.cells.values())
-    says = ", ".join(f"{number} {outcome}" for outcome, number in came.most_common())
-    numbers = f"{count} of {total} cells computed ({says}); {len(wrong)} against what is declared"
-    verdict = NOT_REPRODUCED if wrong else REPRODUCED if count == total else NOT_RUN
-    return Verdict("every cell comes to what is declared of it", verdict, "; ".join([numbers, *wrong]))
+    outcomes_of = Counter(record["outcome"] for record in store.cells.values())
+    listing = ", ".join(f"{number} {outcome}" for outcome, number in outcomes_of.most_common())
+    numbers = f"{count} of {total} cells computed ({listing}); {len(wrong)} against what is declared"
+    referee = Referee(read_claims("zoo_matrix"))
+    if count < total and not wrong:
+        referee.not_run("declared", "cells are missing", numbers)
+    else:
+        referee.measured("declared", exact(1.0 - len(wrong) / count), "; ".join([numbers, *wrong]))
+    return referee.verdicts()
 
 
 def main(
@@ -327,7 +337,7 @@ def main(
         models = models or ["linear_regression"]
         methods = methods or ["map", "svi", "mc-dropout", "mclmc"]
         systems = systems or ["pyro"]
-    sizes, declarations = Sizes(), declared()
+    sizes, declarations = FULL, declared()
     wanted = (
         chosen("model", models, declarations.models),
         chosen("method", methods, tuple(declarations.methods)),
@@ -362,8 +372,7 @@ def main(
         store.tidy(declarations)
         study.tables["matrix"] = table(declarations, store)
         study.numbers |= {"cells": len(store.cells), "of": len(list(declarations.cells()))}
-        study.judge(judge(declarations, store))
-        study.write()
+        study.conclude(judge)
     return study
 
 

@@ -285,7 +285,7 @@ def test_a_run_keeps_every_cell_and_goes_on_where_it_was_killed(
     assert {cell[1]: record["outcome"] for cell, record in first.items()} == {
         "map": "works", "svi": "works", "mc-dropout": "refused", "mclmc": "refused",
     }  # fmt: skip
-    assert study.verdicts[0].verdict == matrix.NOT_RUN
+    assert study.verdicts[0].verdict == "not run"
     assert f"4 of {len(list(DECLARED.cells()))} cells computed" in study.verdicts[0].numbers
     assert "; 0 against" in study.verdicts[0].numbers
     row = study.tables["matrix"][2 * DECLARED.models.index("linear_regression") + SYSTEMS.index("pyro")]
