@@ -44,20 +44,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study import (
-    BLUE,
-    GREY,
-    NOT_REPRODUCED,
-    NOT_RUN,
-    ORANGE,
-    REPRODUCED,
-    VERMILION,
-    Study,
-    Verdict,
-    command_line,
-    panels,
-    stamp,
-)
+from claims import Referee, Verdict, exact, read_claims
+from study import BLUE, GREY, ORANGE, VERMILION, Study, command_line, panels
 
 import ppl_bnn as bnn
 from ppl_bnn.evaluation.grid import cell as cells
@@ -114,6 +102,7 @@ class Sizes:
     seed: int = 0
 
 
+FULL = Sizes()
 TINY = Sizes(
     kills=4, data=("diabetes",), methods=("laplace", "mc-dropout"), splits=2, steps=30, reserve=2,
     engines=("sequential",), timed=3, cell_seconds=0.2, probe_steps=20,
@@ -479,59 +468,67 @@ def compared(one: GridResult, other: GridResult) -> dict[str, Any]:
 
 
 def judge_kills(
-    rows: Sequence[Mapping[str, Any]],
-    last: Mapping[str, int],
-    sizes: Sizes,
-    total: int,
-    differing: Mapping[str, Any],
-    missing: int,
-) -> list[Verdict]:
-    """What became of the claims about kills. last: what the run that nobody killed did with files that were there."""
+    referee: Referee, rows: Sequence[Mapping[str, Any]], numbers: Mapping[str, Any], sizes: Sizes
+) -> None:
+    """The claims about kills. numbers: of the part on kills, of which `last` is the run that nobody killed."""
+    last, differing, missing = numbers["last"], numbers["differing"], numbers["missing"]
 
-    def said(claim: str, holds: bool, numbers: str) -> Verdict:
-        return Verdict(claim, REPRODUCED if holds else NOT_REPRODUCED, numbers)
-
-    def most(name: str) -> Any:
+    def most(name: str) -> float:
         return max((row[name] for row in rows), default=0)
 
     counts = ", ".join(f"{sum(row['how'] == how for row in rows)} {how}" for how in dict.fromkeys(HOWS))
-    same = missing == 0 and not any(differing.values())
-    found = "nothing differs" if same else f"{missing} cells missing; different: " + "; ".join(
-        f"{name} {', '.join(map(str, what))}" for name, what in differing.items() if what
-    )  # fmt: skip
     early = sum(row["at_start"] == row["finished"] for row in rows)
+    text = (
+        f"{len(rows)} kills ({counts}), {early} of them before a cell was finished; {numbers['cells']} cells"
+    )
+    if len(rows) < sizes.kills:
+        referee.not_run("same-table", f"fewer kills than the {sizes.kills} wanted", text)
+    else:
+        different = [f"{name} {', '.join(map(str, what))}" for name, what in differing.items() if what]
+        found = "; ".join([text, *different])
+        referee.measured("same-table", exact(missing + sum(map(len, differing.values()))), found)
     again, changed, broken = (
         sum(row.get(name, 0) for row in (*rows, last)) for name in ("computed_again", "changed", "unreadable")
     )
-    tables = [row for row in rows if row["rows_in_table"] is not None]
-    whole = all(row["rows_in_table"] == row["finished"] for row in tables)
-    return [
-        said(
-            "a grid that is killed ends in the table of one that nobody disturbed",
-            same and len(rows) == sizes.kills,
-            f"{len(rows)} kills of {sizes.kills} wanted ({counts}), {early} of them before a cell was finished; "
-            f"{total} cells, both tables without costs, notes and arrays: {found}",
-        ),
-        said(
-            "a finished cell is whole and is never computed again",
-            again == changed == broken == 0,
-            f"after {len(rows)} kills {broken} files that cannot be read, {changed} files that changed later, {again} "
-            "finished cells begun again",
-        ),
-        said(
-            "a kill loses the cells in flight and no more",
-            most("computing") <= sizes.jobs and most("unwritten_seconds") <= WRITING,
-            f"at most {most('computing')} cells at work, {sizes.jobs} processes; at most {most('unwritten')} done and "
-            f"not yet on disk, the longest for {most('unwritten_seconds'):.3f} s",
-        ),
-        said(
-            "no process outlives a kill or Ctrl-C, and Ctrl-C leaves the table of what is finished",
-            most("processes_left") == 0 and whole,
-            f"all gone within {most('seconds_to_end'):.1f} s; {len(tables)} of "
-            f"{sum(row['how'] == INTERRUPTED for row in rows)} interrupts met cells at work, and the tables "
-            f"they left have {'a row for each finished cell' if whole else 'OTHER rows than finished cells'}",
-        ),
-    ]
+    referee.measured(
+        "whole-cells",
+        exact(again + changed + broken),
+        f"{broken} files that cannot be read, {changed} that changed later, {again} finished cells begun again",
+    )
+    late = max(0.0, most("unwritten_seconds") - WRITING)
+    referee.measured(
+        "in-flight",
+        exact(max(0, most("computing") - sizes.jobs) + math.ceil(late)),
+        f"at most {most('computing')} cells at work, {sizes.jobs} processes; at most {most('unwritten')} done and not "
+        f"yet on disk, the longest for {most('unwritten_seconds'):.3f} s",
+    )
+    tables = [row for row in rows if row.get("rows_in_table") is not None]
+    lacking = sum(row["rows_in_table"] != row["finished"] for row in tables)
+    referee.measured(
+        "processes",
+        exact(most("processes_left") + lacking),
+        f"all gone within {most('seconds_to_end'):.1f} s; {len(tables)} of "
+        f"{sum(row['how'] == INTERRUPTED for row in rows)} interrupts met cells at work and left a table",
+    )
+    referee.measured(
+        "failing-cell",
+        exact(numbers["unplanned_failures"]),
+        f"{numbers['failed']} of {numbers['cells']} cells failed, {numbers['meant_to_fail']} were meant to: "
+        f"{' | '.join(numbers['reasons']) or 'no reason'}",
+    )
+
+
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored tables."""
+    referee, numbers = Referee(read_claims("harness")), study.numbers
+    judge_kills(referee, study.tables["kills"], numbers["kills"], study.sizes)
+    judge_costs(referee, study.tables.get("costs", ()), numbers.get("load_at_begin", 0.0), numbers["cores"])
+    if "memory" in numbers:
+        judge_memory(referee, numbers["memory"], study.sizes)
+    else:
+        for key in ("greedy-cell", "ceiling"):
+            referee.not_run(key, "the run ended before")
+    return referee.verdicts()
 
 
 def disturbed(study: Study, folder: Path) -> GridResult:
@@ -553,7 +550,8 @@ def disturbed(study: Study, folder: Path) -> GridResult:
     wanted = len(sizes.data) * sizes.splits * sizes.seeds * (REFUSED[1] in sizes.methods)
     where = set(zip(refused["model"], refused["method"], strict=True))
     reasons = set(refused["failure"])
-    good = len(refused) == wanted and where <= {REFUSED} and all("linear map" in each for each in reasons)
+    strange = sum("linear map" not in each for each in refused["failure"]) + len(where - {REFUSED})
+    unplanned = abs(len(refused) - wanted) + strange
     rows: list[dict[str, Any]] = []
     for number, (how, moment) in enumerate(moments(sizes, startup, working)):
         rows.append(kill(folder / "disturbed", sizes, number, how, moment, total))
@@ -578,20 +576,15 @@ def disturbed(study: Study, folder: Path) -> GridResult:
         "median_cell_seconds": float(times.median()),
         "idle_share": idle_share(seen),
         "differing": differing,
+        "missing": result.missing,
+        "failed": len(refused),
+        "meant_to_fail": wanted,
+        "unplanned_failures": unplanned,
+        "reasons": sorted(reasons),
         "left_for_the_last": total - len(before),
         "last": of_last,
         "parts_left": len(list((folder / "disturbed" / "killed" / CELLS).glob(".*"))),
     }
-    for verdict in judge_kills(rows, of_last, sizes, total, differing, result.missing):
-        study.judge(verdict)
-    study.judge(
-        Verdict(
-            "a cell that fails is a row with its reason",
-            REPRODUCED if good else NOT_REPRODUCED,
-            f"{len(refused)} of {total} cells failed, {wanted} were meant to (no method drops units of a linear "
-            f"model): {' | '.join(sorted(reasons)) or 'none'}",
-        )
-    )
     return truth
 
 
@@ -645,28 +638,30 @@ def costs_of(
     }
 
 
-def judge_costs(rows: Sequence[Mapping[str, Any]], load: float, cores: int) -> Verdict:
-    """Reproduced where each engine is below the share; not run where others had the machine: a load at the beginning
-    above the number of its cores, or cells of several times the length that they were made for.
+def judge_costs(referee: Referee, rows: Sequence[Mapping[str, Any]], load: float, cores: int) -> None:
+    """Each engine is below the share. Not run where others had the machine: a load at the beginning above the number of
+    its cores, or cells of several times the length that they were made for.
 
     load: processes that computed or waited, over a minute, before the study began.
     """
-    holds = bool(rows) and all(row["share"] < SHARE_OF_COST for row in rows)
-    parts = [
+    if not rows:
+        referee.not_run("costs", "the run ended before")
+        return
+    parts = "; ".join(
         f"{row['engine']}: {100.0 * row['share']:.2f} % of {row['cells']} cells of {row['median_cell_seconds']:.1f} s "
         f"(between two {1e3 * row['between_mean']:.0f} ms, after the last {row['after_seconds']:.2f} s), apart from "
         f"{row['import_seconds'] + row['begin_seconds']:.1f} s before the first"
         for row in rows
-    ]
-    claim = f"a grid costs less than {100.0 * SHARE_OF_COST:.0f} % of the time of its cells"
+    )
     why = []
     if load > cores:
         why.append(f"the load at the beginning was {load:.1f} on {cores} cores")
     if any(row["median_cell_seconds"] > MOST_TIMES * row["made_for_seconds"] for row in rows):
         why.append(f"cells took several times the {rows[0]['made_for_seconds']:g} s that they were made for")
     if why:
-        return Verdict(claim, NOT_RUN, f"{'; '.join([*why, *parts])}")
-    return Verdict(claim, REPRODUCED if holds else NOT_REPRODUCED, "; ".join(parts))
+        referee.not_run("costs", "; ".join(why), parts)
+    else:
+        referee.measured("costs", exact(max(row["share"] for row in rows)), parts)
 
 
 def timed(folder: Path, name: str, sizes: Sizes, engine: str) -> tuple[GridResult, dict[str, Any]]:
@@ -696,8 +691,6 @@ def costs(study: Study, folder: Path) -> None:
         _, found = timed(folder, engine, replace(sizes, steps=steps), engine)
         rows.append({"engine": engine, "steps": steps, "made_for_seconds": sizes.cell_seconds, **found})
     study.tables["costs"] = rows
-    begun = study.numbers["stamp"]
-    study.judge(judge_costs(rows, begun["load_at_begin"], begun["cores"]))
 
 
 # --- memory ----------------------------------------------------------------------------------------
@@ -732,39 +725,39 @@ def own_memory(pid: int) -> int | None:
     return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
 
 
-def judge_memory(
-    numbers: Mapping[str, Any], failures: Mapping[str, str], neighbours: Mapping[str, Any], sizes: Sizes
-) -> list[Verdict]:
-    """failures: greedy cell -> why it failed, "" where it did not. neighbours: what became of the other cells."""
-    each = sizes.ceiling + ALLOWANCE
-    allowed = sizes.jobs * each + MAIN_ALLOWANCE
-    within = (
-        numbers["peak_bytes"] <= allowed
-        and numbers["peak_worker_bytes"] <= each
-        and numbers["peak_main_bytes"] <= MAIN_ALLOWANCE
+def judge_memory(referee: Referee, numbers: Mapping[str, Any], sizes: Sizes) -> None:
+    """The claims about memory. numbers: the peaks; `greedy`: why each greedy cell failed, "" if it did not; `others`:
+    what became of the other cells.
+    """
+    failures, others = numbers["greedy"], numbers["others"]
+    through = sum(not each.startswith("MemoryError") for each in failures.values())
+    harmed = others["cells"] - others["finished"] + len(others["differing"])
+    text = (
+        f"{len(failures)} greedy cells: {' | '.join(sorted(set(failures.values())))}; {others['finished']} of "
+        f"{others['cells']} others finished, columns unlike those of the run without a ceiling: "
+        f"{', '.join(others['differing']) or 'none'}"
     )
-    stopped = bool(failures) and all(each.startswith("MemoryError") for each in failures.values())
-    unharmed = neighbours["finished"] == neighbours["cells"] > 0 and not neighbours["differing"]
-    ok = stopped and unharmed
-    gib = 2**30
-    return [
-        Verdict(
-            "a cell that needs more memory than a process may have is a row with its reason, and harms no other",
-            REPRODUCED if ok else NOT_REPRODUCED,
-            f"{len(failures)} such cells: {' | '.join(sorted(set(failures.values())))}; {neighbours['finished']} of "
-            f"{neighbours['cells']} others finished, columns unlike those of the undisturbed run: "
-            f"{', '.join(neighbours['differing']) or 'none'}",
+    if failures and others["cells"]:
+        referee.measured("greedy-cell", exact(through + harmed), text)
+    else:
+        referee.undecided("greedy-cell", "no cell was greedy, or none was another", text)
+    each, gib = sizes.ceiling + ALLOWANCE, 2**30
+    ceilings = {
+        "one that computes": (numbers["peak_worker_bytes"], each),
+        "the one that hands out": (numbers["peak_main_bytes"], MAIN_ALLOWANCE),
+        f"all together, {sizes.jobs} that compute": (
+            numbers["peak_bytes"],
+            sizes.jobs * each + MAIN_ALLOWANCE,
         ),
-        Verdict(
-            "the ceiling of memory holds",
-            REPRODUCED if within else NOT_REPRODUCED,
-            f"one that computes at most {numbers['peak_worker_bytes'] / gib:.2f} GiB, of a ceiling of "
-            f"{sizes.ceiling / gib:.2f} and {ALLOWANCE / gib:.2f} that can be added between two looks at it; the one "
-            f"that hands out at most {numbers['peak_main_bytes'] / gib:.2f} of {MAIN_ALLOWANCE / gib:.2f}; all "
-            f"processes together at most {numbers['peak_bytes'] / gib:.2f} of {allowed / gib:.2f}, for {sizes.jobs} "
-            "that compute and one that hands out",
+    }
+    referee.measured(
+        "ceiling",
+        exact(max(peak / most for peak, most in ceilings.values())),
+        "; ".join(
+            f"{who}: at most {peak / gib:.2f} of {most / gib:.2f} GiB"
+            for who, (peak, most) in ceilings.items()
         ),
-    ]
+    )
 
 
 def memory(study: Study, folder: Path, truth: GridResult) -> Watch:
@@ -802,8 +795,6 @@ def memory(study: Study, folder: Path, truth: GridResult) -> Watch:
         "samples": len(watch.samples),
     }
     study.numbers["memory"] = numbers | {"greedy": failures, "others": neighbours}
-    for verdict in judge_memory(numbers, failures, neighbours, sizes):
-        study.judge(verdict)
     return watch
 
 
@@ -844,8 +835,8 @@ def draw(study: Study, watch: Watch) -> None:
 def main(tiny: bool = False, out: str | Path | None = None, kills: int | None = None) -> Study:
     if not Path("/proc/self/stat").exists():
         raise RuntimeError("this study looks at processes in /proc, which this system does not have")
-    study = Study.begin(TINY if tiny else Sizes(), "harness", tiny, out, kills=kills)
-    study.numbers["stamp"] = stamp() | {"load_at_begin": os.getloadavg()[0]}
+    study = Study.begin(TINY if tiny else FULL, "harness", tiny, out, kills=kills)
+    study.numbers |= {"load_at_begin": os.getloadavg()[0], "cores": os.cpu_count()}
     with hearing_ctrl_c(), tempfile.TemporaryDirectory(prefix="ppl-bnn-") as name:
         folder = Path(name)
         for part in ("calm", "disturbed", "timed", "starved"):
@@ -856,9 +847,9 @@ def main(tiny: bool = False, out: str | Path | None = None, kills: int | None = 
         costs(study, folder / "timed")
         study.write()
         watch = memory(study, folder / "starved", truth)
-    study.numbers["stamp"]["load_at_end"] = os.getloadavg()[0]
-    study.write()
+    study.numbers["load_at_end"] = os.getloadavg()[0]
     draw(study, watch)
+    study.conclude(judge)
     return study
 
 

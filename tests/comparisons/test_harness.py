@@ -9,12 +9,15 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
+
+from comparisons.claims import NOT_RUN, REFUTED, REPRODUCED
 
 pytestmark = pytest.mark.slow
 
@@ -40,10 +43,10 @@ def test_sixteen_cells_killed_four_times_end_in_the_undisturbed_table(study: Any
     assert sorted(row["how"] for row in rows) == sorted(study.HOWS)
     assert [row["at_start"] for row in rows[1:]] == [row["finished"] for row in rows[:-1]]
     # Cells here are shorter than those that the claim about costs is of.
-    costs = "a grid costs less than 2 % of the time of its cells"
-    assert {each.claim: each.verdict for each in found.verdicts if each.claim != costs} == {
-        each.claim: study.REPRODUCED for each in found.verdicts if each.claim != costs
-    }
+    assert {each.key: each.verdict for each in found.verdicts if each.key != "costs"} == dict.fromkeys(
+        ("same-table", "whole-cells", "in-flight", "processes", "failing-cell", "greedy-cell", "ceiling"),
+        REPRODUCED,
+    )
     assert len(found.verdicts) == 8
     assert [row["engine"] for row in found.tables["costs"]] == ["sequential"]
     assert all(row["between_mean"] < 1.0 for row in found.tables["costs"])
@@ -52,7 +55,7 @@ def test_sixteen_cells_killed_four_times_end_in_the_undisturbed_table(study: Any
 
 
 def test_kills_of_every_kind_are_spread_over_the_undisturbed_run(study: Any) -> None:
-    sizes = replace(study.Sizes(), kills=400)
+    sizes = replace(study.FULL, kills=400)
     found = study.moments(sizes, 5.0, 400.0)
     assert found == study.moments(sizes, 5.0, 400.0) != study.moments(replace(sizes, seed=1), 5.0, 400.0)
     counts = {how: sum(each == how for each, _ in found) for how in study.HOWS}
@@ -109,27 +112,41 @@ def row(**changes: Any) -> dict[str, Any]:
     return good | changes
 
 
-def test_verdicts_on_kills_fail_one_by_one(study: Any) -> None:
-    sizes = replace(study.Sizes(), kills=2)
-    same = {"cells": [], "table": [], "arrays": [], "notes": []}
+def outcomes(study: Any, *keys: str, evidence: Callable[[Any], None]) -> dict[str, Any]:
+    """Key -> verdict of the claims that `evidence` gives evidence on."""
+    claims = study.read_claims("harness")
+    referee = study.Referee({key: claims[key] for key in keys})
+    evidence(referee)
+    return {each.key: each for each in referee.verdicts()}
 
-    def failed(rows: list[dict[str, Any]], differing: Any = same, missing: int = 0, **last: int) -> list[int]:
-        found = study.judge_kills(rows, last, sizes, 200, differing, missing)
-        assert len(found) == 4
-        return [number for number, each in enumerate(found) if each.verdict == study.NOT_REPRODUCED]
+
+KILLS = ("same-table", "whole-cells", "in-flight", "processes", "failing-cell")
+
+
+def test_verdicts_on_kills_fail_one_by_one(study: Any) -> None:
+    sizes = replace(study.FULL, kills=2)
+    same = {"cells": [], "table": [], "arrays": [], "notes": []}
+    failures = {"failed": 20, "meant_to_fail": 20, "unplanned_failures": 0, "reasons": ["linear map"]}
+
+    def failed(rows: list[dict[str, Any]], differing: Any = same, missing: int = 0, **more: int) -> list[str]:
+        numbers = {"cells": 200, "differing": differing, "missing": missing, "last": more} | failures
+        numbers |= {key: value for key, value in more.items() if key in failures}
+        found = outcomes(study, *KILLS, evidence=lambda to: study.judge_kills(to, rows, numbers, sizes))
+        return [key for key, each in found.items() if each.verdict != REPRODUCED]
 
     assert failed([row(), row(rows_in_table=None)]) == []
-    assert failed([row()]) == [0]
-    assert failed([row(), row()], {**same, "cells": ["rmse"]}) == [0]
-    assert failed([row(), row()], missing=1) == [0]
-    assert failed([row(), row(computed_again=1)]) == [1]
-    assert failed([row(), row(changed=1)]) == [1]
-    assert failed([row(), row(unreadable=1)]) == [1]
-    assert failed([row(), row()], computed_again=1, changed=0) == [1]
-    assert failed([row(), row(computing=3)]) == [2]
-    assert failed([row(), row(unwritten_seconds=2.0)]) == [2]
-    assert failed([row(), row(processes_left=1)]) == [3]
-    assert failed([row(), row(rows_in_table=4)]) == [3]
+    assert failed([row()]) == ["same-table"]
+    assert failed([row(), row()], {**same, "cells": ["rmse"]}) == ["same-table"]
+    assert failed([row(), row()], missing=1) == ["same-table"]
+    assert failed([row(), row(computed_again=1)]) == ["whole-cells"]
+    assert failed([row(), row(changed=1)]) == ["whole-cells"]
+    assert failed([row(), row(unreadable=1)]) == ["whole-cells"]
+    assert failed([row(), row()], computed_again=1, changed=0) == ["whole-cells"]
+    assert failed([row(), row(computing=3)]) == ["in-flight"]
+    assert failed([row(), row(unwritten_seconds=2.0)]) == ["in-flight"]
+    assert failed([row(), row(processes_left=1)]) == ["processes"]
+    assert failed([row(), row(rows_in_table=4)]) == ["processes"]
+    assert failed([row(), row()], unplanned_failures=1) == ["failing-cell"]
 
 
 def test_costs_are_what_lies_between_cells_and_after_them(study: Any) -> None:
@@ -153,27 +170,30 @@ def test_costs_are_what_lies_between_cells_and_after_them(study: Any) -> None:
     # 30 ms between and 20 after, over 4 s.
     assert found["share"] == pytest.approx(0.05 / 4.0)
     local = {"engine": "local", "made_for_seconds": 2.0, **found}
-    assert study.judge_costs([local], 0.5, 2).verdict == study.REPRODUCED
-    assert study.judge_costs([local, {**local, "share": 0.021}], 0.5, 2).verdict == study.NOT_REPRODUCED
-    assert study.judge_costs([], 0.5, 2).verdict == study.NOT_REPRODUCED
+
+    def judged(rows: list[dict[str, Any]], load: float = 0.5) -> Any:
+        return outcomes(study, "costs", evidence=lambda to: study.judge_costs(to, rows, load, 2))["costs"]
+
+    assert judged([local]).verdict == REPRODUCED
+    assert judged([local, {**local, "share": 0.021}]).verdict == REFUTED
+    assert judged([]).verdict == NOT_RUN
     # A machine with other work: as many processes as cores are its own.
-    busy = study.judge_costs([local], 6.6, 2)
-    assert busy.verdict == study.NOT_RUN
-    assert "6.6 on 2 cores" in busy.numbers
-    slow = study.judge_costs([{**local, "median_cell_seconds": 6.1}], 0.5, 2)
-    assert slow.verdict == study.NOT_RUN
+    assert judged([local], 6.6).verdict == NOT_RUN
+    assert "6.6 on 2 cores" in judged([local], 6.6).numbers
+    slow = judged([{**local, "median_cell_seconds": 6.1}])
+    assert slow.verdict == NOT_RUN
     assert "2 s that they were made for" in slow.numbers
 
 
 def test_cells_are_made_as_long_as_they_are_to_take(study: Any) -> None:
-    sizes = replace(study.Sizes(), cell_seconds=2.0, probe_steps=200)
+    sizes = replace(study.FULL, cell_seconds=2.0, probe_steps=200)
     assert study.steps_for(sizes, 0.5) == 800
     assert study.steps_for(sizes, 0.6) == 667
     assert study.steps_for(sizes, 1e6) == 1
 
 
 def test_verdicts_on_memory(study: Any) -> None:
-    sizes = study.Sizes()
+    sizes = study.FULL
     numbers = {
         "peak_bytes": 2 * (sizes.ceiling + study.ALLOWANCE),
         "peak_worker_bytes": sizes.ceiling + 2**20,
@@ -182,8 +202,10 @@ def test_verdicts_on_memory(study: Any) -> None:
     good, failures = {"cells": 4, "finished": 4, "differing": []}, {"a": "MemoryError: it needed more"}
 
     def verdicts(numbers: Any = numbers, failures: Any = failures, neighbours: Any = good) -> list[bool]:
-        found = study.judge_memory(numbers, failures, neighbours, sizes)
-        return [each.verdict == study.REPRODUCED for each in found]
+        of = numbers | {"greedy": failures, "others": neighbours}
+        keys = ("greedy-cell", "ceiling")
+        found = outcomes(study, *keys, evidence=lambda to: study.judge_memory(to, of, sizes))
+        return [found[key].verdict == REPRODUCED for key in keys]
 
     assert verdicts() == [True, True]
     assert verdicts(failures={"a": "RuntimeError: nobody stopped it"}) == [False, True]
@@ -216,7 +238,7 @@ def test_the_processes_of_a_session_are_seen_until_they_end(study: Any) -> None:
 
 
 def test_sizes_travel_as_json_and_the_grid_is_of_200_cells(study: Any) -> None:
-    sizes = study.Sizes()
+    sizes = study.FULL
     again = study.Sizes(**json.loads(json.dumps(asdict(sizes))))
     grid = study.killed_grid(again)
     assert len(grid.cells) == 200
