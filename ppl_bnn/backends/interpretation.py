@@ -123,8 +123,8 @@ class ArrayNormal:
         """The draws (..., *event) of standard normal numbers (..., P)."""
         return self.loc + self.spread(eps).reshape((*eps.shape[:-1], *self.loc.shape))
 
-    def density(self, value: Any) -> Any:
-        """log p of values (..., *event)."""
+    def log_prob(self, value: Any, intermediates: Any = None) -> Any:
+        """log p of values (..., *event); NumPyro passes `intermediates`."""
         deviation, size = value - self.loc, math.prod(self.loc.shape)
         batch = deviation.shape[: deviation.ndim - len(self.loc.shape)]
         eps = self.gather(deviation.reshape((*batch, size)))

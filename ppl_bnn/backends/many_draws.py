@@ -99,13 +99,8 @@ def seeded_draws(program: Program, w: Mapping[str, np.ndarray], x: Any, seed: in
 
     def one_by_one(w: Mapping[str, Array], x: Any, seeds: Any) -> Array:
         draws = ({name: value[index] for name, value in w.items()} for index in range(len(seeds)))
-        return ops.stack(
-            [
-                program.predictor(each, x, key)
-                for each, key in zip(draws, arrays.iterate_seeds(seeds), strict=True)
-            ],
-            0,
-        )
+        keys = arrays.iterate_seeds(seeds)
+        return ops.stack([program.predictor(each, x, key) for each, key in zip(draws, keys, strict=True)], 0)
 
     def build() -> Callable[..., Any]:
         if program.has_local and not system.maps_randomness:

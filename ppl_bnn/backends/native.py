@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.arrays import Array
+from ppl_bnn.core.arrays import Array, unravel
 from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError
 from ppl_bnn.language import ops
 from ppl_bnn.language.likelihoods import Likelihood
@@ -31,7 +30,7 @@ Model = Callable[..., Any]
 
 def is_torch_module(model: Any) -> bool:
     """Whether a model is an instance of a class of `torch.nn`."""
-    return any(kind.__module__.startswith("torch.nn") for kind in type(model).__mro__)
+    return any(kind.__module__ == "torch.nn.modules.module" for kind in type(model).__mro__)
 
 
 def _signature(model: Model) -> inspect.Signature:
@@ -135,16 +134,10 @@ class NativeLikelihood(Likelihood):
 
     def mixture_parameters(self, eta: np.ndarray) -> tuple[str, dict[str, np.ndarray]]:
         if self.family == "Categorical":
-            logits = eta - eta.max(-1, keepdims=True)
-            probabilities = np.exp(logits)
-            return "Categorical", {"probs": probabilities / probabilities.sum(-1, keepdims=True)}
+            return "Categorical", {"probs": ops.softmax(eta)}
         if self.family == "Bernoulli":
             return "Bernoulli", {"probs": np.exp(-np.logaddexp(0.0, -eta[..., 0]))}
-        found, start = {}, 0
-        for name, shape in zip(self.parameters, self.shapes, strict=True):
-            width = math.prod(shape)
-            found[name] = eta[..., start : start + width].reshape(*eta.shape[:-1], *shape)
-            start += width
+        found = unravel(eta, dict(zip(self.parameters, self.shapes, strict=True)))
         for name in {"probs", "weights"} & found.keys():
             # Rounding in single precision.
             found[name] = np.clip(found[name], 0.0, 1.0)

@@ -26,7 +26,7 @@ from numpyro.primitives import Messenger
 
 from ppl_bnn.backends import interpretation, protocol
 from ppl_bnn.backends.native import Model, called
-from ppl_bnn.backends.protocol import Function, Site, TracedSite, Values
+from ppl_bnn.backends.protocol import Function, Given, Site, TracedSite
 from ppl_bnn.backends.turns import Turn
 from ppl_bnn.core.arrays import cores, row_count
 from ppl_bnn.core.processes import refuse_forked
@@ -50,9 +50,6 @@ class _ArrayNormal(interpretation.ArrayNormal, numpyro.distributions.Distributio
 
     def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
         return self.drawn(jax.random.normal(key, (*sample_shape, self.loc.size), dtype=self.loc.dtype))
-
-    def log_prob(self, value: Any, intermediates: Any = None) -> Any:
-        return self.density(value)
 
 
 class MultivariateNormal(interpretation.CholeskyFactor, _ArrayNormal):
@@ -136,13 +133,16 @@ def _mixture_of_normals(loc: Any, scale: Any, weights: Mapping[str, Any], **opti
 
 
 # Families that NumPyro does not have, or has for vectors only, or with other arguments.
+_CLASSES = (
+    MultivariateNormal,
+    MultivariateLogNormal,
+    KroneckerNormal,
+    EmpiricalBayes,
+    ImproperLogUniform,
+    Censored,
+)
 _OWN: dict[str, Any] = {
-    "MultivariateNormal": MultivariateNormal,
-    "MultivariateLogNormal": MultivariateLogNormal,
-    "KroneckerNormal": KroneckerNormal,
-    "EmpiricalBayes": EmpiricalBayes,
-    "ImproperLogUniform": ImproperLogUniform,
-    "Censored": Censored,
+    **{kind.__name__: kind for kind in _CLASSES},
     "NormalMixture": lambda weights, scales, **options: _mixture_of_normals(
         jnp.zeros_like(scales), scales, {"probs": weights}, **options
     ),
@@ -203,27 +203,21 @@ def as_numpyro(model: Model, population: int | None = None, record: bool = True)
 
 
 class _Assign(Messenger):
-    """Latent sites and parameters take given values; unconstrained ones are transformed, and their log det is kept."""
+    """Latent sites and parameters take given values."""
 
-    def __init__(self, fn: Model, values: Mapping[str, Any], unconstrained: bool):
+    def __init__(self, fn: Model, given: Given):
         super().__init__(fn)
-        self.values = values
-        self.unconstrained = unconstrained
-        self.log_dets: dict[str, Any] = {}
+        self.given = given
 
     def process_message(self, msg: Any) -> None:
         if msg["type"] == "param":
             protocol.check_unconstrained(msg["name"], msg["kwargs"].get("constraint"), _REAL)
-        if msg["type"] not in ("sample", "param") or msg["name"] not in self.values:
+        if msg["type"] not in ("sample", "param") or msg["name"] not in self.given.values:
             return
-        if msg["type"] == "sample" and msg["is_observed"]:
-            return
-        value = self.values[msg["name"]]
-        if self.unconstrained and msg["type"] == "sample":
-            transform, u = biject_to(msg["fn"].support), value
-            value = transform(u)
-            self.log_dets[msg["name"]] = jnp.sum(transform.log_abs_det_jacobian(u, value))
-        msg["value"] = value
+        if msg["type"] == "param":
+            msg["value"] = self.given.values[msg["name"]]
+        elif not msg["is_observed"]:
+            msg["value"] = self.given.latent(msg["name"], msg["fn"])
 
 
 class _AllRows(Messenger):
@@ -271,17 +265,20 @@ def _cuda_devices() -> int:
         return 0
 
 
-class NumPyro:
+class NumPyro(protocol.System):
     """The system `ppl="numpyro"`."""
 
     name = "numpyro"
     maps_randomness = True
     turn = Turn()
-    randomness = _Keys
-    to_numpy = staticmethod(np.asarray)
-    split = staticmethod(jax.random.split)
-    value_and_grad, hessian = staticmethod(jax.value_and_grad), staticmethod(jax.hessian)
-    jacobian, vmap, compile = staticmethod(jax.jacrev), staticmethod(jax.vmap), staticmethod(jax.jit)
+    transforms = jax
+    biject_to = staticmethod(biject_to)
+    randomness: Any = _Keys
+    to_numpy: Any = staticmethod(np.asarray)
+    split: Any = staticmethod(jax.random.split)
+    value_and_grad: Any = staticmethod(jax.value_and_grad)
+    vmap: Any = staticmethod(jax.vmap)
+    compile: Any = staticmethod(jax.jit)
 
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
@@ -313,45 +310,24 @@ class NumPyro:
 
         return native
 
-    def run(
-        self,
-        native: Any,
-        x: Any,
-        y: Any,
-        values: Values = None,
-        unconstrained: bool = False,
-        seed: Any = None,
-    ) -> list[TracedSite]:
-        assign = _Assign(native, values or {}, unconstrained)
+    def trace(self, native: Any, x: Any, y: Any, given: Given, seed: Any) -> Mapping[str, Any]:
+        assign = _Assign(native, given)
         handler = assign if seed is None else numpyro.handlers.seed(assign, seed)
         with self.turn:
-            trace = numpyro.handlers.trace(handler).get_trace(x, y)
-        return protocol.traced_sites(trace, assign.log_dets, drawn=y is None)
+            return numpyro.handlers.trace(handler).get_trace(x, y)
 
     def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
         found: list[tuple[list[Site], list[TracedSite]]] = []
 
         def shapes(x: Any, y: Any) -> None:
             traced = self.run(native, x, y, seed=jax.random.PRNGKey(0))
-            found.append(
-                protocol.described(traced, lambda d, shape: biject_to(d.support).inverse_shape(shape))
-            )
+            found.append(protocol.described(traced, biject_to))
 
         jax.eval_shape(shapes, x, y)
         return found[-1]
 
     def seeds(self, seed: int, count: int) -> Any:
         return jax.random.split(jax.random.PRNGKey(seed), count)
-
-    def unconstrain(self, distribution: Any, value: Any) -> Any:
-        return biject_to(distribution.support).inv(value)
-
-    def jvp(self, function: Function, at: Any, direction: Any) -> tuple[Any, Any]:
-        return jax.jvp(function, (at,), (direction,))
-
-    def vjp(self, function: Function, at: Any) -> tuple[Any, Function, Any]:
-        value, pullback, extra = jax.vjp(function, at, has_aux=True)
-        return value, lambda cotangent: pullback(cotangent)[0], extra
 
     def batched(self, function: Function, size: int) -> Callable[..., None]:
         compiled = jax.jit(lambda w, x: jax.lax.map(lambda one: function(one, x), w, batch_size=size))
@@ -376,8 +352,7 @@ class NumPyro:
 
     def each(self, function: Callable[..., None], calls: Iterable[tuple[Any, ...]], threads: int) -> None:
         if threads == 1:
-            for call in calls:
-                function(*call)
+            super().each(function, calls, threads)
             return
         dtype = "float64" if jax.config.jax_enable_x64 else "float32"
 

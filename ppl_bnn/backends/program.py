@@ -331,27 +331,21 @@ class Program:
 
     def _prior_draw(self, seed: Any, x: Any, y: Any) -> dict[str, Array]:
         """u of one run of the model; a compiler removes the network, whose output is not used."""
-        return {
-            site.name: self.unconstrain_site(site)
-            for site in self.system.run(self.native, x, y, seed=seed)
-            if site.name in self.sites and site.kind in ("latent", "param")
-        }
+        return self._coordinates(self.system.run(self.native, x, y, seed=seed))
+
+    def _coordinates(self, sites: list[TracedSite]) -> dict[str, Array]:
+        """The latent sites and parameters among `sites` in unconstrained coordinates."""
+        return {site.name: self.unconstrain_site(site) for site in sites if site.name in self.sites}
 
     def unconstrain_site(self, site: TracedSite) -> Array:
         """The value of a site in unconstrained coordinates."""
-        if site.kind == "param":
-            return site.value
-        return self.system.unconstrain(site.distribution, site.value)
+        return site.value if site.kind == "param" else self.system.unconstrain(site.distribution, site.value)
 
     def unconstrain(self, w: Mapping[str, np.ndarray], x: Any, y: Any) -> dict[str, np.ndarray]:
         """NumPy: one set of constrained values (all sites) in unconstrained coordinates."""
         seed = next(iterate_seeds(self.system.seeds(0, 1)))
         sites = self.system.run(self.native, x, y, values=self._arrays(w), seed=seed)
-        return {
-            site.name: self.system.to_numpy(self.unconstrain_site(site))
-            for site in sites
-            if site.kind in ("latent", "param")
-        }
+        return {name: self.system.to_numpy(value) for name, value in self._coordinates(sites).items()}
 
 
 @dataclass

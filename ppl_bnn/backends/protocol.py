@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -67,28 +67,50 @@ class Randomness(Protocol):
 
     def normal(self, shape: tuple[int, ...], like: Array) -> Array:
         """Standard normals."""
-        ...
 
     def sign(self, shape: tuple[int, ...], like: Array) -> Array:
         """-1 or 1, with equal probability."""
-        ...
 
     def keep(self, shape: tuple[int, ...], like: Array, probability: float) -> Array:
         """1 with probability `probability`, else 0."""
-        ...
+
+
+@dataclass
+class Given:
+    """The values that latent sites and parameters take in a run; `biject_to` is that of the system.
+
+    Those of latent sites are transformed if they are `unconstrained`; `log_dets` has log |dw/du| of each afterwards.
+    """
+
+    values: Mapping[str, Array]
+    unconstrained: bool
+    biject_to: Any
+    log_dets: dict[str, Array] = field(default_factory=dict)
+
+    def latent(self, name: str, distribution: Any) -> Array:
+        """The value of a latent site."""
+        value = self.values[name]
+        if self.unconstrained:
+            transform, u = self.biject_to(distribution.support), value
+            value = transform(u)
+            self.log_dets[name] = transform.log_abs_det_jacobian(u, value).sum()
+        return value
 
 
 class System(Protocol):
-    """A probabilistic programming system with its array library.
+    """A probabilistic programming system with its array library: a base class with all that two systems share.
 
     `maps_randomness`: whether `vmap` supports sampling, each element with its own seed. `turn` is held by the one
     thread that traces a program or computes eagerly, because a system has one stack of handlers for all threads. `run`
-    and sessions acquire it; other code that uses the handlers of a system has to acquire it too.
+    and sessions acquire it; other code that uses the handlers of a system has to acquire it too. `transforms` is the
+    module with the derivatives, which have the same names and arguments in jax and torch.func.
     """
 
     name: str
     maps_randomness: bool
     turn: Turn
+    transforms: Any
+    biject_to: Any
 
     def session(self, dtype: str, device: str, threads: int | None = None) -> AbstractContextManager[str]:
         """A context in which everything runs in this floating type on this device; every global is restored.
@@ -126,6 +148,11 @@ class System(Protocol):
         seed: Any = None,
     ) -> list[TracedSite]:
         """Run a native model with the given values (constrained, or unconstrained) and list its sites in order."""
+        given = Given(values or {}, unconstrained, self.biject_to)
+        return traced_sites(self.trace(native, x, y, given, seed), given.log_dets, drawn=y is None)
+
+    def trace(self, native: Any, x: Any, y: Any, given: Given, seed: Any) -> Mapping[str, Any]:
+        """The system's own record of one run of a native model, site by site."""
         ...
 
     def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
@@ -144,25 +171,29 @@ class System(Protocol):
 
     def unconstrain(self, distribution: Any, value: Array) -> Array:
         """Unconstrained coordinates u of a value in the support of the system's own distribution."""
+        return self.biject_to(distribution.support).inv(value)
 
     def value_and_grad(self, function: Function, /) -> Callable[..., tuple[Any, Any]]:
         """The value, and the gradient in the first argument."""
         ...
 
-    def hessian(self, function: Function, /) -> Function: ...
+    def hessian(self, function: Function, /) -> Function:
+        return self.transforms.hessian(function)
 
     def jacobian(self, function: Function, /) -> Function:
         """Reverse-mode Jacobian in the first argument."""
-        ...
+        return self.transforms.jacrev(function)
 
-    def jvp(self, function: Function, at: Any, direction: Any) -> tuple[Any, Any]: ...
+    def jvp(self, function: Function, at: Any, direction: Any) -> tuple[Any, Any]:
+        return self.transforms.jvp(function, (at,), (direction,))
 
     def vjp(self, function: Function, at: Any) -> tuple[Any, Function, Any]:
         """(value, pullback, extra) of a function of one argument that returns (value, extra).
 
         pullback(cotangent) is the cotangent times the Jacobian, in the structure of `at`; it can be mapped over.
         """
-        ...
+        value, pullback, extra = self.transforms.vjp(function, at, has_aux=True)
+        return value, lambda cotangent: pullback(cotangent)[0], extra
 
     def vmap(self, function: Function, /, in_axes: Any = 0) -> Function: ...
 
@@ -175,10 +206,12 @@ class System(Protocol):
 
     def threads(self) -> int:
         """The number of programs that are best computed at once on a CPU; 1 means one program that uses all cores."""
-        ...
+        return 1
 
     def each(self, function: Callable[..., None], calls: Iterable[tuple[Any, ...]], threads: int) -> None:
         """Call function(*call) for every call, on `threads` threads; at most one more call is prepared ahead."""
+        for call in calls:
+            function(*call)
 
     def compile(self, function: Function, /) -> Function: ...
 
@@ -187,7 +220,7 @@ class System(Protocol):
 
         `quick` prefers a short compilation to a fast program; rounding may differ.
         """
-        ...
+        return self.compile(function)
 
 
 def check_unconstrained(name: Any, constraint: Any, real: Any) -> None:
@@ -220,13 +253,8 @@ def traced_sites(trace: Mapping[str, Any], log_dets: Mapping[str, Array], drawn:
     return result
 
 
-def described(
-    traced: Sequence[TracedSite], inverse_shape: Callable[[Any, tuple[int, ...]], Sequence[int]]
-) -> tuple[list[Site], list[TracedSite]]:
-    """The result of `System.describe`, from the sites of one run.
-
-    `inverse_shape` maps (the system's own distribution, shape of a value) to its shape in unconstrained coordinates.
-    """
+def described(traced: Sequence[TracedSite], biject_to: Any) -> tuple[list[Site], list[TracedSite]]:
+    """The result of `System.describe`, from the sites of one run; `biject_to` is that of the system."""
     sites = []
     for site in traced:
         shape = tuple(np.shape(site.value))
@@ -238,7 +266,7 @@ def described(
                 expected = "continuous latent variables: enumeration of discrete ones is not supported"
                 advice = "summing it out in the model, as with MixtureSameFamily"
                 raise UnsupportedError.of(f"site {site.name!r}", expected, f"a latent {family}", advice)
-            inner = tuple(inverse_shape(site.distribution, shape))
+            inner = tuple(biject_to(site.distribution.support).inverse_shape(shape))
             sites.append(Site(site.name, shape, inner, local=site.local, family=family))
     return sites, [site for site in traced if site.kind in ("observed", "deterministic")]
 

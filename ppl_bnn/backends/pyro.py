@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -25,12 +27,11 @@ with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
 from ppl_bnn.backends import protocol
 from ppl_bnn.backends.interpretation import SystemInterpretation, interpreted
 from ppl_bnn.backends.native import Model, called
-from ppl_bnn.backends.protocol import Function, Site, TracedSite, Values
+from ppl_bnn.backends.protocol import Function, Given, Site, TracedSite
 from ppl_bnn.backends.pyro_distributions import current_settings, resolve
-from ppl_bnn.backends.pyro_modules import in_session, messenger
 from ppl_bnn.backends.pyro_session import TURN, opened, outside, rest, resting, typed
 from ppl_bnn.core.arrays import row_count
-from ppl_bnn.core.errors import BNNError
+from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError
 from ppl_bnn.core.processes import refuse_forked
 from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.modules.torch_defaults import floating
@@ -89,35 +90,96 @@ def as_pyro(model: Model, population: int | None = None, record: bool = True) ->
 
 
 class _Assign(Messenger):
-    """Latent sites and parameters take given values; unconstrained ones are transformed, and their log det is kept."""
+    """Latent sites and parameters take given values."""
 
-    def __init__(self, values: Mapping[str, Any], unconstrained: bool):
+    def __init__(self, given: Given):
         super().__init__()
-        self.values = values
-        self.unconstrained = unconstrained
-        self.log_dets: dict[str, Any] = {}
+        self.given = given
 
     def _pyro_sample(self, msg: Any) -> None:
-        if msg["is_observed"] or msg["name"] not in self.values:
-            return
-        value = self.values[msg["name"]]
-        if self.unconstrained:
-            transform, u = biject_to(msg["fn"].support), value
-            value = transform(u)
-            self.log_dets[msg["name"]] = transform.log_abs_det_jacobian(u, value).sum()
-        msg["value"] = value
-        msg["done"] = True
+        if not msg["is_observed"] and msg["name"] in self.given.values:
+            msg["value"] = self.given.latent(msg["name"], msg["fn"])
+            msg["done"] = True
 
     def _pyro_param(self, msg: Any) -> None:
         name: Any
         name, init, constraint = (*msg["args"], None)[:3]
         protocol.check_unconstrained(name, msg["kwargs"].get("constraint", constraint), constraints.real)
         # The store would always return the start of the first run, for any seed.
-        if name in self.values:
-            msg["value"] = self.values[name]
+        if name in self.given.values:
+            msg["value"] = self.given.values[name]
         else:
             msg["value"] = init() if callable(init) else init
         msg["done"] = True
+
+
+class _InSession(Messenger):
+    """Every distribution has the type and device of the session, and every plate is over all rows."""
+
+    def __init__(self, rows: int):
+        super().__init__()
+        self.rows = rows
+        self.dtype, self.device = floating(), torch.get_default_device()
+
+    def _pyro_sample(self, msg: Any) -> None:
+        if type(msg["fn"]).__name__ == "_Subsample":
+            name, size, rows = msg["name"], msg["fn"].size, msg["fn"].subsample_size
+            # A plate with as many rows as the data scales a mini-batch to a population.
+            if rows not in (None, size, self.rows):
+                plate, got = f"pyro.plate({name!r}, {size})", f"subsample_size={rows} of {size}"
+                batches = (
+                    f"mini-batches by SVI(batch_size={rows}) with a parameter population=None of the model"
+                )
+                advice = f"{plate}, and {batches}"
+                raise UnsupportedError.of(f"plate {name!r}", "a plate over all rows in Pyro", got, advice)
+        elif not msg["is_observed"]:
+            msg["fn"] = _moved(msg["fn"], self.dtype, self.device)
+
+
+def _moved(value: Any, dtype: Any, device: Any) -> Any:
+    """Convert a tensor, distribution, transform or list of them to that type; unchanged if it has it already."""
+    if isinstance(value, torch.Tensor):
+        wanted = dtype if value.is_floating_point() else value.dtype
+        return value if value.dtype == wanted and value.device == device else value.to(device, wanted)
+    if type(value) in (list, tuple):
+        parts = [_moved(each, dtype, device) for each in value]
+        same = all(part is each for part, each in zip(parts, value, strict=True))
+        return value if same else type(value)(parts)
+    if not isinstance(value, torch.distributions.Distribution | torch.distributions.Transform):
+        return value
+    parts = {name: _moved(part, dtype, device) for name, part in vars(value).items()}
+    changed = {name: part for name, part in parts.items() if part is not vars(value)[name]}
+    if not changed:
+        return value
+    result = copy.copy(value)
+    result.__dict__.update(changed)
+    return result
+
+
+def _in_session(model: Model) -> Model:
+    """The model itself if it is a function; a copy in the type of the session if it is a module or bound to one.
+
+    A `PyroModule` that was made before the fit is mostly in single precision, and the fit must not change it.
+    `ModelError` is raised for a module that cannot be copied.
+    """
+    if isinstance(model, torch.nn.Module):
+        return _copied(model)
+    if isinstance(model, functools.partial) and isinstance(model.func, torch.nn.Module):
+        return functools.partial(_copied(model.func), *model.args, **model.keywords)
+    owner = getattr(model, "__self__", None)
+    if isinstance(owner, torch.nn.Module) and isinstance(model, types.MethodType):
+        return types.MethodType(model.__func__, _copied(owner))
+    return model
+
+
+def _copied(module: Any) -> Any:
+    try:
+        copied = copy.deepcopy(module)
+    except Exception as error:
+        expected = "a module that copy.deepcopy can copy, since a fit does not change the user's own"
+        got, advice = f"{type(error).__name__}: {error}", "a module whose tensors are parameters or buffers"
+        raise ModelError.of("", expected, got, advice) from error
+    return copied.to(dtype=floating(), device=torch.get_default_device())
 
 
 class _Generator:
@@ -133,13 +195,15 @@ class _Generator:
         return (torch.rand(shape, dtype=like.dtype, device=like.device) < probability).to(like.dtype)
 
 
-class Pyro:
+class Pyro(protocol.System):
     """The system `ppl="pyro"`."""
 
     name = "pyro"
     maps_randomness = False  # its samplers write in place, which torch.func.vmap refuses
     turn = TURN
-    outside, jacobian = staticmethod(outside), staticmethod(torch.func.jacrev)
+    transforms = torch.func
+    biject_to = staticmethod(biject_to)
+    outside: Any = staticmethod(outside)
 
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
@@ -164,45 +228,33 @@ class Pyro:
         return as_pyro(model, population, record)
 
     def plain(self, model: Model) -> Model:
-        inner = called(in_session(model))
+        inner = called(_in_session(model))
 
         @functools.wraps(inner)
         def native(x: Any, y: Any = None, **keywords: Any) -> Any:
-            with messenger()(row_count(x)):
+            with _InSession(row_count(x)):
                 return inner(x, y, **keywords)
 
         return native
 
-    def run(
-        self,
-        native: Any,
-        x: Any,
-        y: Any,
-        values: Values = None,
-        unconstrained: bool = False,
-        seed: Any = None,
-    ) -> list[TracedSite]:
+    def trace(self, native: Any, x: Any, y: Any, given: Given, seed: Any) -> Mapping[str, Any]:
         if seed is not None:
             # Under vmap a seed has no single value; each draw then takes random numbers from the generator that
             # `seeds` set.
             with suppress(RuntimeError):
                 _set_seed(int(seed))
         rest()
-        assign = _Assign(values or {}, unconstrained)
-        with TURN, assign:
+        with TURN, _Assign(given):
             try:
-                trace = pyro.poutine.trace(typed(native)).get_trace(x, y)
+                return pyro.poutine.trace(typed(native)).get_trace(x, y).nodes
             except BNNError as error:
                 # Pyro raises a copy with the shapes of all sites after the message; raise the original.
                 raise error.__cause__ if isinstance(error.__cause__, BNNError) else error from None
-        return protocol.traced_sites(dict(trace.nodes), assign.log_dets, drawn=y is None)
 
     def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             traced = self.run(native, x, y, seed=0)
-        return protocol.described(
-            traced, lambda d, shape: biject_to(d.support).inverse_shape(torch.Size(shape))
-        )
+        return protocol.described(traced, biject_to)
 
     def seeds(self, seed: int, count: int) -> Any:
         _set_seed(seed)
@@ -217,9 +269,6 @@ class Pyro:
             with suppress(RuntimeError):
                 _set_seed(int(seed))
         return _Generator()
-
-    def unconstrain(self, distribution: Any, value: Any) -> Any:
-        return biject_to(distribution.support).inv(value)
 
     def value_and_grad(self, function: Function) -> Callable[..., tuple[Any, Any]]:
         both: Any = torch.func.grad_and_value(function)
@@ -241,14 +290,6 @@ class Pyro:
                 return inner(*arguments)
 
         return quiet
-
-    def jvp(self, function: Function, at: Any, direction: Any) -> tuple[Any, Any]:
-        value, tangent = torch.func.jvp(function, (at,), (direction,))  # pyright: ignore[reportAssignmentType]
-        return value, tangent
-
-    def vjp(self, function: Function, at: Any) -> tuple[Any, Function, Any]:
-        value, pullback, extra = torch.func.vjp(function, at, has_aux=True)  # pyright: ignore[reportAssignmentType]
-        return value, lambda cotangent: pullback(cotangent)[0], extra
 
     def vmap(self, function: Function, in_axes: Any = 0) -> Function:
         # Without randomness="different" torch.func.vmap refuses a program that draws random numbers, as Pyro's do.
@@ -277,14 +318,6 @@ class Pyro:
                 target[start : start + size] = piece[: len(into) - start, *kept]
 
         return filled
-
-    def threads(self) -> int:
-        # torch shares each of its operations among cores.
-        return 1
-
-    def each(self, function: Callable[..., None], calls: Iterable[tuple[Any, ...]], threads: int) -> None:
-        for call in calls:
-            function(*call)
 
     def _recorded(
         self, function: Function, w: Mapping[str, Any], x: Any, size: int
@@ -331,9 +364,6 @@ class Pyro:
                 return function(*arguments)
 
         return without_gradients
-
-    def compile_for(self, function: Function, arguments: tuple[Any, ...], quick: bool = False) -> Function:
-        return self.compile(function)
 
 
 # Operations whose result does not share memory with an argument: matrix products, and elementwise operations.

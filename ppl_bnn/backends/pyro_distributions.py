@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -21,53 +22,54 @@ from ppl_bnn.language.distributions import Distribution, censored_log_prob
 from ppl_bnn.language.modules.torch_defaults import floating
 
 
-class NormalMixture(pyro.distributions.TorchDistribution):
+class ExpandedDistribution(pyro.distributions.ExpandedDistribution):
+    """That of Pyro changes itself in `expand`, which would also change a distribution that `resolve` keeps."""
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> ExpandedDistribution:
+        return super(ExpandedDistribution, copy.copy(self)).expand(batch_shape)
+
+
+class _Own(pyro.distributions.TorchDistribution):
+    """A distribution without checks of its arguments, which `expand` wraps."""
+
+    arg_constraints: Any = {}
+    support: Any = constraints.real
+
+    def __init__(self, batch_shape: Any = (), event_shape: Any = ()):
+        super().__init__(torch.Size(batch_shape), torch.Size(event_shape), validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> ExpandedDistribution:
+        return ExpandedDistribution(self, self.batch_shape).expand(batch_shape)
+
+
+class NormalMixture(_Own):
     """Mixture of centred normals, sum_k weights_k N(0, scales_k^2), elementwise.
 
     The support that torch's MixtureSameFamily declares has no bijection from the real line, so no guide accepts it.
     """
 
-    arg_constraints: Any = {"weights": constraints.simplex, "scales": constraints.positive}
-    support: Any = constraints.real
-
-    def __init__(self, weights: Any, scales: Any, batch_shape: Any = torch.Size()):
+    def __init__(self, weights: Any, scales: Any):
         self.weights, self.scales = weights, scales
-        super().__init__(torch.Size(batch_shape), torch.Size(), validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> NormalMixture:
-        return NormalMixture(self.weights, self.scales, batch_shape)
+        super().__init__()
 
     def log_prob(self, value: Any) -> Any:
         each = -0.5 * (value[..., None] / self.scales) ** 2 - self.scales.log() - 0.9189385332046727
-        shape = torch.broadcast_shapes(value.shape, self.batch_shape)
-        return torch.logsumexp(each + self.weights.log(), dim=-1).expand(shape)
+        return torch.logsumexp(each + self.weights.log(), dim=-1)
 
     def sample(self, sample_shape: Any = torch.Size()) -> Any:
-        shape = torch.Size(sample_shape) + self.batch_shape
-        chosen = torch.distributions.Categorical(probs=self.weights).sample(shape)
-        return torch.randn(shape, dtype=self.scales.dtype, device=self.scales.device) * self.scales[chosen]
+        chosen = torch.distributions.Categorical(probs=self.weights).sample(sample_shape)
+        return self.scales[chosen] * _normal(sample_shape, self.scales)
 
 
-class MixtureOfNormals(pyro.distributions.TorchDistribution):
+class MixtureOfNormals(_Own):
     """Mixture of normals, sum_m softmax(logits)_m N(loc_m, scale_m^2) over the last axis.
 
     torch's own has the support problem of `NormalMixture`.
     """
 
-    arg_constraints: Any = {
-        "logits": constraints.independent(constraints.real, 1),
-        "loc": constraints.independent(constraints.real, 1),
-        "scale": constraints.independent(constraints.positive, 1),
-    }
-    support: Any = constraints.real
-
     def __init__(self, logits: Any, loc: Any, scale: Any):
         self.logits, self.loc, self.scale = torch.broadcast_tensors(logits, loc, scale)
-        super().__init__(self.loc.shape[:-1], torch.Size(), validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> MixtureOfNormals:
-        shape = (*batch_shape, self.loc.shape[-1])
-        return MixtureOfNormals(*(value.expand(shape) for value in (self.logits, self.loc, self.scale)))
+        super().__init__(self.loc.shape[:-1])
 
     def log_prob(self, value: Any) -> Any:
         each = -0.5 * ((value[..., None] - self.loc) / self.scale) ** 2 - self.scale.log()
@@ -81,65 +83,44 @@ class MixtureOfNormals(pyro.distributions.TorchDistribution):
             value.expand((*shape, value.shape[-1])).gather(-1, chosen[..., None])[..., 0]
             for value in (self.loc, self.scale)
         )
-        return loc + scale * torch.randn(shape, dtype=loc.dtype, device=loc.device)
+        return loc + scale * _normal(shape, loc)
 
 
-class _ArrayNormal(ArrayNormal, pyro.distributions.TorchDistribution):
+class _ArrayNormal(ArrayNormal, _Own):
     """One event of the shape of loc."""
 
-    arg_constraints: Any = {}
     has_rsample = True
 
-    def __init__(self, loc: Any, batch_shape: Any = torch.Size()):
+    def __init__(self, loc: Any):
         self.loc = loc
-        pyro.distributions.TorchDistribution.__init__(
-            self, torch.Size(batch_shape), loc.shape, validate_args=False
-        )
+        super().__init__((), loc.shape)
 
     @property
     def support(self) -> Any:
         return constraints.independent(constraints.real, self.event_dim)
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Any:
-        batch = torch.Size(sample_shape) + self.batch_shape
-        return self.drawn(
-            torch.randn((*batch, self.loc.numel()), dtype=self.loc.dtype, device=self.loc.device)
-        )
-
-    def log_prob(self, value: Any) -> Any:
-        density = self.density(value)
-        return density.expand(torch.broadcast_shapes(density.shape, self.batch_shape))
+        return self.drawn(_normal((*sample_shape, self.loc.numel()), self.loc))
 
 
 class MultivariateNormal(CholeskyFactor, _ArrayNormal):
     """Normal distribution of an array; the distribution of torch supports vectors as events only."""
 
-    def expand(self, batch_shape: Any, _instance: Any = None) -> MultivariateNormal:
-        return MultivariateNormal(self.loc, self.scale_tril, batch_shape=batch_shape)
-
 
 class KroneckerNormal(KroneckerFactor, _ArrayNormal):
     """Normal distribution of an array whose covariance is that of `KroneckerFactor`."""
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> KroneckerNormal:
-        factors = self.left_vectors, self.right_vectors, self.precisions
-        return KroneckerNormal(self.loc, *factors, batch_shape=batch_shape)
 
 
 class MultivariateLogNormal(pyro.distributions.TransformedDistribution):
     """exp of a `MultivariateNormal`, elementwise."""
 
     arg_constraints: Any = {}
+    expand = _Own.expand
 
     def __init__(self, loc: Any, scale_tril: Any):
         self.loc, self.scale_tril = loc, scale_tril
         exp = torch.distributions.transforms.ExpTransform()
         super().__init__(MultivariateNormal(loc, scale_tril), [exp], validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new = self._get_checked_instance(MultivariateLogNormal, _instance)
-        new.loc, new.scale_tril = self.loc, self.scale_tril
-        return super().expand(batch_shape, _instance=new)
 
 
 class EmpiricalBayes(pyro.distributions.Normal):
@@ -155,60 +136,51 @@ class EmpiricalBayes(pyro.distributions.Normal):
         return EmpiricalBayes(self.scale.expand(batch_shape), self.per)
 
 
-class ImproperLogUniform(pyro.distributions.TorchDistribution):
+class ImproperLogUniform(_Own):
     """log p(w) = -log |w|, without a normalising constant. Starts are drawn from Normal(0, scale)."""
 
-    arg_constraints: Any = {"scale": constraints.positive}
-    support: Any = constraints.real
     has_rsample = True
 
     def __init__(self, scale: Any):
         self.scale = scale
-        super().__init__(scale.shape, torch.Size(), validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> ImproperLogUniform:
-        return ImproperLogUniform(self.scale.expand(batch_shape))
+        super().__init__(scale.shape)
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Any:
-        shape = torch.Size(sample_shape) + self.batch_shape
-        return self.scale * torch.randn(shape, dtype=self.scale.dtype, device=self.scale.device)
+        return self.scale * _normal(torch.Size(sample_shape) + self.batch_shape, self.scale)
 
     def log_prob(self, value: Any) -> Any:
-        return -value.abs().log().expand(torch.broadcast_shapes(value.shape, self.batch_shape))
+        return -value.abs().log()
 
 
-class Censored(pyro.distributions.TorchDistribution):
+class Censored(_Own):
     """Rows (value, event) of a base distribution, with log density `censored_log_prob`; draws have event 1."""
 
-    arg_constraints: Any = {}
     support: Any = constraints.real_vector
 
     def __init__(self, base: Any, family: str, arguments: Mapping[str, Any]):
         self.base, self.family, self.arguments = base, family, arguments
-        super().__init__(base.batch_shape, torch.Size([2]), validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> Censored:
-        return Censored(self.base.expand(batch_shape), self.family, self.arguments)
+        super().__init__(base.batch_shape, (2,))
 
     def log_prob(self, value: Any) -> Any:
-        density = censored_log_prob(self.family, self.arguments, value)
-        return density.expand(torch.broadcast_shapes(density.shape, self.batch_shape))
+        return censored_log_prob(self.family, self.arguments, value)
 
     def sample(self, sample_shape: Any = torch.Size()) -> Any:
         value = self.base.sample(sample_shape)
         return torch.stack([value, torch.ones_like(value)], dim=-1)
 
 
+def _normal(shape: Any, like: Any) -> Any:
+    """Standard normal numbers of the type and device of `like`."""
+    return torch.randn(shape, dtype=like.dtype, device=like.device)
+
+
 # Families that Pyro does not have, or has in a form or with arguments that are not suitable here.
+_CLASSES: tuple[Any, ...] = (
+    *(NormalMixture, MixtureOfNormals, MultivariateNormal, MultivariateLogNormal),
+    *(KroneckerNormal, EmpiricalBayes, ImproperLogUniform, Censored),
+)
 _OWN: dict[str, Any] = {
-    "NormalMixture": NormalMixture,
-    "MixtureOfNormals": MixtureOfNormals,
-    "MultivariateNormal": MultivariateNormal,
-    "MultivariateLogNormal": MultivariateLogNormal,
-    "KroneckerNormal": KroneckerNormal,
-    "EmpiricalBayes": EmpiricalBayes,
-    "ImproperLogUniform": ImproperLogUniform,
-    "Censored": Censored,
+    **{kind.__name__: kind for kind in _CLASSES},
     "NegativeBinomial": lambda concentration, logits: pyro.distributions.NegativeBinomial(
         concentration, logits=logits
     ),

@@ -13,7 +13,7 @@ import dataclasses
 import functools
 import os
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,8 +61,8 @@ class Globals:
     environment: dict[str, str]
 
     @classmethod
-    def now(cls, devices: tuple[int, ...]) -> Globals:
-        """A snapshot of the current state."""
+    def now(cls, devices: Iterable[int]) -> Globals:
+        """A snapshot of the current state, with the generators of these CUDA devices."""
         store = pyro.get_param_store()
         return cls(
             torch.default_generator.get_state(),
@@ -95,17 +95,10 @@ class Globals:
                 os.environ[name] = value
 
 
-@dataclass
-class _Session:
-    """The CUDA devices whose generators are saved, and the state before the session."""
-
-    devices: tuple[int, ...]
-    before: Globals
-
-
 class _Local(threading.local):
     def __init__(self) -> None:
-        self.sessions: list[_Session] = []
+        # The global state before each session of this thread.
+        self.sessions: list[Globals] = []
 
 
 _LOCAL = _Local()
@@ -117,8 +110,7 @@ def opened(dtype: str, device: torch.device, threads: int | None) -> Iterator[No
     devices = () if device.type == "cpu" else (device.index,)
     with TURN, contextlib.ExitStack() as stack:
         before = Globals.now(devices)
-        session = _Session(devices, before)
-        _LOCAL.sessions.append(session)
+        _LOCAL.sessions.append(before)
         around = set_floating(getattr(torch, dtype))
         try:
             count = before.threads if threads is None else threads
@@ -129,8 +121,7 @@ def opened(dtype: str, device: torch.device, threads: int | None) -> Iterator[No
             yield
         finally:
             set_floating(around)
-            _LOCAL.sessions.pop()
-            session.before.put()
+            _LOCAL.sessions.pop().put()
 
 
 @contextlib.contextmanager
@@ -140,9 +131,8 @@ def outside() -> Iterator[None]:
     if not sessions:
         yield
         return
-    devices = tuple({index for session in sessions for index in session.devices})
-    own = Globals.now(devices)
-    sessions[0].before.put()
+    own = Globals.now({index for before in sessions for index in before.cuda})
+    sessions[0].put()
     _LOCAL.sessions, dtype = [], set_floating(None)
     depth = TURN.release_all()
     try:
@@ -152,7 +142,7 @@ def outside() -> Iterator[None]:
         _LOCAL.sessions = sessions
         set_floating(dtype)
         # Changes that the user made inside are kept.
-        sessions[0].before = Globals.now(sessions[0].devices)
+        sessions[0] = Globals.now(sessions[0].cuda)
         own.put()
         if interrupt is not None:
             raise interrupt

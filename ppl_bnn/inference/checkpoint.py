@@ -44,11 +44,8 @@ class Checkpoint:
     @classmethod
     def of(cls, folder: Any, fingerprint: Mapping[str, Any], name: str) -> Checkpoint:
         """The checkpoint `name` in a folder, which is created; without a folder, a checkpoint that keeps nothing."""
-        if folder is None:
-            return cls(None, dict(fingerprint))
-        return cls(
-            writable(folder, "checkpoint") / f"{name}.safetensors", json.loads(json.dumps(dict(fingerprint)))
-        )
+        path = None if folder is None else writable(folder, "checkpoint") / f"{name}.safetensors"
+        return cls(path, json.loads(json.dumps(dict(fingerprint))))
 
     def load(self) -> dict[str, np.ndarray] | None:
         """The stored arrays, or None; refuses the checkpoint of another fit, and a file without a checksum."""

@@ -53,26 +53,18 @@ class Effort:
 
     def times(self, count: float) -> Effort:
         """The effort of several fits, one after another. One fit holds memory at a time, so `numbers` does not grow."""
-        return replace(
-            self,
-            fewest=self.fewest * count,
-            usual=self.usual * count,
-            most=self.most * count,
-            operations=self.operations * count,
-        )
+        return replace(self, **{name: getattr(self, name) * count for name in _COUNTED})
 
     def after(self, first: Effort | None) -> Effort:
         """The effort of this fit after a shorter one, if any; `parallel` and `together` are those of this fit."""
         if first is None:
             return self
-        return replace(
-            self,
-            fewest=first.fewest + self.fewest,
-            usual=first.usual + self.usual,
-            most=first.most + self.most,
-            numbers=max(first.numbers, self.numbers),
-            operations=first.operations + self.operations,
-        )
+        together = {name: getattr(first, name) + getattr(self, name) for name in _COUNTED}
+        return replace(self, numbers=max(first.numbers, self.numbers), **together)
+
+
+# What adds up over fits.
+_COUNTED = ("fewest", "usual", "most", "operations")
 
 
 def effort_of_start(start: Any, size: Size, count: int = 1) -> Effort | None:

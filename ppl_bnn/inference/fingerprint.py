@@ -36,12 +36,11 @@ _LIBRARIES = tuple(
 )
 
 
-def identity(value: Any) -> Any:
-    """Plain values that differ if two settings differ; functions of installed packages count by name."""
-    return _identity(value, ())
+def identity(value: Any, outer: tuple[int, ...] = ()) -> Any:
+    """Plain values that differ if two settings differ; functions of installed packages count by name.
 
-
-def _identity(value: Any, outer: tuple[int, ...]) -> Any:
+    `outer` are the ids of the objects that hold the value.
+    """
     if isinstance(value, bool | int | float | str) or value is None:
         return value
     if isinstance(value, np.generic):
@@ -51,7 +50,7 @@ def _identity(value: Any, outer: tuple[int, ...]) -> Any:
     inside = (*outer, id(value))
 
     def each(part: Any) -> Any:
-        return _identity(part, inside)
+        return identity(part, inside)
 
     if isinstance(value, Posterior):
         return each(value.approximation.arrays())

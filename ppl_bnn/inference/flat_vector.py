@@ -101,14 +101,8 @@ class Where:
         if positions is None:
             return cls(tuple(every), total, None)
         positions = np.asarray(positions)
-        if (
-            positions.ndim != 1
-            or len(positions) == 0
-            or not np.issubdtype(positions.dtype, np.integer)
-            or np.any(np.diff(positions) <= 0)
-            or positions[0] < 0
-            or positions[-1] >= total
-        ):
+        numbers = positions.ndim == 1 and len(positions) > 0 and np.issubdtype(positions.dtype, np.integer)
+        if not numbers or np.any(np.diff(positions) <= 0) or positions[0] < 0 or positions[-1] >= total:
             wanted = f"increasing whole numbers from 0 to {total - 1}"
             got = f"{positions.dtype} of shape {positions.shape}"
             advice = "np.flatnonzero(mask) with a mask over the flat vector"

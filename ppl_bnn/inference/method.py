@@ -6,14 +6,16 @@ A method is a frozen dataclass of hyper-parameters. Users call `fit`, which is f
 from __future__ import annotations
 
 import contextvars
+import copy
 import dataclasses
 import importlib.metadata
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, NoReturn, Self, final
+from types import SimpleNamespace
+from typing import Any, ClassVar, NoReturn, Self, final
 
 import numpy as np
 
@@ -70,15 +72,6 @@ class Outcome:
     warnings: tuple[str, ...] = ()
     figures: dict[str, float] = field(default_factory=dict)
     target: str = ""
-
-
-class _Prepared(NamedTuple):
-    """A problem inside its session, and the other parts of a posterior."""
-
-    method: Method
-    problem: Problem
-    standardisation: Standardisation | None
-    labels: tuple[Any, ...] | None
 
 
 @dataclass(frozen=True)
@@ -248,26 +241,15 @@ class Method(ABC):
             The device is not available. All of these are raised before anything is compiled.
         """
         # Before anything is computed: a wrong name would lose the fit.
-        feature_names, class_names, shown = (
-            clean_all(feature_names),
-            clean_all(class_names),
-            resolve(progress),
-        )
+        feature_names, class_names = clean_all(feature_names), clean_all(class_names)
+        shown = resolve(progress)
         prepared = self._prepared(model, x, y, seed, device, observed, standardise)
         with prepared as (method, problem, standardisation, original):
             outcome = method.run(problem, progress_outside(shown, problem.system.outside))
         if original is not None and class_names is None:
             class_names = tuple(map(str, original))
         program = problem.program
-        shared = (
-            "compile_seconds",
-            "run_seconds",
-            "gradient_evaluations",
-            "history",
-            "warnings",
-            "figures",
-            "target",
-        )
+        shared = {f.name for f in dataclasses.fields(Outcome)} - {"approximation", "statistics"}
         info = FitInfo(
             method=method.name,
             ppl=method.ppl,
@@ -315,10 +297,8 @@ class Method(ABC):
         method = dataclasses.replace(self, checkpoint=None) if hasattr(self, "checkpoint") else self
         token = _DRY.set(True)
         try:
-            with ignored():
-                method.fit(model, x, y, **{**options, "progress": _StopsAtOnce()})
-        except _Begun:
-            return None
+            with ignored(), suppress(_Begun):
+                method.fit(model, x, y, **{**options, "progress": SimpleNamespace(task=_begin)})
         except BNNError as error:
             return error
         finally:
@@ -328,8 +308,8 @@ class Method(ABC):
     @contextmanager
     def _prepared(
         self, model: Model, x: Any, y: Any, seed: int, device: str, observed: str | None, standardise: bool
-    ) -> Iterator[_Prepared]:
-        """All checks of a fit, and its problem inside a session."""
+    ) -> Iterator[tuple[Method, Problem, Standardisation | None, tuple[Any, ...] | None]]:
+        """All checks of a fit; gives the method, its problem inside a session, standardisation and original labels."""
         if not callable(model):
             got, advice = type(model).__name__, "the model itself, not its name"
             raise InputError.of("model", "a function (x, y=None)", got, advice)
@@ -343,7 +323,9 @@ class Method(ABC):
         digest = checks.data_hash(x, y)
         chosen: Any = system(method.ppl)
         if _DRY.get():
-            chosen = _Unseeded(chosen)
+            # The fit stops at its first random draw. All else works, as methods look at curvatures to refuse.
+            chosen = copy.copy(chosen)
+            chosen.seeds = _begin
         try:
             with chosen.session("float64", "cpu", threads=1):
                 data, targets = map_data(chosen.asarray, x), chosen.asarray(y.astype(float))
@@ -360,23 +342,20 @@ class Method(ABC):
                 checks.warn_constant_columns(x)
             dtype, threads = method._dtype(chosen, device), threads_for(sketch.rows, sketch.parameter_count)
             with chosen.session(dtype, device, threads) as where:
-                seen, streamed = (x, y), method.streams
-                if streamed:
-                    seen = (map_data(lambda a: a[:1], x), y[:1])
-                data, targets = map_data(chosen.asarray, seen[0]), chosen.asarray(seen[1])
+                rows = slice(1 if method.streams else None)
+                data, targets = map_data(lambda a: chosen.asarray(a[rows]), x), chosen.asarray(y[rows])
                 program = sketch.rebound(data, targets)
                 problem = Problem(
-                    program, data, targets, x, y, int(seed), where, dtype, digest, streamed=streamed
+                    program, data, targets, x, y, int(seed), where, dtype, digest, streamed=method.streams
                 )
                 method.check_support(problem)
                 if _DRY.get():
                     check_start(problem, getattr(method, "start", None))
-                yield _Prepared(method, problem, standardisation, original)
+                yield method, problem, standardisation, original
         except (TypeError, RuntimeError) as error:
-            foreign = checks.foreign_function(error) if language else None
-            if foreign is None:
-                raise
-            raise foreign from error
+            if language and (foreign := checks.foreign_function(error)):
+                raise foreign from error
+            raise
 
     def _in_the_system_of(self, model: Model, x: Any, y: np.ndarray) -> tuple[Method, bool]:
         """This method in the system that a model is written in, and whether it is written in the language."""
@@ -402,12 +381,11 @@ class Method(ABC):
         # A plain model of a system has no special priors.
         for site in program.latents if program.language else ():
             if site.family in SPECIAL and site.family not in self.serves_priors:
-                prior, advice = SPECIAL[site.family]
                 where, wanted = (
                     f"{self.name}, site {site.name!r}",
                     "a prior that this method knows the meaning of",
                 )
-                raise UnsupportedError.of(where, wanted, prior, advice)
+                raise UnsupportedError.of(where, wanted, *SPECIAL[site.family])
 
     def _dtype(self, chosen: Any, device: str) -> str:
         if self.dtype != "auto":
@@ -481,27 +459,6 @@ def _begin(*_: Any, **__: Any) -> NoReturn:
     raise _Begun
 
 
-class _StopsAtOnce:
-    """A progress object that stops the fit at its first task."""
-
-    task = staticmethod(_begin)
-
-
-class _Unseeded:
-    """A system that stops the fit at its first random draw, such as a starting point from the prior.
-
-    Everything else works: some methods need curvatures or linear maps to decide what to refuse.
-    """
-
-    seeds = staticmethod(_begin)
-
-    def __init__(self, of: Any):
-        self._of = of
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._of, name)
-
-
 def plain(value: Any) -> Any:
     """A value that JSON can hold: the name and settings of a method, the `repr` of any other object."""
     if isinstance(value, bool | int | float | str) or value is None:
@@ -515,12 +472,11 @@ def plain(value: Any) -> Any:
 
 def versions() -> dict[str, str]:
     """Versions of this library and of the packages whose arithmetic a posterior depends on, or "not installed"."""
-    found = {}
-    for package in ("ppl-bnn", "numpy", "jax", "numpyro", "torch", "pyro-ppl", "arviz"):
-        try:
+    packages = ("ppl-bnn", "numpy", "jax", "numpyro", "torch", "pyro-ppl", "arviz")
+    found: dict[str, str] = dict.fromkeys(packages, "not installed")
+    for package in packages:
+        with suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            found[package] = "not installed"
     return found
 
 

@@ -6,7 +6,7 @@ import copy
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,12 +68,6 @@ def described(name: str, kind: str, shape: tuple[int, ...], has_bias: bool, geom
     return words if geometry is None else f"{words}, stride {geometry[0]}, padding {geometry[1]}"
 
 
-def is_torch_module(value: Any) -> bool:
-    """Whether the value is a torch module; torch is not imported."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.nn.Module)
-
-
 def without_collection(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """The parameters inside the Flax collection "params" if it is the only one; otherwise the input."""
     inner = parameters.get("params")
@@ -105,7 +99,8 @@ def _unknown(tensors: Mapping[str, Any]) -> InputError:
     return InputError.of("start", wanted, f"{listed}, which is the weight or the bias of neither", ADVICE)
 
 
-def _from_torch(name: str, weight: Any, bias: Any, geometry: Geometry | None = None) -> NetworkLayer:
+def from_torch(name: str, weight: Any, bias: Any, geometry: Geometry | None = None) -> NetworkLayer:
+    """The layer of a weight and a bias of torch."""
     array = as_array(f"{name}.weight", weight)
     offset = None if bias is None else as_array(f"{name}.bias", bias)
     if array.ndim == 2:
@@ -113,6 +108,13 @@ def _from_torch(name: str, weight: Any, bias: Any, geometry: Geometry | None = N
     # (O, C, places of the kernel) to (places, C, O), along time as in images.
     places = tuple(range(2, array.ndim))
     return NetworkLayer(name, "conv", array.transpose(*places, 1, 0), offset, geometry)
+
+
+def from_flax(name: str, weight: Any, bias: Any) -> NetworkLayer:
+    """The layer of a kernel and a bias of Flax."""
+    array = as_array(name, weight)
+    offset = None if bias is None else as_array(f"{name}/bias", bias)
+    return NetworkLayer(name, "linear" if array.ndim == 2 else "conv", array, offset)
 
 
 def torch_layers(module: Any, problem: Problem, convolutional: bool) -> list[NetworkLayer]:
@@ -133,7 +135,7 @@ def torch_layers(module: Any, problem: Problem, convolutional: bool) -> list[Net
             word = type(part).__name__
             raise _unknown({f"{shown}.{key} ({word})": value for key, value in tensors.items()})
         geometry = None if isinstance(part, torch.nn.Linear) else _torch_geometry(shown, part)
-        layers[name] = _from_torch(shown, part.weight, part.bias, geometry)
+        layers[name] = from_torch(shown, part.weight, part.bias, geometry)
     order = _torch_order(module, set(layers), problem, convolutional)
     return [layers[name] for name in [*order, *(name for name in layers if name not in order)]]
 
@@ -179,15 +181,16 @@ def _torch_order(module: Any, names: set[str], problem: Problem, convolutional: 
     return list(dict.fromkeys(order))
 
 
-def state_layers(state: Mapping[str, Any]) -> list[NetworkLayer]:
-    """The layers of a torch `state_dict`, in its order."""
-    left = dict(state)
-    layers = []
-    for key in state:
-        name, _, last = key.rpartition(".")
-        if last == "weight" and np.ndim(left[key]) in (2, 3, 4):
-            weight, bias = left.pop(key), left.pop(f"{key[: -len('weight')]}bias", None)
-            layers.append(_from_torch(name or "module", weight, bias))
+def dict_layers(
+    parameters: Mapping[str, Any], weight: str, separator: str, layer: Callable[..., NetworkLayer]
+) -> list[NetworkLayer]:
+    """The layers in parameters by path, in their order, each `layer(name, weight, bias)`; `weight` is the last name."""
+    left, layers = dict(parameters), []
+    for path in parameters:
+        name, _, last = path.rpartition(separator)
+        if last == weight and np.ndim(left[path]) in (2, 3, 4):
+            value, bias = left.pop(path), left.pop(f"{path.removesuffix(weight)}bias", None)
+            layers.append(layer(name or "module", value, bias))
     if left:
         raise _unknown(left)
     return layers
@@ -202,23 +205,6 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
         yield path, tree
 
 
-def flax_layers(parameters: Mapping[tuple[str, ...], Any]) -> list[NetworkLayer]:
-    """The layers in the parameters of a Flax module, which are given by path."""
-    left = dict(parameters)
-    layers = []
-    for path in list(left):
-        if path[-1] == "kernel" and np.ndim(left[path]) in (2, 3, 4):
-            name = "/".join(path[:-1]) or "module"
-            weight, bias = as_array(name, left.pop(path)), left.pop((*path[:-1], "bias"), None)
-            kind = "linear" if weight.ndim == 2 else "conv"
-            layers.append(
-                NetworkLayer(name, kind, weight, None if bias is None else as_array(f"{name}/bias", bias))
-            )
-    if left:
-        raise _unknown({"/".join(path): value for path, value in left.items()})
-    return layers
-
-
 def in_order_of(wanted: list[ProgramMap], layers: list[NetworkLayer]) -> list[NetworkLayer]:
     """Layers from a dict without a meaningful order, in the order of the program.
 
@@ -230,9 +216,8 @@ def in_order_of(wanted: list[ProgramMap], layers: list[NetworkLayer]) -> list[Ne
     groups: dict[Any, list[NetworkLayer]] = {}
     for layer in layers:
         groups.setdefault((layer.kind, layer.weight.shape), []).append(layer)
-    if Counter((each.kind, each.shape) for each in wanted) != {
-        key: len(group) for key, group in groups.items()
-    }:
+    sizes = {key: len(group) for key, group in groups.items()}
+    if Counter((each.kind, each.shape) for each in wanted) != sizes:
         return layers
     for group in groups.values():
         if len(group) > 1:

@@ -26,13 +26,15 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.backends.native import is_torch_module
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.inference import network_layers
-from ppl_bnn.inference.network_layers import NetworkLayer, ProgramMap, as_array, is_torch_module, leaves
+from ppl_bnn.inference.flat_vector import first_rows
+from ppl_bnn.inference.network_layers import NetworkLayer, ProgramMap, as_array, leaves
 from ppl_bnn.language import ops
-from ppl_bnn.language.handlers import network_output
+from ppl_bnn.language.handlers import NetworkFunction, RecordMessages
 from ppl_bnn.language.modules.module import framework_of
 from ppl_bnn.language.modules.nnx import Nnx
 from ppl_bnn.language.modules.protocol import Framework, ModuleUse
@@ -100,13 +102,15 @@ def _of_layers(module: Any, problem: Problem) -> dict[str, np.ndarray]:
         images = any(each.kind == "conv" for each in wanted)
         layers = network_layers.torch_layers(module, problem, convolutional=images)
     elif framework is None and not any(isinstance(value, Mapping) for value in module.values()):
-        layers = network_layers.state_layers(module)
+        layers = network_layers.dict_layers(module, "weight", ".", network_layers.from_torch)
     else:
         if framework is None:
-            paths = dict(leaves(network_layers.without_collection(module)))
+            found = leaves(network_layers.without_collection(module))
+            paths = {"/".join(path): value for path, value in found}
         else:
-            paths = {tuple(name.split(".")): value for name, value in _named(framework, module).items()}
-        layers = network_layers.in_order_of(wanted, network_layers.flax_layers(paths))
+            paths = {name.replace(".", "/"): value for name, value in _named(framework, module).items()}
+        layers = network_layers.dict_layers(paths, "kernel", "/", network_layers.from_flax)
+        layers = network_layers.in_order_of(wanted, layers)
     _check(wanted, layers)
     values = {}
     for each, layer in zip(wanted, layers, strict=True):
@@ -138,7 +142,7 @@ class _RecordCalls(Handler):
             return
         arguments = msg.arguments
         x, weight, bias = (arguments[name] for name in ("x", "weight", "bias"))
-        site = self.names.get(id(weight))
+        site, offset = (self.names.get(id(value)) for value in (weight, bias))
         geometry = channels_first = None
         if msg.kind == "conv":
             around = (arguments["stride"], arguments["padding"])
@@ -147,20 +151,10 @@ class _RecordCalls(Handler):
             geometry = (stride, margins)
         elif self.channels is not None:
             channels_first = _channels_first(np.asarray(x).reshape(-1, x.shape[-1])[0], self.channels)
-        self.found.setdefault(
-            site or msg.name,
-            ProgramMap(
-                msg.name,
-                msg.kind,
-                tuple(weight.shape),
-                site,
-                None if bias is None else self.names.get(id(bias)),
-                bias is not None,
-                geometry,
-                self.channels if msg.kind == "linear" else None,
-                channels_first,
-            ),
-        )
+        image = geometry, self.channels if msg.kind == "linear" else None, channels_first
+        shape = tuple(weight.shape)
+        found = ProgramMap(msg.name, msg.kind, shape, site, offset, bias is not None, *image)
+        self.found.setdefault(site or msg.name, found)
 
     def after(self, msg: Message) -> None:
         if msg.kind == "conv":
@@ -189,13 +183,8 @@ def _maps(problem: Problem) -> list[ProgramMap]:
     program, data = problem.program, (problem.x, problem.y)
     drawn = program.constrain_draws(program.prior_draws(*data, problem.seed, 1), *data)
     values = {name: value[0] for name, value in drawn.items()}
-    record = _RecordCalls(values)
-
-    def recorded(x: Any, y: Any = None) -> None:
-        with record:
-            program.model(x, y)
-
-    network_output(recorded, values, _enough_rows(problem, problem.inputs))
+    with NetworkFunction(values), _RecordCalls(values) as record:
+        program.model(map_data(problem.system.to_numpy, first_rows(problem)[0]), None)
     found = list(record.found.values())
     if not found:
         wanted = "a program with linear maps, or with a module that has priors"
@@ -207,12 +196,6 @@ def _maps(problem: Problem) -> list[ProgramMap]:
     return found
 
 
-def _enough_rows(problem: Problem, x: Any) -> Any:
-    """One row, or all if the program has latent variables per row or couples the rows."""
-    program = problem.program
-    return x if program.has_local or program.coupled else map_data(lambda a: a[:1], x)
-
-
 def _refuse_computed(computed: list[str]) -> None:
     if computed:
         got = f"{computed}, which it computes from other sites"
@@ -220,42 +203,24 @@ def _refuse_computed(computed: list[str]) -> None:
         raise InputError.of("start", "weights and biases that are sites of the program", got, advice)
 
 
-class _RecordModules(Handler):
-    """Records the modules with a free parameter, and whether there are also linear maps."""
-
-    def __init__(self, sites: Iterable[str]):
-        self.known = set(sites)
-        # Values by identity. They are kept alive so that no identity is reused.
-        self.names: dict[int, tuple[str, Any]] = {}
-        self.found: dict[str, ProgramModule] = {}
-        self.has_layers = False
-
-    def process(self, msg: Message) -> None:
-        if msg.kind not in ("linear", "conv"):
-            return
-        use = msg.arguments.get("module")
-        if use is None:
-            self.has_layers = True
-        elif not all(use.held):
-            sites = tuple(self.names.get(id(value), (None, None))[0] for value in use.values)
-            self.found[use.name] = ProgramModule(use, sites)
-
-    def after(self, msg: Message) -> None:
-        if msg.kind in ("sample", "param") and msg.name in self.known:
-            self.names[id(msg.value)] = (msg.name, msg.value)
-
-
 def _modules(problem: Problem) -> tuple[dict[str, ProgramModule], bool]:
-    """The modules of the program by name, and whether it has layers of the language; computed from shapes only."""
+    """The modules of the program with free parameters, by name, and whether it has layers of the language besides.
+
+    Computed from shapes only.
+    """
     program, system = problem.program, problem.system
-    record = _RecordModules(program.sites)
-
-    def recorded(x: Any, y: Any = None) -> None:
-        with record:
-            program.model(x, None)
-
-    system.describe(system.native(recorded), _enough_rows(problem, problem.x), None)
-    return record.found, record.has_layers
+    record = RecordMessages()
+    record.sees_maps = True
+    system.describe(system.native(record.around(program.model)), first_rows(problem)[0], None)
+    values = [msg for msg in record.messages if msg.kind in ("sample", "param") and msg.name in program.sites]
+    names = {id(msg.value): msg.name for msg in values}
+    uses = [msg.arguments.get("module") for msg in record.messages if msg.kind in ("linear", "conv")]
+    found = {
+        use.name: ProgramModule(use, tuple(names.get(id(value)) for value in use.values))
+        for use in uses
+        if use is not None and not all(use.held)
+    }
+    return found, None in uses
 
 
 # --- matching a module with a network -----------------------------------------------------------------

@@ -129,14 +129,12 @@ def row(name: str) -> MethodRow:
 
     A method with members takes the name of the member after a hyphen, at the defaults of its class: "ensemble-swag".
     """
-    found = _found(name)
-    if found is None:
-        raise unknown_name("method", name.strip(), ROWS)
-    return found
+    if found := _found(_plain(name)):
+        return found
+    raise unknown_name("method", name.strip(), ROWS)
 
 
-def _found(name: str) -> MethodRow | None:
-    plain = _plain(name)
+def _found(plain: str) -> MethodRow | None:
     for each in ROWS.values():
         if _plain(each.name) == plain:
             return each

@@ -31,15 +31,11 @@ class Fits(Protocol):
 def check_start(problem: Problem, start: Start) -> None:
     """Refuse a start of another type or model, with wrong shapes, or a method that does not support the model."""
     if isinstance(start, Fits):
-        error = start.refusal(*_fitted_to(problem), device=problem.device, observed=_observed(problem))
-        if error is not None:
+        if error := _called_for(problem, start.refusal):
             raise error
     elif isinstance(start, Posterior):
-        wanted = {name: site.unconstrained_shape for name, site in problem.program.sites.items()}
         u = start.approximation.draw(1, np.random.default_rng(0))
-        got = {name: np.shape(value)[1:] for name, value in u.items()}
-        if wanted != got:
-            raise InputError.of("start", f"sites {wanted}", f"sites {got}", "a posterior of the same model")
+        _matching(problem, {name: value[0] for name, value in u.items()})
     elif start is not None:
         _given_values(problem, start)
 
@@ -99,23 +95,17 @@ def _given_values(problem: Problem, start: Start) -> dict[str, np.ndarray]:
     return {name: np.asarray(value, float) for name, value in start.items()}
 
 
-def _fitted_to(problem: Problem) -> tuple[Any, Any, Any]:
-    return problem.program.model, problem.inputs, problem.targets
-
-
-def _observed(problem: Problem) -> str | None:
-    return None if problem.program.language else problem.program.observed
+def _called_for(problem: Problem, function: Callable[..., Any], **options: Any) -> Any:
+    """`fit` or `refusal` of a method for the model, the data and the device of a problem."""
+    program = problem.program
+    observed = None if program.language else program.observed
+    data = program.model, problem.inputs, problem.targets
+    return function(*data, device=problem.device, observed=observed, **options)
 
 
 def fitted_start(problem: Problem, start: Fits, progress: Progress, index: int = 0) -> Posterior:
     """Fit the method `start` to the data of a problem, with the seed of the problem plus `index`."""
-    return start.fit(
-        *_fitted_to(problem),
-        seed=(problem.seed + index) % 2**31,
-        device=problem.device,
-        progress=progress,
-        observed=_observed(problem),
-    )
+    return _called_for(problem, start.fit, seed=(problem.seed + index) % 2**31, progress=progress)
 
 
 def central_start(problem: Problem, start: Posterior) -> dict[str, np.ndarray]:

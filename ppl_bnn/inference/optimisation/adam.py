@@ -34,11 +34,6 @@ class Stretch:
     def __len__(self) -> int:
         return len(self.rates)
 
-    def first(self, count: int) -> Stretch:
-        """The inputs of the first `count` steps."""
-        indices = None if self.indices is None else self.indices[:count]
-        return Stretch(self.rates[:count], self.averaged[:count], self.weights[:count], indices)
-
 
 @dataclass
 class Descent:
@@ -57,6 +52,19 @@ class Descent:
 
     def __post_init__(self) -> None:
         """Set up the steps, compiled if the system compiles."""
+
+    def _arrays(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        asarray = self.problem.system.asarray
+        return {name: asarray(np.asarray(value, dtype=float)) for name, value in values.items()}
+
+    def _batch(self, index: np.ndarray | None) -> dict[str, Any]:
+        """The inputs of `chosen_rows` for batches of the rows `index`; None for all rows."""
+        if index is None:
+            return {}
+        if not self.streamed:
+            return {"rows": index}
+        inputs, targets = self.problem.inputs, self.problem.targets
+        return {"x": map_data(lambda a: np.asarray(a[index]), inputs), "y": np.asarray(targets[index])}
 
     def begin(self, parameters: Mapping[str, np.ndarray], seed: int) -> None:
         """Discard the state and start at these parameters, with this seed of the random numbers of the loss."""
@@ -97,7 +105,11 @@ def descent(problem: Problem, *arguments: Any, **options: Any) -> Descent:
 
 
 class _JaxDescent(Descent):
-    """Steps over one flat vector: many small arrays would each need their own update."""
+    """Steps over one flat vector: many small arrays would each need their own update.
+
+    The state of the loop has this vector, the state of Adam, the sum of the averaged iterates, and the vectors at the
+    latest step and at the one before.
+    """
 
     def __post_init__(self) -> None:
         import jax
@@ -112,7 +124,7 @@ class _JaxDescent(Descent):
         self._initial = jax.jit(adam.init)
 
         def step(state: Any, given: Any, key: Any, x: Any, y: Any) -> Any:
-            flat, inner, total = state
+            flat, inner, total, last, _ = state
 
             def at(flat: Any) -> Any:
                 return loss(unravel(flat), key, given["weights"], *chosen_rows(given, x, y))
@@ -121,75 +133,50 @@ class _JaxDescent(Descent):
             with problem.system.turn, numpyro.validation_enabled(False):
                 (value, costs), gradient = jax.value_and_grad(at, has_aux=True)(flat)
             update, inner = adam.update(gradient, inner)
-            flat = flat - given["rates"] * update
-            total = total + given["averaged"] * flat
-            return (flat, inner, total), jnp.stack([value, *costs]).astype(flat.dtype)
+            new = flat - given["rates"] * update
+            state = new, inner, total + given["averaged"] * new, flat, last
+            return state, jnp.stack([value, *costs]).astype(flat.dtype)
 
         data = (None, None) if self.streamed else (problem.x, problem.y)
         ones, rows = np.ones(1), None if self.batch is None else np.zeros((1, self.batch), int)
         example = self._inputs(Stretch(ones, ones, ones, rows))
         self._loop = loop_of(problem, step, self._begun(flat), example, data, seed=0, stops=True)
         self.compile_seconds = self._loop.compile_seconds
-        self._count, self._previous = 0, None
-
-    def _arrays(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        asarray = self.problem.system.asarray
-        return {name: asarray(np.asarray(value, dtype=float)) for name, value in values.items()}
+        self._count = 0
 
     def _begun(self, flat: Any) -> Any:
         import jax.numpy as jnp
 
-        return flat, self._initial(flat), jnp.zeros_like(flat)
+        return flat, self._initial(flat), jnp.zeros_like(flat), flat, flat
 
     def begin(self, parameters: Mapping[str, np.ndarray], seed: int) -> None:
         from jax.flatten_util import ravel_pytree
 
         flat = ravel_pytree(self._arrays(parameters))[0]
-        self._loop.carry = self._begun(flat), self.problem.system.seeds(seed, 1)[0]
-        self._count, self._previous = 0, None
+        self._loop.state, self._loop.random = self._begun(flat), self.problem.system.seeds(seed, 1)[0]
+        self._count = 0
 
     def _inputs(self, stretch: Stretch) -> dict[str, Any]:
-        given: dict[str, Any] = {
+        given = {
             "rates": stretch.rates,
             "averaged": stretch.averaged.astype(float),
             "weights": stretch.weights,
         }
-        if stretch.indices is not None and self.streamed:
-            problem, index = self.problem, stretch.indices
-            given["x"] = map_data(lambda a: np.asarray(a[index]), problem.inputs)
-            given["y"] = np.asarray(problem.targets[index])
-        elif stretch.indices is not None:
-            given["rows"] = stretch.indices
-        return given
+        return given | self._batch(stretch.indices)
 
     def advance(self, stretch: Stretch) -> np.ndarray:
-        before = self._loop.carry
         trail = self._loop.advance(self._inputs(stretch))
-        done = len(trail)
+        flat, *others, last, before = self._loop.state
         # The gradient of the last step was not finite, and no later loss would show it.
-        hidden = bool(np.isfinite(trail[-1, 0])) and not np.all(np.isfinite(np.asarray(self._loop.state[0])))
+        hidden = bool(np.isfinite(trail[-1, 0])) and not np.all(np.isfinite(np.asarray(flat)))
         if hidden:
             trail[-1] = np.nan
-        if not np.isfinite(trail[-1, 0]):
-            self._failed = self._after(before, stretch, done - 1)
-            self._loop.carry = self._failed if hidden else self._before(before, stretch, done)
-            done = 0
-        self._previous = before, stretch
-        self._count += int(stretch.averaged[:done].sum())
+        if np.isfinite(trail[-1, 0]):
+            self._count += int(stretch.averaged.sum())
+        else:
+            self._failed = last
+            self._loop.state = (last if hidden else before, *others, last, before)
         return trail
-
-    def _after(self, carry: Any, stretch: Stretch, count: int) -> Any:
-        """The carry after the first `count` steps of a stretch, computed again."""
-        return self._loop.run(carry, self._inputs(stretch.first(count)))[0] if count else carry
-
-    def _before(self, carry: Any, stretch: Stretch, done: int) -> Any:
-        """The carry at the last step with a finite loss, if the loss of step `done` was not finite."""
-        if done > 1:
-            return self._after(carry, stretch, done - 2)
-        if self._previous is None:
-            return carry
-        carry, previous = self._previous
-        return self._after(carry, previous, len(previous) - 1)
 
     def _numpy(self, flat: Any) -> dict[str, np.ndarray]:
         return {name: np.asarray(value) for name, value in self._unravel(flat).items()}
@@ -198,30 +185,35 @@ class _JaxDescent(Descent):
         return self._numpy(self._loop.state[0])
 
     def failed(self) -> dict[str, np.ndarray]:
-        return self._numpy(self._failed[0][0])
+        return self._numpy(self._failed)
 
     def average(self) -> dict[str, np.ndarray]:
-        flat, _, total = self._loop.state
+        flat, _, total, *_ = self._loop.state
         return self._numpy(total / self._count if self._count else flat)
 
     def state(self) -> dict[str, np.ndarray]:
         import jax
 
-        leaves = jax.tree_util.tree_leaves(self._loop.carry)
-        return {f"state{index}": np.asarray(leaf) for index, leaf in enumerate(leaves)} | {
+        leaves = enumerate(jax.tree.leaves(self._kept()))
+        return {f"state{index}": np.asarray(leaf) for index, leaf in leaves} | {
             "count": np.asarray(self._count)
         }
+
+    def _kept(self) -> Any:
+        """The part of the carry that the next step depends on."""
+        return self._loop.state[:3], self._loop.random
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         import jax
         import jax.numpy as jnp
 
-        leaves, structure = jax.tree_util.tree_flatten(self._loop.carry)
+        leaves, structure = jax.tree.flatten(self._kept())
         given = [
             jnp.asarray(state[f"state{index}"], dtype=leaf.dtype).reshape(leaf.shape)
             for index, leaf in enumerate(leaves)
         ]
-        self._loop.carry, self._previous = jax.tree_util.tree_unflatten(structure, given), None
+        (flat, *others), key = jax.tree.unflatten(structure, given)
+        self._loop.state, self._loop.random = (flat, *others, flat, flat), key
         self._count = int(state["count"])
 
 
@@ -234,10 +226,8 @@ class _TorchDescent(Descent):
     def __post_init__(self) -> None:
         kept = getattr(self.loss, "leaves", None)
         if kept is None:
-            asarray = self.problem.system.asarray
-            kept = {name: asarray(np.asarray(value, float)) for name, value in self.start.items()}
+            kept = self._arrays(self.start)
         self._leaves: dict[str, Any] = {name: leaf.requires_grad_() for name, leaf in kept.items()}
-        self._failed: dict[str, np.ndarray] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -247,44 +237,35 @@ class _TorchDescent(Descent):
         # Detached, they share the memory that the optimiser writes to.
         self._iterates = {name: leaf.detach() for name, leaf in self._leaves.items()}
         self._totals = {name: torch.zeros_like(value) for name, value in self._iterates.items()}
+        # The iterates before the latest step.
+        self._before = {name: value.clone() for name, value in self._iterates.items()}
         self._count = 0
 
     def begin(self, parameters: Mapping[str, np.ndarray], seed: int) -> None:
         self.problem.system.seeds(seed, 1)
-        for name, value in parameters.items():
-            iterate = self._iterates[name]
-            iterate.copy_(self.problem.system.asarray(np.asarray(value, float)).reshape(iterate.shape))
+        for name, value in self._arrays(parameters).items():
+            self._iterates[name].copy_(value.reshape(self._iterates[name].shape))
         self._begin()
 
-    def _rows(self, stretch: Stretch, step: int) -> tuple[Any, Any]:
+    def advance(self, stretch: Stretch) -> np.ndarray:
         import torch
 
-        problem, given = self.problem, {}
-        if stretch.indices is not None and self.streamed:
-            asarray, index = problem.system.asarray, stretch.indices[step]
-            x = map_data(lambda a: asarray(np.asarray(a[index])), problem.inputs)
-            given = {"x": x, "y": asarray(np.asarray(problem.targets[index]))}
-        elif stretch.indices is not None:
-            given = {"rows": torch.as_tensor(stretch.indices[step])}
-        return chosen_rows(given, problem.x, problem.y)
-
-    def advance(self, stretch: Stretch) -> np.ndarray:
-        trail: list[list[float]] = []
+        problem, trail = self.problem, []
         group = self._optimiser.param_groups[0]
-        before = {name: value.clone() for name, value in self._iterates.items()}
         # Pyro warns of a NaN loss; here the loop stops at it.
         with ignored("Encountered NaN"):
             for step in range(len(stretch)):
-                rows = self._rows(stretch, step)
+                batch = self._batch(None if stretch.indices is None else stretch.indices[step])
+                given = {name: map_data(problem.system.asarray, value) for name, value in batch.items()}
+                rows = chosen_rows(given, problem.x, problem.y)
                 value, costs = self.loss(self._leaves, None, float(stretch.weights[step]), *rows)
                 trail.append([float(each.detach()) for each in (value, *costs)])
                 if not np.isfinite(trail[-1][0]):
-                    self._failed = self.latest()
-                    # If a gradient was not finite before the loss was, the step cannot be undone.
-                    if not self._finite() or not self._undo():
-                        self._go_back(before)
+                    self._go_back()
                     return np.array(trail)
                 value.backward()
+                for name, iterate in self._iterates.items():
+                    self._before[name].copy_(iterate)
                 group["lr"] = float(stretch.rates[step])
                 self._optimiser.step()
                 self._optimiser.zero_grad()
@@ -292,34 +273,17 @@ class _TorchDescent(Descent):
                     self._count += 1
                     for name, iterate in self._iterates.items():
                         self._totals[name].add_(iterate)
-        if not self._finite():
+        if not all(bool(torch.isfinite(each).all()) for each in self._iterates.values()):
             # The gradient of the last step was not finite, and no later loss would show it.
-            self._failed = self.latest()
-            self._go_back(before)
+            self._go_back()
             trail[-1] = [np.nan] * len(trail[-1])
         return np.array(trail)
 
-    def _finite(self) -> bool:
-        import torch
-
-        return all(bool(torch.isfinite(each).all()) for each in self._iterates.values())
-
-    def _undo(self) -> bool:
-        """Undo the latest step of Adam, up to rounding; return whether the result is finite."""
-        group = self._optimiser.param_groups[0]
-        first, second = group["betas"]
-        for name, leaf in self._leaves.items():
-            kept = self._optimiser.state.get(leaf)
-            if not kept:
-                continue
-            count = float(kept["step"])
-            size = (kept["exp_avg_sq"] / (1.0 - second**count)).sqrt() + group["eps"]
-            self._iterates[name].add_(group["lr"] * kept["exp_avg"] / (1.0 - first**count) / size)
-        return self._finite()
-
-    def _go_back(self, before: Mapping[str, Any]) -> None:
+    def _go_back(self) -> None:
+        """Return to the iterates before the latest step."""
+        self._failed = self.latest()
         for name, iterate in self._iterates.items():
-            iterate.copy_(before[name])
+            iterate.copy_(self._before[name])
 
     def _numpy(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {name: self.problem.system.to_numpy(value).copy() for name, value in values.items()}
@@ -354,20 +318,20 @@ class _TorchDescent(Descent):
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
         import torch
 
+        for name, iterate in self._iterates.items():
+            iterate.copy_(torch.from_numpy(np.array(state[f"value:{name}"])))
         self._begin()
         self._count = int(state["count"])
         torch.set_rng_state(torch.from_numpy(np.array(state["generator"], dtype=np.uint8)))
         if "generator_cuda" in state:
             torch.cuda.set_rng_state(torch.from_numpy(np.array(state["generator_cuda"], dtype=np.uint8)))
         for name, leaf in self._leaves.items():
-            self._iterates[name].copy_(torch.from_numpy(np.array(state[f"value:{name}"])))
             self._totals[name].copy_(torch.from_numpy(np.array(state[f"total:{name}"])))
-            parts = [key for key in state if key.startswith("adam:") and key.endswith(f":{name}")]
-            for key in parts:
-                part = key.split(":")[1]
-                # A step counter may be on the host; moments are on the device of the parameter.
-                value = torch.from_numpy(np.array(state[key]))
-                self._optimiser.state[leaf][part] = value.to(leaf.device)
+            for key, value in state.items():
+                if key.startswith("adam:") and key.endswith(f":{name}"):
+                    # A step counter may be on the host; moments are on the device of the parameter.
+                    moment = torch.from_numpy(np.array(value)).to(leaf.device)
+                    self._optimiser.state[leaf][key.split(":")[1]] = moment
 
 
 _DESCENTS: dict[str, type[Descent]] = {"numpyro": _JaxDescent, "pyro": _TorchDescent}

@@ -9,6 +9,7 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -107,10 +108,14 @@ def plateau(losses: np.ndarray, window: int, rising: bool = True) -> bool:
     """
     if window < 2 or len(losses) < 2 * window:
         return False
-    before, last = losses[-2 * window : -window], losses[-window:]
-    error = math.sqrt((before.var(ddof=1) + last.var(ddof=1)) / window)
+    return level(losses[-2 * window : -window], losses[-window:], 2.0, rising)
+
+
+def level(before: np.ndarray, last: np.ndarray, errors: float, rising: bool = False) -> bool:
+    """Whether two means agree within max(`errors` standard errors, 0.1 nats); if `rising`, the last may be larger."""
+    error = math.sqrt(before.var(ddof=1) / len(before) + last.var(ddof=1) / len(last))
     fall = before.mean() - last.mean()
-    return bool((fall if rising else abs(fall)) <= max(2.0 * error, 0.1))
+    return bool((fall if rising else abs(fall)) <= max(errors * error, 0.1))
 
 
 def unsettled_warning(method: str, steps: int, learning_rate: float) -> str:
@@ -128,14 +133,11 @@ def divergence(method: str, losses: np.ndarray, advice: str, found: str = "") ->
     if not len(wrong):
         return None
     step = int(wrong[0])
-    so_far = "the first loss"
+    before, so_far = losses[:step], "the first loss"
     if step:
-        so_far = (
-            f"before: first {losses[0]:.6g}, lowest {losses[:step].min():.6g}, last {losses[step - 1]:.6g}"
-        )
-    return DivergenceError.of(
-        method, "a finite loss", f"{losses[step]} at step {step} ({so_far}){found}", advice
-    )
+        so_far = f"before: first {before[0]:.6g}, lowest {before.min():.6g}, last {before[-1]:.6g}"
+    got = f"{losses[step]} at step {step} ({so_far}){found}"
+    return DivergenceError.of(method, "a finite loss", got, advice)
 
 
 def evidence_bound(
@@ -233,18 +235,14 @@ def iterate(
         example["rows"] = np.zeros((1, batch), dtype=int)
     loop = loop_of(problem, step, state, example, (problem.x, problem.y), seed=problem.seed, stops=True)
     losses = np.empty(0)
-    task = progress.task(f"{title} ({system.name})", total)
-    try:
+    with closing(progress.task(f"{title} ({system.name})", total)) as task:
         for first in range(0, total, STRETCH):
             count = min(STRETCH, total - first)
             latest = loop.advance(inputs_of(first, count))
             losses = np.concatenate([losses, latest])
-            error = divergence(title, losses, advice)
-            if error is not None:
+            if error := divergence(title, losses, advice):
                 raise error
             task.update(first + count, loss=float(latest.mean()))
-    finally:
-        task.close()
     final = {name: np.array(system.to_numpy(value)) for name, value in loop.state.items()}
     return Iterated(final, losses, loop.compile_seconds)
 
@@ -333,7 +331,7 @@ class _JaxLoop(Loop):
 
         self.random = None if self.seed is None else system.seeds(self.seed, 1)[0]
         watch = Stopwatch()
-        arguments = self._arguments(self.carry, self.example)
+        arguments = self._arguments(self.example)
         shapes = str(jax.tree.map(lambda array: (array.shape, str(array.dtype)), arguments))
 
         def build() -> Any:
@@ -343,32 +341,18 @@ class _JaxLoop(Loop):
         self._stretch = build() if self.key is None else self.problem.program.cached(key, build)
         self.compile_seconds = watch()
 
-    @property
-    def carry(self) -> tuple[Any, Any]:
-        """The state, and the key of JAX if there is one."""
-        return self.state, self.random
-
-    @carry.setter
-    def carry(self, carry: tuple[Any, Any]) -> None:
-        self.state, self.random = carry
-
-    def _arguments(self, carry: Any, given: Mapping[str, Any]) -> tuple[Any, ...]:
+    def _arguments(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
         asarray, count = self.problem.system.asarray, len(next(iter(given.values())))
 
         def padded(values: np.ndarray) -> Any:
             return asarray(np.concatenate([values, np.repeat(values[-1:], self.length - count, 0)]))
 
         filled = {name: map_data(padded, values) for name, values in given.items()}
-        return carry, np.asarray(count), filled, *self.data
-
-    def run(self, carry: Any, given: Mapping[str, Any]) -> tuple[Any, np.ndarray]:
-        """The carry after the steps of `given` from a carry, and the records."""
-        done, carry, records = self._stretch(*self._arguments(carry, given))
-        return carry, np.array(records[: int(done)], dtype=np.float64)
+        return (self.state, self.random), np.asarray(count), filled, *self.data
 
     def advance(self, given: Mapping[str, Any]) -> np.ndarray:
-        self.carry, records = self.run(self.carry, given)
-        return records
+        done, (self.state, self.random), records = self._stretch(*self._arguments(given))
+        return np.array(records[: int(done)], dtype=np.float64)
 
 
 class _TorchLoop(Loop):

@@ -106,12 +106,8 @@ class MAP(Method):
 
     def _settings(self, progress: Progress) -> dict[str, Any]:
         names = ("start", "steps", "learning_rate", "tolerance", "polish")
-        settings = {name: getattr(self, name) for name in names}
-        return settings | {
-            "jacobian": self.space == "unconstrained",
-            "progress": progress,
-            "title": self.name,
-        }
+        found = {"jacobian": self.space == "unconstrained", "progress": progress, "title": self.name}
+        return found | {name: getattr(self, name) for name in names}
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         if self.validation is not None:

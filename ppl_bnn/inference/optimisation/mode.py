@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,8 +54,8 @@ class Mode:
     losses: np.ndarray
     converged: bool
     evaluations: int
-    compile_seconds: float
-    run_seconds: float
+    compile_seconds: float = 0.0
+    run_seconds: float = 0.0
     failures: tuple[str, ...] = ()
     held_score: float | None = None
     best_step: int | None = None
@@ -72,14 +73,12 @@ class Mode:
     def warnings(self) -> tuple[str, ...]:
         """Warnings for the user."""
         scale, rise = 1e-2 * max(1.0, abs(self.log_joint)) ** 0.5, self.rise
+        more = "the loss was still falling when the steps ran out: give more steps or a larger learning rate"
         if self.held_score is not None:
             more = "the score of the held-out rows might still have risen when the steps ran out: give more steps"
-            return self.failures if self.converged else (*self.failures, more)
-        found = list(self.failures)
-        if not self.converged:
-            found.append(
-                "the loss was still falling when the steps ran out: give more steps or a larger learning rate"
-            )
+        found = list(self.failures) + [more] * (not self.converged)
+        if self.held_score is not None:
+            return tuple(found)
         if rise is not None and rise > RISE:
             found.append(f"not a mode: along its gradient the log joint rises by {rise:.3g} nats")
         elif rise is None and self.gain is None and self.gradient_norm > scale:
@@ -87,28 +86,39 @@ class Mode:
         return tuple(found)
 
 
-def find_mode(
-    problem: Problem,
-    *,
-    start: Start = None,
-    steps: int = 20_000,
-    learning_rate: float = 0.02,
-    tolerance: float = 1e-4,
-    polish: bool = True,
-    jacobian: bool = True,
-    held: Collection[str] = (),
-    progress: Progress,
-    title: str = "MAP",
-    restart: int = 0,
-) -> Mode:
-    """Maximise the log joint over u, including parameters without a prior.
+@dataclass(frozen=True)
+class Search:
+    """How a mode is sought: the settings of `find_mode` and `find_modes`.
+
+    Without `jacobian` the density omits log |dw/du|. A stretch of steps that lowers the mean loss by less than
+    `tolerance` nats is part of a plateau. L-BFGS follows Adam if `polish` says so, in float64.
+    """
+
+    progress: Progress
+    start: Start = None
+    steps: int = 20_000
+    learning_rate: float = 0.02
+    tolerance: float = 1e-4
+    polish: bool = True
+    jacobian: bool = True
+    title: str = "MAP"
+
+    def diverged(self, mean: float, done: int) -> DivergenceError:
+        """The error for a mean loss that is not finite."""
+        advice = f"learning_rate={self.learning_rate / 10:g}, or standardise=True"
+        return DivergenceError.of(self.title, "a finite loss", f"{mean} after {done} steps", advice)
+
+
+def find_mode(problem: Problem, *, held: Collection[str] = (), restart: int = 0, **settings: Any) -> Mode:
+    """Maximise the log joint over u, including parameters without a prior; `settings` are those of a `Search`.
 
     The sites `held` stay at the start; `restart` is the index of the start among several (see `starting_point`).
-    Without `jacobian` the density omits log |dw/du|. A stretch of steps that lowers the mean loss by less than
-    `tolerance` nats is part of a plateau. `DivergenceError` is raised if the loss is not finite.
+    `DivergenceError` is raised if the loss is not finite.
     """
+    search = Search(**settings)
+    jacobian, steps = search.jacobian, search.steps
     program = problem.program
-    u0 = starting_point(problem, start, progress, restart)
+    u0 = starting_point(problem, search.start, search.progress, restart)
     fixed = {name: problem.system.asarray(u0[name]) for name in held}
 
     def loss(u: Mapping[str, Any], x: Any, y: Any) -> Any:
@@ -118,39 +128,24 @@ def find_mode(
     # Held values are part of the compiled steps, so these cannot be reused for another start.
     key = None if held else ("adam", jacobian)
     adam = loop_of(problem, step, state, {"rate": np.zeros(1)}, (problem.x, problem.y), key=key)
-    plateau = Plateau(learning_rate, tolerance)
+    plateau = Plateau(search.learning_rate, search.tolerance)
     done = 0
     losses: list[np.ndarray] = []
     watch = Stopwatch()
-    task = progress.task(f"{title} ({problem.system.name})", steps)
-    try:
+    with closing(search.progress.task(f"{search.title} ({problem.system.name})", steps)) as task:
         while done < steps and not plateau.reached:
             values = adam.advance({"rate": np.full(STRETCH, plateau.rate)})
             losses.append(values)
             done += len(values)
             mean = float(values.mean())
             if not np.isfinite(mean):
-                raise diverged(title, mean, done, learning_rate)
+                raise search.diverged(mean, done)
             plateau.see(mean)
             task.update(steps if plateau.reached else done, loss=mean, learning_rate=plateau.rate)
         u = {name: np.array(problem.system.to_numpy(value)) for name, value in adam.state[0].items()}
-        refinement = Refinement(problem, jacobian)
-        if polish and problem.dtype == "float64":
-            u = refinement.mode(u, held=held)
-    finally:
-        task.close()
-    value, norm, rise = refinement.standing(u, held)
-    return Mode(
-        u=u,
-        log_joint=value,
-        gradient_norm=norm,
-        losses=np.concatenate(losses),
-        converged=plateau.reached,
-        evaluations=done + refinement.evaluations,
-        compile_seconds=adam.compile_seconds,
-        run_seconds=watch(),
-        rise=rise,
-    )
+        found = {"converged": plateau.reached, "compile_seconds": adam.compile_seconds}
+        mode = Refinement(problem, jacobian).found(u, np.concatenate(losses), search.polish, held, **found)
+    return replace(mode, run_seconds=watch())
 
 
 def _adam_of_optax(problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray]) -> Any:
@@ -219,12 +214,6 @@ class Plateau:
         if self._stale >= PATIENCE:
             self.reached = self.rate <= self._smallest
             self.rate, self._stale = self.rate / 2.0, 0
-
-
-def diverged(title: str, mean: float, done: int, learning_rate: float) -> DivergenceError:
-    """The error for a mean loss that is not finite."""
-    advice = f"learning_rate={learning_rate / 10:g}, or standardise=True"
-    return DivergenceError.of(title, "a finite loss", f"{mean} after {done} steps", advice)
 
 
 def starting_point(
@@ -336,6 +325,21 @@ class Refinement:
         lengths = 2.0 ** -np.arange(21.0)
         values = [self.value_and_grad(flat - length * gradient / norm)[0] for length in lengths]
         return max(0.0, value - float(np.nanmin(values)))
+
+    def found(
+        self,
+        u: dict[str, np.ndarray],
+        losses: np.ndarray,
+        polish: bool,
+        held: Collection[str] = (),
+        **more: Any,
+    ) -> Mode:
+        """The `Mode` at the end `u` of Adam with these `losses`, after L-BFGS if wanted; `more` are further fields."""
+        if polish and self._problem.dtype == "float64":
+            u = self.mode(u, held=held)
+        log_joint, norm, rise = self.standing(u, held)
+        count = len(losses) + self.evaluations
+        return Mode(u, log_joint, norm, losses, evaluations=count, rise=rise, **more)
 
     def mode(
         self,

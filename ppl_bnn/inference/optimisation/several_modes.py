@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import DivergenceError
-from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.optimisation.loops import STRETCH, adam, loop_of
@@ -20,32 +20,24 @@ from ppl_bnn.inference.optimisation.mode import (
     Mode,
     Plateau,
     Refinement,
-    diverged,
+    Search,
     find_mode,
     starting_point,
 )
-from ppl_bnn.inference.start import Start
 from ppl_bnn.language import ops
 
 
 def find_modes(
-    problems: Sequence[Problem],
-    *,
-    start: Start = None,
-    steps: int = 20_000,
-    learning_rate: float = 0.02,
-    tolerance: float = 1e-4,
-    polish: bool = True,
-    jacobian: bool = True,
-    validation: float | None = None,
-    progress: Progress,
-    title: str = "MAP",
+    problems: Sequence[Problem], *, validation: float | None = None, **settings: Any
 ) -> list[Mode | DivergenceError]:
     """Run `find_mode` for several problems in one loop; returns a mode, or the error, of each.
 
     The problems share a program and differ in seeds and rows. Each has its own learning rate and stops when converged.
     With `validation`, a share of the rows is held out, and the iterate that they score highest is kept, without polish.
+    `settings` are those of a `Search`.
     """
+    search = Search(**settings)
+    jacobian, steps = search.jacobian, search.steps
     watch = Stopwatch()
     count, first = len(problems), problems[0]
     program = first.program
@@ -54,7 +46,7 @@ def find_modes(
     begins = np.zeros((count, program.parameter_count))
     for index, problem in enumerate(problems):
         try:
-            begins[index] = flat_sites(problem, starting_point(problem, start, progress))
+            begins[index] = flat_sites(problem, starting_point(problem, search.start, search.progress))
         except DivergenceError as error:
             found[index] = error
     loop = _adam_of_each(problems, splits, begins, jacobian)
@@ -62,62 +54,48 @@ def find_modes(
     def read(name: str) -> np.ndarray:
         return np.array(first.system.to_numpy(loop.state[name]), dtype=np.float64)
 
-    plateaus = [Plateau(learning_rate, tolerance) for _ in problems]
+    plateaus = [Plateau(search.learning_rate, search.tolerance) for _ in problems]
     running = np.array([each is None for each in found])
-    ended, arrived = np.zeros(count, dtype=int), np.zeros(count, dtype=bool)
-    best_steps = np.zeros(count, dtype=int)
+    ended, best_steps = np.zeros((2, count), dtype=int)
     trails = np.empty((0, count))
     done = 0
-    task = progress.task(f"{title} x {count} ({first.system.name})", steps)
-    try:
+    title = f"{search.title} x {count} ({first.system.name})"
+    with closing(search.progress.task(title, steps)) as task:
         while done < steps and running.any():
             rates = np.array([each.rate for each in plateaus]) * running
             losses = loop.advance({"rate": np.tile(rates, (STRETCH, 1))})
             trails = np.concatenate([trails, losses])
-            means = [float(losses[:, index].mean()) for index in range(count)]
             done += STRETCH
             if validation is not None:
                 best_steps = read("at").astype(int)
             for index in np.flatnonzero(running):
+                plateau, mean = plateaus[index], float(losses[:, index].mean())
                 ended[index] = done
-                if not np.isfinite(means[index]):
-                    found[index] = diverged(title, means[index], done, learning_rate)
-                    running[index] = False
-                    continue
-                plateaus[index].see(means[index])
-                waited = validation is not None and done - best_steps[index] >= WAIT
-                arrived[index] = plateaus[index].reached or waited
-                running[index] = not arrived[index]
+                if np.isfinite(mean):
+                    plateau.see(mean)
+                    plateau.reached |= validation is not None and bool(done - best_steps[index] >= WAIT)
+                else:
+                    found[index] = search.diverged(mean, done)
+                running[index] = found[index] is None and not plateau.reached
             good = losses[:, [each is None for each in found]]
             task.update(
                 done if running.any() else steps,
                 loss=float(good.mean()) if good.size else float("nan"),
                 running=float(running.sum()),
             )
-    finally:
-        task.close()
     flats = read("flat" if validation is None else "best")
     scores = None if validation is None else read("score")
     for index, problem in enumerate(problems):
         if found[index] is not None:
             continue
-        u = {name: np.array(value) for name, value in program.unravel(flats[index]).items()}
-        refinement = Refinement(problem, jacobian)
-        if polish and validation is None and problem.dtype == "float64":
-            u = refinement.mode(u)
-        value, norm, rise = refinement.standing(u)
-        found[index] = Mode(
-            u=u,
-            log_joint=value,
-            gradient_norm=norm,
-            losses=trails[: ended[index], index],
-            converged=bool(arrived[index]),
-            evaluations=int(ended[index]) + refinement.evaluations,
+        found[index] = Refinement(problem, jacobian).found(
+            {name: np.array(value) for name, value in program.unravel(flats[index]).items()},
+            trails[: ended[index], index],
+            search.polish and validation is None,
+            converged=plateaus[index].reached,
             compile_seconds=loop.compile_seconds / count,
-            run_seconds=0.0,
             held_score=None if scores is None else float(scores[index]),
             best_step=None if scores is None else int(best_steps[index]),
-            rise=rise,
         )
     seconds = max(watch() - loop.compile_seconds, 0.0) / count
     return [replace(each, run_seconds=seconds) if isinstance(each, Mode) else each for each in found]
@@ -181,9 +159,7 @@ def held_out(problem: Problem, share: float) -> tuple[np.ndarray, np.ndarray]:
     return np.sort(order[held:]), np.sort(order[:held])
 
 
-def best_mode(
-    problem: Problem, *, restarts: int, progress: Progress, title: str, **settings: Any
-) -> tuple[Mode, np.ndarray]:
+def best_mode(problem: Problem, *, restarts: int, title: str, **settings: Any) -> tuple[Mode, np.ndarray]:
     """The highest of the modes from `restarts` starts, with the costs of all, and the log joint of each, (restarts,).
 
     A start that diverged has -inf; if all did, the first error is raised.
@@ -194,7 +170,7 @@ def best_mode(
     for restart in range(restarts):
         name = title if restarts == 1 else f"{title} {restart + 1}/{restarts}"
         try:
-            mode = find_mode(problem, progress=progress, title=name, restart=restart, **settings)
+            mode = find_mode(problem, title=name, restart=restart, **settings)
         except DivergenceError as error:
             failed.append(error)
             continue
@@ -223,14 +199,12 @@ def stacked_rows(
     if rows is None and all(each.x is first.x and each.y is first.y for each in problems):
         return first.x, first.y, None
 
-    def stacked(choose: Callable[[Problem], Any]) -> Any:
-        chosen = [np.asarray(choose(each)) for each in problems]
-        if rows is not None:
-            chosen = [values[index] for values, index in zip(chosen, rows, strict=True)]
-        return first.system.asarray(np.stack(chosen))
+    def stacked(data: list[Any]) -> Any:
+        if isinstance(data[0], Mapping):
+            return {name: stacked([each[name] for each in data]) for name in data[0]}
+        indices = [slice(None)] * len(data) if rows is None else rows
+        return first.system.asarray(
+            np.stack([np.asarray(each)[index] for each, index in zip(data, indices, strict=True)])
+        )
 
-    if isinstance(first.inputs, Mapping):
-        x: Any = {name: stacked(lambda each, key=name: each.inputs[key]) for name in first.inputs}
-    else:
-        x = stacked(lambda each: each.inputs)
-    return x, stacked(lambda each: each.targets), 0
+    return stacked([each.inputs for each in problems]), stacked([each.targets for each in problems]), 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -20,7 +21,13 @@ from ppl_bnn.inference.curvature.conditioning import conditioning
 from ppl_bnn.inference.curvature.gaussians import LowRankCovariance
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.loops import chosen_rows, loop_of, refuse_free_parameters, rows_per_step
+from ppl_bnn.inference.optimisation.loops import (
+    chosen_rows,
+    level,
+    loop_of,
+    refuse_free_parameters,
+    rows_per_step,
+)
 from ppl_bnn.inference.optimisation.mode import Mode, effort_of_mode, starting_point
 from ppl_bnn.inference.optimisation.several_modes import find_modes, stacked_rows
 from ppl_bnn.inference.start import Start
@@ -56,24 +63,22 @@ class SWAGGaussian(Approximation):
         """K, the number of deviations."""
         return len(next(iter(self.deviations.values())))
 
-    def _flat(self, values: Mapping[str, np.ndarray], lead: int = 0) -> np.ndarray:
-        return ravel(values, self.mean, lead)
-
     @property
     def _factor(self) -> np.ndarray:
         """The factor F (K, P) of the low-rank part F'F of the covariance."""
-        return self._flat(self.deviations, 1) / math.sqrt(2.0 * (self.rank - 1))
+        return ravel(self.deviations, self.mean, 1) / math.sqrt(2.0 * (self.rank - 1))
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        mean, scale = self._flat(self.mean), np.sqrt(0.5 * self._flat(self.variance))
+        mean, scale = ravel(self.mean), np.sqrt(0.5 * ravel(self.variance, self.mean))
         flat = mean + scale * rng.standard_normal((count, len(mean)))
         flat += rng.standard_normal((count, self.rank)) @ self._factor
         return unravel(flat, {name: value.shape for name, value in self.mean.items()})
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
-        moves = self._flat(self.variance) > 0.0
-        scale = np.sqrt(0.5 * self._flat(self.variance)[moves])
-        deviation = (self._flat(u, 1) - self._flat(self.mean))[:, moves]
+        variance = ravel(self.variance, self.mean)
+        moves = variance > 0.0
+        scale = np.sqrt(0.5 * variance[moves])
+        deviation = (ravel(u, self.mean, 1) - ravel(self.mean))[:, moves]
         return LowRankCovariance.of(scale, self._factor[:, moves]).log_prob(deviation)
 
     def centre(self) -> dict[str, np.ndarray]:
@@ -85,7 +90,7 @@ class SWAGGaussian(Approximation):
 
     def covariance(self) -> np.ndarray:
         """The covariance of the flat vector, (P, P)."""
-        return 0.5 * np.diag(self._flat(self.variance)) + self._factor.T @ self._factor
+        return 0.5 * np.diag(ravel(self.variance, self.mean)) + self._factor.T @ self._factor
 
     def arrays(self) -> dict[str, np.ndarray]:
         parts = {"mean": self.mean, "variance": self.variance, "deviations": self.deviations}
@@ -250,13 +255,12 @@ class SWAG(Method):
         if self.start is None:
             modes = find_modes(problems, steps=self.steps, progress=progress, title=f"{self.name}, start")
             return [_Trajectory.of(problem, mode) for problem, mode in zip(problems, modes, strict=True)]
-        paths = []
-        for problem in problems:
+        paths = [_Trajectory(problem, np.empty(0)) for problem in problems]
+        for path in paths:
             try:
-                u = starting_point(problem, self.start, progress)
-                paths.append(_Trajectory(problem, flat_sites(problem, u)))
+                path.flat = flat_sites(path.problem, starting_point(path.problem, self.start, progress))
             except DivergenceError as error:
-                paths.append(_Trajectory.of(problem, error))
+                path.error = error
         return paths
 
     def _rate(self, path: _Trajectory) -> float:
@@ -282,13 +286,13 @@ class SWAG(Method):
         length = math.ceil(every / math.ceil(every / LONGEST))
         loop = _descent_of_each(paths, size, length)
         rates = np.array([path.rate for path in paths])
-        generators = [batch_generator(path.problem) for path in paths]
+        seeds = [site_seed("batches with replacement", path.problem.seed) for path in paths]
+        generators = [np.random.default_rng(seed) for seed in seeds]
         total = self.burn_in + self.collections
         for path in paths:
-            path.moments, path.losses = _Moments(self.rank), np.full(total, np.nan)
+            path.moments, path.losses = _Moments(len(path.flat), self.rank), np.full(total, np.nan)
             path.evaluations += total * every * size / first.rows + (self.learning_rate is None)
-        task = progress.task(f"{self.name} x {count} ({first.system.name})", total * every)
-        try:
+        with closing(progress.task(f"{self.name} x {count} ({first.system.name})", total * every)) as task:
             for stretch in range(total):
                 values = []
                 for part in np.split(shape, range(length, every, length)):
@@ -297,20 +301,18 @@ class SWAG(Method):
                     values.append(loop.advance(given))
                 losses = np.concatenate(values).mean(0)
                 flats = np.array(first.system.to_numpy(loop.state), dtype=np.float64)
-                running = [index for index, path in enumerate(paths) if path.error is None]
-                for index in running:
-                    path, flat = paths[index], flats[index]
-                    path.losses[stretch] = losses[index]
-                    if not (np.isfinite(losses[index]) and np.isfinite(flat).all()):
+                for path, loss, flat in zip(paths, losses, flats, strict=True):
+                    if path.error is not None:
+                        continue
+                    path.losses[stretch] = loss
+                    if not (np.isfinite(loss) and np.isfinite(flat).all()):
                         path.error = self._diverged(path, stretch, every)
                     elif stretch >= self.burn_in:
                         path.moments.take(flat)
-                running = [index for index in running if paths[index].error is None]
-                if not running:
+                running = [path.error is None for path in paths]
+                if not any(running):
                     break
                 task.update((stretch + 1) * every, loss=float(losses[running].mean()))
-        finally:
-            task.close()
         return loop.compile_seconds
 
     def _diverged(self, path: _Trajectory, stretch: int, every: int) -> DivergenceError:
@@ -325,8 +327,11 @@ class SWAG(Method):
         def by_site(flat: np.ndarray) -> dict[str, np.ndarray]:
             return {name: np.array(value) for name, value in problem.program.unravel(flat).items()}
 
-        mean, variance, deviations = path.moments.all()
-        approximation = SWAGGaussian(by_site(mean), by_site(variance), by_site(deviations))
+        moments = path.moments
+        variance = moments.squares / moments.count
+        approximation = SWAGGaussian(
+            *map(by_site, (moments.mean, variance, np.stack(list(moments.deviations))))
+        )
         u = {name: value[None] for name, value in approximation.mean.items()}
         log_joint = float(problem.log_joint_draws(u)[0])
         settled = _settled(path.losses[self.burn_in :])
@@ -336,7 +341,7 @@ class SWAG(Method):
                 f"{self.name}: the loss still drifts from the first half of the collections to the second, so the "
                 f"moments are those of a path: try burn_in={max(2 * self.burn_in, 20)} or a larger learning rate"
             )
-        scaling = conditioning(problem, mean)
+        scaling = conditioning(problem, moments.mean)
         share = 1.0 if scaling is None else float(np.median(variance / scaling.variances))
         if scaling is not None and share < NARROW:
             settled = False
@@ -402,23 +407,17 @@ class _Trajectory:
 class _Moments:
     """Mean, variance and last deviations of a sequence of flat vectors, by Welford's algorithm (no cancellation)."""
 
-    def __init__(self, rank: int):
-        self._count, self._mean, self._squares = 0, np.zeros(0), np.zeros(0)
-        self._deviations: deque[np.ndarray] = deque(maxlen=rank)
+    def __init__(self, size: int, rank: int):
+        self.count, self.mean, self.squares = 0, np.zeros(size), np.zeros(size)
+        self.deviations: deque[np.ndarray] = deque(maxlen=rank)
 
     def take(self, flat: np.ndarray) -> None:
-        if not self._count:
-            self._mean, self._squares = np.zeros_like(flat), np.zeros_like(flat)
-        self._count += 1
-        before = flat - self._mean
-        self._mean = self._mean + before / self._count
-        after = flat - self._mean
-        self._squares = self._squares + before * after
-        self._deviations.append(after)
-
-    def all(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Mean (P,), variance (P,) (divided by the number of vectors) and deviations (K, P)."""
-        return self._mean, self._squares / self._count, np.stack(list(self._deviations))
+        self.count += 1
+        before = flat - self.mean
+        self.mean = self.mean + before / self.count
+        after = flat - self.mean
+        self.squares = self.squares + before * after
+        self.deviations.append(after)
 
 
 def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
@@ -450,19 +449,10 @@ def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
     return float(np.trace(products)), float(np.linalg.eigvalsh(products)[-1])
 
 
-def batch_generator(problem: Problem) -> np.random.Generator:
-    """The random generator of the rows of all batches of a problem."""
-    return np.random.default_rng(site_seed("batches with replacement", problem.seed))
-
-
 def _settled(losses: np.ndarray) -> bool:
     """Whether the mean losses of the two halves agree within 3 standard errors or 0.1 nats."""
     half = len(losses) // 2
-    before, last = losses[:half], losses[half:]
-    if half < 2:
-        return False
-    error = math.sqrt(before.var(ddof=1) / len(before) + last.var(ddof=1) / len(last))
-    return bool(abs(before.mean() - last.mean()) <= max(3.0 * error, 0.1))
+    return half >= 2 and level(losses[:half], losses[half:], 3.0)
 
 
 def _descent_of_each(paths: Sequence[_Trajectory], size: int, length: int) -> Any:
