@@ -37,32 +37,26 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from claims import LEVEL, Referee, Verdict, exact, mean_over_splits, read_claims
 from study import (
     BLACK,
     BLUE,
-    CORRECTED,
     GREEN,
     GREY,
-    NOT_REPRODUCED,
-    NOT_RUN,
     ORANGE,
     PINK,
-    REPRODUCED,
     SKY,
     VERMILION,
     Study,
-    Verdict,
     command_line,
-    judge_better,
     kept,
-    no_worse,
     paired,
     panels,
-    told,
 )
 
 import ppl_bnn as bnn
@@ -96,8 +90,8 @@ RERUN = {
 SAMPLED, STACKED, TUNED = "sampling ensemble", "sampling ensemble, stacked", "deep ensemble, tuned"
 HELD_EQUAL, HELD_STACKED = "held-out members, equal weights", "held-out members, stacked"
 TUNED_STACKED, NUTS, BDE = "deep ensemble, stacked", "NUTS", "bde"
-# No worse: by a tenth of a nat per row in the mean, or by a twentieth of the root mean square error.
-NATS, SHARE = 0.1, 0.05
+# Rows of the table, and the share of them that a split tests on.
+AIRFOIL_ROWS, TEST_SHARE = 1503, 0.2
 
 
 @dataclass(frozen=True)
@@ -173,7 +167,7 @@ def split(index: int, rows: int | None = None) -> Split:
     from sklearn.model_selection import train_test_split
 
     table = bnn.data.load("airfoil")
-    parts = train_test_split(table.x[:rows], table.y[:rows], test_size=0.2, random_state=index)
+    parts = train_test_split(table.x[:rows], table.y[:rows], test_size=TEST_SHARE, random_state=index)
     train_x, test_x, train_y, test_y = (np.asarray(part) for part in parts)
     centre, spread = train_x.mean(0), train_x.std(0)
     spread = np.where(spread > 0.0, spread, 1.0)
@@ -401,11 +395,6 @@ def column(rows: Sequence[Mapping[str, Any]], method: str, name: str) -> np.ndar
     return np.array([value for _, value in found])
 
 
-def mean_and_error(values: Sequence[float] | np.ndarray) -> str:
-    mean, error = paired(values)
-    return f"{mean:.4f}" if math.isinf(error) else f"{mean:.4f} +- {error:.4f}"
-
-
 def _listed(values: Sequence[float] | np.ndarray) -> str:
     return ", ".join(f"{each:.2f}" for each in values)
 
@@ -441,243 +430,224 @@ def chosen(tuning: Sequence[Mapping[str, Any]]) -> str:
     return f"; it chose {', '.join(text)}{edge}"
 
 
-def judge_published(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Reproduced where the first split's scores are within two of the published standard deviations, or better."""
-    rmse, nll = (float(column(rows, SAMPLED, name)[0]) for name in ("rmse", "nll"))
-    (wanted_rmse, sd_rmse), (wanted_nll, sd_nll) = PUBLISHED["rmse"], PUBLISHED["nll"]
-    good = rmse <= wanted_rmse + 2.0 * sd_rmse and nll <= wanted_nll + 2.0 * sd_nll
-    return Verdict(
-        "the published scores of the sampling ensemble",
-        REPRODUCED if good else NOT_REPRODUCED,
-        f"split 0: RMSE {rmse:.4f} (published {wanted_rmse:.4f}, sd over seeds {sd_rmse:.4f}; rerun {RERUN['rmse']}), "
-        f"NLL of the moment-matched normal {nll:.3f} (published {wanted_nll:.3f}, {sd_nll:.3f}; rerun {RERUN['nll']}); "
-        f"over {len(column(rows, SAMPLED, 'rmse'))} splits RMSE {mean_and_error(column(rows, SAMPLED, 'rmse'))}, NLL "
-        f"{mean_and_error(column(rows, SAMPLED, 'nll'))} (the test scores of split 0 helped to choose the settings)",
-    )
+@dataclass(frozen=True)
+class Case:
+    """The stored scores before the referee. rows_of: numbers of test and training rows of a split."""
+
+    referee: Referee
+    rows: Sequence[Mapping[str, Any]]
+    tuning: Sequence[Mapping[str, Any]]
+    tried: int
+    rows_of: tuple[int, int]
+
+    def judge(self, claim: str, values: np.ndarray, numbers: str) -> None:
+        """One value for each split."""
+        if len(values):
+            self.referee.measured(claim, mean_over_splits(values, *self.rows_of), numbers)
+        else:
+            self.referee.not_run(claim, "no split of this run tells it")
+
+    def mean(self, method: str, name: str) -> float:
+        return float(column(self.rows, method, name).mean())
 
 
-def judge_tuned(
-    rows: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[str, Any]] = (), tried: int = 2
-) -> Verdict:
-    """That the sampling ensemble is better than a deep ensemble: against the tuned one, in log score, over all splits.
-
-    tuning: what that one chose from. tried: how many splits chose the settings of the sampling ensemble.
-    """
-    differences = column(rows, SAMPLED, "log_score") - column(rows, TUNED, "log_score")
-    rmse = paired(column(rows, TUNED, "rmse") - column(rows, SAMPLED, "rmse"))
-    rest = beyond(rows, tried)
-    others = column(rest, SAMPLED, "log_score") - column(rest, TUNED, "log_score")
-    return judge_better(
-        "sampling around the modes is better than the modes alone, against a deep ensemble that is tuned",
-        *paired(differences),
-        f"log score of the mixture {mean_and_error(column(rows, SAMPLED, 'log_score'))} against "
-        f"{mean_and_error(column(rows, TUNED, 'log_score'))}, paired difference {mean_and_error(differences)}"
-        + (
-            f", on the {len(others)} splits that chose no settings {mean_and_error(others)}"
-            if len(others)
-            else ""
+def judge_published(case: Case) -> None:
+    """The scores of the first split beside the published ones."""
+    found = {name: float(column(case.rows, SAMPLED, name)[0]) for name in ("rmse", "nll")}
+    for name, difference in (
+        ("rmse", found["rmse"] / PUBLISHED["rmse"][0] - 1.0),
+        ("nll", found["nll"] - PUBLISHED["nll"][0]),
+    ):
+        wanted, sd = PUBLISHED[name]
+        case.referee.measured(
+            f"published-{name}",
+            exact(difference),
+            f"{found[name]:.4f}, published {wanted:.4f} (standard deviation over five seeds {sd:.4f}), the package run "
+            f"again {RERUN[name]}; mean over the splits {case.mean(SAMPLED, name):.4f}",
         )
-        + f"; RMSE {told(*rmse, 'lower', 'higher', 4)}{chosen(tuning)}",
+
+
+def judge_tuned(case: Case) -> None:
+    """The sampling ensemble beside the tuned deep ensemble, on the splits that chose no settings."""
+    rest = beyond(case.rows, case.tried)
+    whole = column(case.rows, SAMPLED, "log_score") - column(case.rows, TUNED, "log_score")
+    case.judge(
+        "tuned",
+        column(rest, SAMPLED, "log_score") - column(rest, TUNED, "log_score"),
+        f"over all {len(whole)} splits {whole.mean():+.4f}; RMSE {case.mean(SAMPLED, 'rmse'):.4f} against "
+        f"{case.mean(TUNED, 'rmse'):.4f}{chosen(case.tuning)}",
     )
 
 
-def judge_deep_ensemble(
-    rows: Sequence[Mapping[str, Any]], tuning: Sequence[Mapping[str, Any]] = ()
-) -> Verdict:
-    """Corrected where a tuned deep ensemble is better, in both scores, than the published one's seeds allow, reproduced
-    where it is what they allow in both, and neither where it is worse in one of them.
-    """
-    (wanted, sd), (nll, nll_sd) = PUBLISHED["deep_ensemble_rmse"], PUBLISHED["deep_ensemble_nll"]
-    found, score = float(column(rows, TUNED, "rmse")[0]), float(column(rows, TUNED, "nll")[0])
-    off = ((found - wanted) / sd, (score - nll) / nll_sd)
-    same = max(abs(each) for each in off) <= 2.0
-    return Verdict(
-        f"a deep ensemble has RMSE {wanted:.3f} here",
-        CORRECTED if max(off) < -2.0 else REPRODUCED if same else NOT_REPRODUCED,
-        "that one has the settings of the warm start and was not tuned; with learning rate and prior scale chosen on a "
-        f"validation part and early stopping RMSE {found:.3f} and NLL {score:.3f} (there {nll:.3f}) on the same split"
-        f"{chosen(tuning)}",
+def judge_deep_ensemble(case: Case) -> None:
+    """A tuned deep ensemble beside the published one on its split."""
+    wanted, nll = PUBLISHED["deep_ensemble_rmse"][0], PUBLISHED["deep_ensemble_nll"][0]
+    found, score = (float(column(case.rows, TUNED, name)[0]) for name in ("rmse", "nll"))
+    case.referee.measured(
+        "deep-ensemble",
+        exact(found / wanted - 1.0),
+        "the published one has the settings of the warm start and was not tuned; with learning rate and prior scale "
+        f"chosen on a validation part and early stopping RMSE {found:.3f} and NLL {score:.3f} (there {nll:.3f})"
+        f"{chosen(case.tuning)}",
     )
 
 
-def judge_mixing(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """That members do not mix: the median over outputs of R-hat is far from 1."""
-    medians = column(rows, SAMPLED, "rhat_median")
-    return Verdict(
-        f"the members do not mix (median R-hat of outputs {RERUN['rhat_median']})",
-        REPRODUCED if medians.min() > 1.1 else NOT_REPRODUCED,
-        f"median R-hat over the outputs at test inputs, by split: {_listed(medians)}; of the "
-        f"variance of f {np.mean(column(rows, SAMPLED, 'between_members')):.0%} lies between members: an average "
-        "of explorations around modes, not one posterior",
+def judge_mixing(case: Case) -> None:
+    """The median over outputs of R-hat is far from 1."""
+    medians = column(case.rows, SAMPLED, "rhat_median")
+    case.judge(
+        "mixing",
+        medians,
+        f"by split {_listed(medians)} (the package run again {RERUN['rhat_median']}); of the variance of f "
+        f"{case.mean(SAMPLED, 'between_members'):.0%} lies between members: an average of explorations around modes, "
+        "not one posterior",
     )
 
 
-def judge_stacking(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+def judge_stacking(case: Case) -> None:
     """Stacked against equal weights of the same members, which were fitted without the rows that chose the weights."""
-    differences = column(rows, HELD_STACKED, "log_score") - column(rows, HELD_EQUAL, "log_score")
-    whole = column(rows, HELD_STACKED, "log_score") - column(rows, SAMPLED, "log_score")
-    return judge_better(
-        "stacking the members is better than equal weights",
-        *paired(differences),
-        f"log score {mean_and_error(column(rows, HELD_STACKED, 'log_score'))} against "
-        f"{mean_and_error(column(rows, HELD_EQUAL, 'log_score'))} of the same members, paired difference "
-        f"{mean_and_error(differences)}; less equal weights of members that had all training rows "
-        f"{mean_and_error(whole)}",
-    )
+    stacked, equal = (column(case.rows, name, "log_score") for name in (HELD_STACKED, HELD_EQUAL))
+    text = f"{stacked.mean():.4f} against {equal.mean():.4f}; members that had all training rows "
+    case.judge("stacking", stacked - equal, f"{text}{case.mean(SAMPLED, 'log_score'):.4f}")
 
 
-def judge_stacking_loo(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+def judge_stacking_loo(case: Case) -> None:
     """The weights by leaving rows out, and whether they may be relied on."""
-    stacked = {row["split"] for row in rows if row["method"] == STACKED}
-    same = [row for row in rows if row["split"] in stacked]
-    differences = column(same, STACKED, "log_score") - column(same, SAMPLED, "log_score")
-    k = column(same, STACKED, "pareto_k")
-    without = len(column(rows, SAMPLED, "log_score")) - len(stacked)
-    missing = (
-        f"; on {without} of the splits a member has draws that no row can be left out by" if without else ""
-    )
-    return judge_better(
-        "stacking by leaving rows out, which costs no fit, is better than equal weights",
-        *paired(differences),
-        f"paired difference {mean_and_error(differences)}; the largest Pareto k by split is "
-        f"{_listed(k)}: above 0.7 its weights are not to be relied on{missing}",
+    splits = {row["split"] for row in case.rows if row["method"] == STACKED}
+    same = [row for row in case.rows if row["split"] in splits]
+    without = len(column(case.rows, SAMPLED, "log_score")) - len(splits)
+    missing = f"; on {without} splits a member has draws that no row can be left out by" if without else ""
+    case.judge(
+        "stacking-loo",
+        column(same, STACKED, "log_score") - column(same, SAMPLED, "log_score"),
+        f"the largest Pareto k by split is {_listed(column(same, STACKED, 'pareto_k'))}: above 0.7 its weights are not "
+        f"to be relied on{missing}",
     )
 
 
-def judge_order(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Reproduced where one of two methods is the better one by the one score and the worse one by the other, both by
-    more than two standard errors of paired differences over the splits that the two share.
+def judge_order(case: Case) -> None:
+    """Whether two methods are ordered otherwise by the two scores, on the splits that they share.
+
+    An interval of each of the two differences allows for the number of pairs (Bonferroni).
     """
+    rows, found = case.rows, {}
     names = list(dict.fromkeys(row["method"] for row in rows if row["method"] != NUTS))
-
-    def ahead(one: str, two: str, score: str, sign: float) -> tuple[int, float, float]:
-        of_one, of_two = (
-            {row["split"]: row[score] for row in rows if row["method"] == name} for name in (one, two)
+    pairs = list(combinations(names, 2))
+    for one, two in pairs:
+        of = [{row["split"]: row for row in rows if row["method"] == name} for name in (one, two)]
+        shared = sorted(of[0].keys() & of[1].keys())
+        if len(shared) < 2:
+            continue
+        normal, mixture = (
+            mean_over_splits([sign * (of[0][k][score] - of[1][k][score]) for k in shared], *case.rows_of)
+            for score, sign in (("nll", -1.0), ("log_score", 1.0))
         )
-        shared = sorted(of_one.keys() & of_two.keys())
-        if not shared:
-            return 0, 0.0, math.inf
-        return len(shared), *paired([sign * (of_one[split] - of_two[split]) for split in shared])
+        if normal.value * mixture.value < 0.0:
+            tails = [each.tail(0.0, each.value > 0.0) for each in (normal, mixture)]
+            text = f"{one} minus {two} ({len(shared)} splits) {normal.value:+.3f} and {mixture.value:+.3f}"
+            found[text] = max(tails) <= (1.0 - LEVEL) / 2 / len(pairs)
+    listing = f"normal and mixture: {'; '.join(found) or 'no pair is ordered otherwise even in the mean'}"
+    if clear := sum(found.values()):
+        case.referee.measured("order", exact(clear), listing)
+    else:
+        why = (
+            f"of {len(pairs)} pairs {len(found)} are ordered otherwise in the mean, none beyond its interval"
+        )
+        case.referee.undecided("order", why, listing)
 
-    clear, unclear = [], []
-    for at, one in enumerate(names):
-        for two in names[at + 1 :]:
-            count, *normal = ahead(one, two, "nll", -1.0)
-            _, *mixture = ahead(one, two, "log_score", 1.0)
-            if normal[0] * mixture[0] >= 0.0:
-                continue
-            text = (
-                f"{one} less {two} ({count} splits) {normal[0]:+.3f} +- {normal[1]:.3f} by the normal and "
-                f"{mixture[0]:+.3f} +- {mixture[1]:.3f} by the mixture"
-            )
-            both = all(abs(mean) > 2.0 * error for mean, error in (normal, mixture))
-            (clear if both else unclear).append(text)
-    return Verdict(
-        "the two scores need not order methods alike",
-        REPRODUCED if clear else NOT_REPRODUCED,
-        "log density of the moment-matched normal and log score of the mixture, on shared splits: ordered otherwise by "
-        f"more than two errors in both: {'; '.join(clear) or 'no two methods'}; otherwise in the mean alone: "
-        f"{'; '.join(unclear) or 'no two methods'}",
+
+def judge_coverage(case: Case) -> None:
+    """Intervals hold more than they promise, on the splits that chose no settings."""
+    rest = beyond(case.rows, case.tried)
+    levels = ", ".join(
+        f"{level:.0%} {case.mean(SAMPLED, f'coverage_{level * 100:.0f}'):.4f}" for level in LEVELS
     )
+    again = ", ".join(f"{each:.0%}" for each in RERUN["coverage"])
+    for level in (0.5, 0.8):
+        name = f"{level * 100:.0f}"
+        values = column(rest, SAMPLED, f"coverage_{name}") - level
+        case.judge(f"coverage-{name}", values, f"over all splits {levels} (the package run again {again})")
 
 
-def judge_coverage(rows: Sequence[Mapping[str, Any]], tried: int = 2) -> Verdict:
-    """That intervals hold more than they promise (60, 88, 95 and 97 % at 50, 80, 90 and 95 %): at 50 and 80 %, over all
-    splits. tried: how many of them chose the settings.
-    """
-    names = {level: f"coverage_{level:.0%}".removesuffix("%") for level in LEVELS}
-    found = {level: column(rows, SAMPLED, name) for level, name in names.items()}
-    over = all(mean - level > 2.0 * error for level in (0.5, 0.8) for mean, error in [paired(found[level])])
-    text = ", ".join(f"{level:.0%}: {mean_and_error(values)}" for level, values in found.items())
-    others = {level: column(beyond(rows, tried), SAMPLED, names[level]) for level in (0.5, 0.8)}
-    rest = ", ".join(
-        f"{level:.0%}: {mean_and_error(values)}" for level, values in others.items() if len(values)
-    )
-    return Verdict(
-        "central intervals hold more than they promise",
-        REPRODUCED if over else NOT_REPRODUCED,
-        f"{text} (rerun: {', '.join(f'{each:.0%}' for each in RERUN['coverage'])})"
-        + (f"; on the splits that chose no settings {rest}" if rest else ""),
-    )
-
-
-def judge_nuts(rows: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> Verdict:
+def judge_nuts(case: Case, found: Mapping[str, Any]) -> None:
     """Whether there is a reference."""
-    good = found["verdict"] == "converged"
-    reasons = "; ".join(found["reasons"][:2])
-    seconds, gradients = (float(column(rows, NUTS, name).sum()) for name in ("seconds", "gradients"))
-    spent = f"{gradients:.3g} gradients" + ("" if math.isnan(seconds) else f", {seconds:.0f} s")
-    return Verdict(
-        "NUTS is a reference for this network (ours)",
-        REPRODUCED if good else NOT_REPRODUCED,
-        f"{found['verdict']} after {spent} and {found['shape'][0]} x {found['shape'][1]} draws ({reasons}): "
-        + ("it is one" if good else "no reference"),
+    gradients = float(column(case.rows, NUTS, "gradients").sum())
+    case.referee.measured(
+        "reference",
+        exact(float(found["verdict"] == "converged")),
+        f"{found['verdict']} after {gradients:.3g} gradients and {found['shape'][0]} x {found['shape'][1]} draws "
+        f"({'; '.join(found['reasons'][:2])})",
     )
 
 
-def judge_bde(rows: Sequence[Mapping[str, Any]], version: str) -> Verdict:
-    """No worse by NATS, by paired differences, in at most half the time, side by side in this run."""
-    claim = "as good a log score as the package of the source, in half its time (ours)"
-    if not version:
-        return Verdict(claim, NOT_RUN, "no interpreter with bde was named (--bde)")
-    theirs = column(rows, BDE, "log_score")
-    mine = beside_bde(rows)
-    differences = paired(column(mine, SAMPLED, "log_score") - theirs)
-    times = column(mine, SAMPLED, "seconds") / column(mine, BDE, "seconds")
-    fast = float(np.median(times)) <= 0.5
-    return Verdict(
-        claim,
-        no_worse(*differences, NATS) if fast else NOT_REPRODUCED,
-        f"bde {version} on {len(theirs)} splits: log score {mean_and_error(theirs)}, ours "
-        f"{told(*differences, digits=4)} (no worse: by {NATS:g} nats, two errors allowed for); our time over theirs "
-        f"{np.median(times):.2f} ({times.min():.2f} to {times.max():.2f}); median R-hat of its members "
-        f"{np.mean(column(mine, BDE, 'rhat_median')):.2f}, of ours "
-        f"{np.mean(column(mine, SAMPLED, 'rhat_median')):.2f}",
-    )
+def judge_bde(case: Case, first: Sequence[Mapping[str, Any]], version: str) -> None:
+    """Beside the package of the source. first: the scores of the run of which the claim was first written."""
+    if first:
+        times = column(first, SAMPLED, "seconds") / column(first, BDE, "seconds")
+        case.judge(
+            "bde-first",
+            column(first, SAMPLED, "log_score") - column(first, BDE, "log_score"),
+            f"our time over theirs {np.median(times):.2f}; by the moment-matched normal "
+            f"{(column(first, BDE, 'nll') - column(first, SAMPLED, 'nll')).mean():+.3f}",
+        )
+    else:
+        case.referee.not_run("bde-first", "the first run is not stored here")
+    mine = beside_bde(case.rows)
+    if not mine:
+        for key in ("bde", "bde-time", "bde-nll", "bde-rmse"):
+            case.referee.not_run(key, "no interpreter with bde was named (--bde)")
+        return
 
+    def both(name: str) -> tuple[np.ndarray, np.ndarray]:
+        return column(mine, SAMPLED, name), column(mine, BDE, name)
 
-def judge_bde_as_normal(rows: Sequence[Mapping[str, Any]], version: str) -> Verdict:
-    """The second score of the source, which asks of a mixture what a normal would give."""
-    claim = "as good by the score of the source, of the moment-matched normal (ours)"
-    return judged_beside_bde(rows, version, claim, "nll", lambda theirs: NATS, f"{NATS:g} nats")
+    def means(name: str) -> str:
+        ours, theirs = both(name)
+        return f"bde {version} {theirs.mean():.4f}, ours {ours.mean():.4f}"
 
-
-def judge_bde_rmse(rows: Sequence[Mapping[str, Any]], version: str) -> Verdict:
-    """The first score of the source: the root mean square error of the mean."""
-    claim = "as good by the RMSE, the first score of the source (ours)"
-    return judged_beside_bde(
-        rows, version, claim, "rmse", lambda theirs: SHARE * float(theirs.mean()), f"{SHARE:.0%}"
-    )
-
-
-def judged_beside_bde(
-    rows: Sequence[Mapping[str, Any]],
-    version: str,
-    claim: str,
-    score: str,
-    margin: Callable[[np.ndarray], float],
-    said: str,
-) -> Verdict:
-    """No worse by a score of which less is better; said: the margin in words."""
-    if not version:
-        return Verdict(claim, NOT_RUN, "no interpreter with bde was named (--bde)")
-    mine = beside_bde(rows)
-    theirs = column(mine, BDE, score)
-    differences = paired(theirs - column(mine, SAMPLED, score))
-    verdict = no_worse(*differences, margin(theirs))
-    return Verdict(
-        claim,
-        verdict,
-        f"bde {version} on {len(theirs)} splits: {score.upper()} {mean_and_error(theirs)}, ours "
-        f"{told(*differences, 'lower', 'higher', 4)} (no worse: by {said}, two errors allowed for)"
-        + (": cannot be told from so few splits" if verdict == NOT_RUN else ""),
-    )
+    log_score, nll, rmse, seconds = (both(name) for name in ("log_score", "nll", "rmse", "seconds"))
+    ours, theirs = both("rhat_median")
+    rhats = f"; median R-hat of its members {theirs.mean():.2f}, of ours {ours.mean():.2f}"
+    case.judge("bde", log_score[0] - log_score[1], means("log_score") + rhats)
+    case.judge("bde-nll", nll[1] - nll[0], means("nll"))
+    case.judge("bde-rmse", 1.0 - rmse[0] / rmse[1], means("rmse"))
+    if np.isfinite(seconds).all():
+        case.judge("bde-time", seconds[0] / seconds[1], f"by split {_listed(seconds[0] / seconds[1])}")
+    else:
+        case.referee.not_run("bde-time", "the machine had other work, so that no seconds were kept")
 
 
 def beside_bde(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The rows of the splits on which the source's package ran too."""
     splits = {row["split"] for row in rows if row["method"] == BDE}
     return [row for row in rows if row["split"] in splits]
+
+
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored tables."""
+    sizes, numbers = study.sizes, study.numbers
+    referee = Referee(
+        read_claims("sampling_ensembles"),
+        f"{sizes.splits} splits, of which {sizes.tried} chose the settings; the source: one split, five seeds",
+    )
+    count = sizes.rows or AIRFOIL_ROWS
+    test = math.ceil(TEST_SHARE * count)
+    case = Case(referee, study.tables["scores"], study.tables["tuning"], sizes.tried, (test, count - test))
+    for each in (
+        judge_published,
+        judge_mixing,
+        judge_tuned,
+        judge_deep_ensemble,
+        judge_stacking,
+        judge_stacking_loo,
+        judge_order,
+        judge_coverage,
+    ):
+        each(case)
+    judge_nuts(case, numbers["nuts, split 0"])
+    version = next((each["version"] for name, each in numbers.items() if name.startswith("bde, ")), "")
+    judge_bde(case, study.tables.get("first_run", ()), version)
+    return referee.verdicts()
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -943,30 +913,13 @@ def main(
         {"where": "TabPFN, there", "rmse": PUBLISHED["tabpfn_rmse"], "nll": PUBLISHED["tabpfn_nll"]},
         {"where": "XGBoost, there", "rmse": PUBLISHED["xgboost_rmse"], "nll": ""},
     ]
-    beside = [part for name, part in found.items() if name.startswith("bde-")]
-    version = beside[0].numbers["version"] if beside else ""
-    for verdict in (
-        judge_published(rows),
-        judge_mixing(rows),
-        judge_tuned(rows, tables["tuning"], sizes.tried),
-        judge_deep_ensemble(rows, tables["tuning"]),
-        judge_stacking(rows),
-        judge_stacking_loo(rows),
-        judge_order(rows),
-        judge_coverage(rows, sizes.tried),
-        judge_nuts(rows, found["nuts-0"].numbers),
-        judge_bde(rows, version),
-        judge_bde_as_normal(rows, version),
-        judge_bde_rmse(rows, version),
-    ):
-        study.judge(verdict)
     draw_scores(study.out / "scores.png", rows)
     draw_coverage(study.out / "coverage.png", rows)
     f = found["sampled-0"].f
     assert f is not None
     draw_members(study.out / "members.png", f, rhat_of_rows(f), split(0, sizes.rows).test_y)
     draw_weights(study.out / "weights.png", tables["weights"])
-    study.write()
+    study.conclude(judge)
     study.say(f"written to {study.out}")
     return study
 

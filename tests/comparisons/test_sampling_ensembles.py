@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from comparisons.claims import NOT_RUN, REFUTED, REPRODUCED, UNDECIDED
 from ppl_bnn.datasets.tables import Table
 from ppl_bnn.prediction.prediction import Prediction
 
@@ -77,7 +78,7 @@ def test_what_is_held_out_is_of_the_training_rows(script: Any) -> None:
 
 
 def table(script: Any, **changed: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """A table of two splits in which everything turns out as the source has it."""
+    """A table of six splits, like two by turns, in which everything turns out as the source has it."""
     figures: dict[str, dict[str, list[float]]] = {
         script.SAMPLED: {
             "rmse": [0.12, 0.13],
@@ -111,38 +112,58 @@ def table(script: Any, **changed: dict[str, list[float]]) -> list[dict[str, Any]
     for name, values in changed.items():
         figures[getattr(script, name)] |= values
     return [
-        {"split": split, "method": name, **{key: value[split] for key, value in values.items()}}
+        {"split": split, "method": name, **{key: value[split % 2] for key, value in values.items()}}
         for name, values in figures.items()
-        for split in (0, 1)
+        for split in range(6)
     ]
 
 
+def judged(
+    script: Any, judge: str, rows: list[dict[str, Any]], *more: Any, tuning: Any = (), tried: int = 2
+) -> dict[str, Any]:
+    """Key -> verdict of the claims that one function judges, each alone."""
+    claims = script.read_claims("sampling_ensembles")
+    referee = script.Referee(claims)
+    getattr(script, judge)(script.Case(referee, rows, tuning, tried, (300, 1200)), *more)
+    found = referee.evidence
+    for key in set(claims) - found:
+        referee.not_run(key, "another test")
+    return {each.key: each for each in referee.verdicts() if each.key in found}
+
+
 @pytest.mark.parametrize(
-    ("judge", "otherwise"),
+    ("judge", "claim", "otherwise", "expected"),
     [
-        ("judge_published", {"SAMPLED": {"rmse": [0.14, 0.12]}}),
-        ("judge_published", {"SAMPLED": {"nll": [-0.88, -0.95]}}),
-        ("judge_mixing", {"SAMPLED": {"rhat_median": [1.9, 1.05]}}),
-        ("judge_tuned", {"TUNED": {"log_score": [0.96, 0.96]}}),
-        ("judge_stacking", {"HELD_STACKED": {"log_score": [0.93, 0.9]}}),
-        ("judge_stacking_loo", {"STACKED": {"log_score": [0.94, 0.98]}}),
-        ("judge_order", {"HELD_STACKED": {"nll": [-0.86, -0.86]}}),
+        ("judge_published", "published-rmse", {"SAMPLED": {"rmse": [0.13, 0.12]}}, REFUTED),
+        ("judge_published", "published-nll", {"SAMPLED": {"nll": [-0.80, -0.95]}}, REFUTED),
+        ("judge_mixing", "mixing", {"SAMPLED": {"rhat_median": [1.02, 1.05]}}, REFUTED),
+        ("judge_mixing", "mixing", {"SAMPLED": {"rhat_median": [1.9, 0.95]}}, UNDECIDED),
+        ("judge_tuned", "tuned", {"TUNED": {"log_score": [0.98, 0.99]}}, REFUTED),
+        ("judge_tuned", "tuned", {"TUNED": {"log_score": [0.7, 1.2]}}, UNDECIDED),
+        ("judge_stacking", "stacking", {"HELD_STACKED": {"log_score": [0.85, 0.86]}}, REFUTED),
+        ("judge_stacking", "stacking", {"HELD_STACKED": {"log_score": [0.93, 0.9]}}, UNDECIDED),
+        ("judge_stacking_loo", "stacking-loo", {"STACKED": {"log_score": [0.94, 0.98]}}, UNDECIDED),
+        ("judge_order", "order", {"HELD_STACKED": {"nll": [-0.86, -0.85]}}, UNDECIDED),
         # In the mean alone: one of the two splits has it the other way round.
-        ("judge_order", {"HELD_STACKED": {"nll": [-0.86, -0.80]}}),
-        ("judge_coverage", {"SAMPLED": {"coverage_50": [0.5, 0.6]}}),
+        ("judge_order", "order", {"HELD_STACKED": {"nll": [-0.86, -0.80]}}, UNDECIDED),
+        ("judge_coverage", "coverage-50", {"SAMPLED": {"coverage_50": [0.4, 0.41]}}, REFUTED),
+        ("judge_coverage", "coverage-50", {"SAMPLED": {"coverage_50": [0.45, 0.6]}}, UNDECIDED),
     ],
 )
-def test_each_verdict_can_come_out_either_way(script: Any, judge: str, otherwise: Any) -> None:
-    assert getattr(script, judge)(table(script)).verdict == script.REPRODUCED
-    assert getattr(script, judge)(table(script, **otherwise)).verdict == script.NOT_REPRODUCED
+def test_each_verdict_can_come_out_either_way(
+    script: Any, judge: str, claim: str, otherwise: Any, expected: str
+) -> None:
+    assert judged(script, judge, table(script))[claim].verdict == REPRODUCED
+    assert judged(script, judge, table(script, **otherwise))[claim].verdict == expected
 
 
-def test_a_tuned_deep_ensemble_corrects_the_published_one_or_not(script: Any) -> None:
-    assert script.judge_deep_ensemble(table(script)).verdict == script.CORRECTED
-    same = table(script, TUNED={"rmse": [0.37, 0.1], "nll": [0.18, -1.0]})
-    assert script.judge_deep_ensemble(same).verdict == script.REPRODUCED
-    for worse in ({"rmse": [0.5, 0.1], "nll": [0.18, -1.0]}, {"rmse": [0.15, 0.1], "nll": [0.5, -1.0]}):
-        assert script.judge_deep_ensemble(table(script, TUNED=worse)).verdict == script.NOT_REPRODUCED
+def test_a_tuned_deep_ensemble_is_held_to_the_published_one(script: Any) -> None:
+    def found(rmse: float) -> str:
+        rows = table(script, TUNED={"rmse": [rmse, 0.1], "nll": [0.18, -1.0]})
+        return judged(script, "judge_deep_ensemble", rows)["deep-ensemble"].verdict
+
+    assert found(0.37) == REPRODUCED
+    assert [found(rmse) for rmse in (0.35, 0.345, 0.38, 0.385)] == [REPRODUCED, REFUTED, REPRODUCED, REFUTED]
 
 
 def test_a_choice_at_the_edge_of_what_was_tried_is_named(script: Any) -> None:
@@ -152,66 +173,70 @@ def test_a_choice_at_the_edge_of_what_was_tried_is_named(script: Any) -> None:
             for sigma in (0.3, 1.0, 3.0)
         ]
 
-    inside, edge = (script.judge_tuned(table(script), tuning(best)).numbers for best in (1.0, 0.3))
+    def said(judge: str, claim: str, best: float) -> str:
+        return judged(script, judge, table(script), tuning=tuning(best))[claim].numbers
+
+    inside, edge = (said("judge_tuned", "tuned", best) for best in (1.0, 0.3))
     assert inside.endswith("it chose sigma 1 on 1 of 1 splits, rate 0.01 on 1 of 1 splits")
     assert "at the edge of what was tried (sigma 0.3, 1, 3)" in edge
-    assert "edge" in script.judge_deep_ensemble(table(script), tuning(0.3)).numbers
+    assert "edge" in said("judge_deep_ensemble", "deep-ensemble", 0.3)
 
 
-def test_splits_that_chose_the_settings_are_told_from_the_others(script: Any) -> None:
-    found = script.judge_tuned(table(script), tried=1).numbers
-    assert "0.2550 +- 0.0050, on the 1 splits that chose no settings 0.2600" in found
-    assert "chose no settings 50%: 0.6100" in script.judge_coverage(table(script), tried=1).numbers
+def test_splits_that_chose_the_settings_decide_nothing(script: Any) -> None:
+    rows = table(script)
+    for row in rows:
+        if row["split"] < 2 and row["method"] == script.SAMPLED:
+            row |= {"log_score": 9.0, "coverage_50": 0.9}
+    found = judged(script, "judge_tuned", rows)["tuned"]
+    assert (found.n, found.estimate) == (4, pytest.approx(0.255))
+    assert judged(script, "judge_coverage", rows)["coverage-50"].estimate == pytest.approx(0.105)
+    none = judged(script, "judge_tuned", [row for row in rows if row["split"] < 2])["tuned"]
+    assert none.verdict == NOT_RUN
 
 
 def test_methods_are_ordered_on_the_splits_that_they_share(script: Any) -> None:
     # Over all its splits bde would be the better one by the NLL and the worse one by the log score.
-    hard = [{**row, "split": 2} for row in table(script)[:1]]
+    hard = [{**row, "split": 9} for row in table(script)[:1]]
     hard[0] |= {"nll": 5.0, "log_score": 9.0}
-    found = script.judge_order([*table(script), *hard])
-    assert f"{script.SAMPLED} and {script.BDE}" not in found.numbers
+    found = judged(script, "judge_order", [*table(script), *hard])["order"]
+    assert f"{script.SAMPLED} minus {script.BDE}" not in found.numbers
 
 
 def test_the_package_of_the_source_is_met_or_not(script: Any) -> None:
-    assert script.judge_bde(table(script), "").verdict == script.NOT_RUN
-    good = script.judge_bde(table(script), "1.0.2")
-    assert good.verdict == script.REPRODUCED
-    assert "0.40 (0.40 to 0.40)" in good.numbers
-    slow = script.judge_bde(table(script, SAMPLED={"seconds": [60.0, 60.0]}), "1.0.2")
-    worse = script.judge_bde(table(script, SAMPLED={"log_score": [0.9, 0.92]}), "1.0.2")
-    assert slow.verdict == worse.verdict == script.NOT_REPRODUCED
-    assert script.judge_bde_as_normal(table(script), "").verdict == script.NOT_RUN
-    assert script.judge_bde_as_normal(table(script), "1.0.2").verdict == script.REPRODUCED
-    assert script.judge_bde_rmse(table(script), "").verdict == script.NOT_RUN
-    assert script.judge_bde_rmse(table(script), "1.0.2").verdict == script.REPRODUCED
-    larger = script.judge_bde_rmse(table(script, SAMPLED={"rmse": [0.126, 0.137]}), "1.0.2")
-    assert larger.verdict == script.NOT_REPRODUCED
-    assert "higher by 0.0065 +- 0.0005" in larger.numbers
-    # Too wide an error shows nothing, either way.
-    wide = {"SAMPLED": {"nll": [-0.62, -1.18], "log_score": [0.64, 1.24], "rmse": [0.10, 0.16]}}
-    for judge in (script.judge_bde, script.judge_bde_as_normal, script.judge_bde_rmse):
-        assert judge(table(script, **wide), "1.0.2").verdict == script.NOT_RUN
-    as_a_normal = table(script, SAMPLED={"nll": [-0.85, -0.83]})
-    assert script.judge_bde(as_a_normal, "1.0.2").verdict == script.REPRODUCED
-    assert script.judge_bde_as_normal(as_a_normal, "1.0.2").verdict == script.NOT_REPRODUCED
+    def found(rows: list[dict[str, Any]], first: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        return judged(script, "judge_bde", rows, first or [], "1.0.2")
+
+    def outcomes(**changed: Any) -> dict[str, str]:
+        return {key: each.verdict for key, each in found(table(script, **changed)).items()}
+
+    assert outcomes() == {"bde-first": NOT_RUN} | dict.fromkeys(
+        ("bde", "bde-time", "bde-nll", "bde-rmse"), REPRODUCED
+    )
+    without = [row for row in table(script) if row["method"] != script.BDE]
+    assert {each.verdict for each in found(without).values()} == {NOT_RUN}
+    assert outcomes(SAMPLED={"seconds": [60.0, 60.0]})["bde-time"] == REFUTED
+    assert outcomes(SAMPLED={"seconds": [math.nan, math.nan]})["bde-time"] == NOT_RUN
+    for gap, expected in ((0.09, REPRODUCED), (0.11, REFUTED)):
+        worse = {"log_score": [0.94 - gap, 0.96 - gap], "nll": [-0.92 + gap, -0.9 + gap]}
+        assert [outcomes(SAMPLED=worse)[key] for key in ("bde", "bde-nll")] == [expected] * 2
+    for ratio, expected in ((1.04, REPRODUCED), (1.06, REFUTED)):
+        assert outcomes(SAMPLED={"rmse": [0.12 * ratio, 0.13 * ratio]})["bde-rmse"] == expected
+    # Too wide an interval shows nothing, either way.
+    wide = outcomes(SAMPLED={"nll": [-0.62, -1.18], "log_score": [0.64, 1.24], "rmse": [0.10, 0.16]})
+    assert {wide[key] for key in ("bde", "bde-nll", "bde-rmse")} == {UNDECIDED}
     # Splits on which the package did not run count for neither.
-    more = [*table(script), {**table(script, SAMPLED={"log_score": [0.0, 0.0]})[0], "split": 2, "nll": 9.0}]
-    assert script.judge_bde(more, "1.0.2").numbers == good.numbers
-    assert script.judge_bde_as_normal(more, "1.0.2").verdict == script.REPRODUCED
+    more = [*table(script), {**table(script, SAMPLED={"log_score": [0.0, 0.0]})[0], "split": 9, "nll": 9.0}]
+    assert found(more)["bde"].numbers == found(table(script))["bde"].numbers
+    assert found(table(script), table(script))["bde-first"].verdict == REPRODUCED
 
 
 def test_nuts_is_a_reference_only_where_it_converged(script: Any) -> None:
     rows = [{"split": 0, "method": script.NUTS, "seconds": 90.0, "gradients": 1e5}]
-    for verdict, expected, said in (
-        ("converged", script.REPRODUCED, "it is one"),
-        ("converged per mode only", script.NOT_REPRODUCED, "no reference"),
-    ):
+    for verdict, expected in (("converged", REPRODUCED), ("converged per mode only", REFUTED)):
         found = {"verdict": verdict, "reasons": ["R-hat is 2"], "shape": [2, 100]}
-        judged = script.judge_nuts(rows, found)
-        assert judged.verdict == expected
-        assert said in judged.numbers
+        assert judged(script, "judge_nuts", rows, found)["reference"].verdict == expected
     nothing = {"verdict": "no draws", "reasons": ["budget: 1 s"], "shape": [0, 0]}
-    assert script.judge_nuts([], nothing).verdict == script.NOT_REPRODUCED
+    assert judged(script, "judge_nuts", [], nothing)["reference"].verdict == REFUTED
 
 
 def test_rhat_of_rows_is_that_of_members_apart(script: Any) -> None:
@@ -231,8 +256,8 @@ def test_a_tiny_run_writes_everything(script: Any, tmp_path: Path) -> None:
     for name in FIGURES:
         assert (tmp_path / f"{name}.png").stat().st_size > 5000
     content = json.loads((tmp_path / "results.json").read_text())
-    assert len(content["verdicts"]) == len(study.verdicts) == 12
-    assert content["verdicts"][-1]["verdict"] == script.NOT_RUN
+    assert len(content["verdicts"]) == len(study.verdicts) == 16
+    assert content["verdicts"][-1]["verdict"] == NOT_RUN
     methods = {row["method"] for row in study.tables["scores"]}
     assert methods == set(script.COLOURS) - {script.BDE}
     for row in study.tables["scores"]:
