@@ -87,7 +87,7 @@ def through_maps(
         problem = Problem(program, xs, ys, x, y, 0, "cpu", "float64")
         rng = np.random.default_rng(4)
         u = {name: 0.6 * rng.normal(size=site.unconstrained_shape) for name, site in program.sites.items()}
-        maps = linear_maps(problem, u).values()
+        maps = linear_maps(problem, u)
         served = {site for linear in maps for site in (linear.weight, linear.bias) if site is not None}
         ((_, _, ours),) = jacobians(problem, u, x, 2**28)
         names = latent_names(problem)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
+from ppl_bnn.inference.curvature.jacobian import hessian_product
 
 # The most coordinates for which the curvature is measured: each takes a product of the Hessian with a vector.
 LARGEST = 300
@@ -66,24 +67,20 @@ def conditioning(problem: Problem, flat: np.ndarray) -> Conditioning | None:
         return None
     program, system = problem.program, problem.system
 
-    def gradient(at: Any, x: Any, y: Any) -> Any:
-        return system.value_and_grad(lambda u: -program.log_joint(program.unravel(u), x, y))(at)[1]
+    def loss(at: Any, x: Any, y: Any) -> Any:
+        return -program.log_joint(program.unravel(at), x, y)
 
-    def build() -> Any:
-        def product(at: Any, direction: Any, x: Any, y: Any) -> Any:
-            return system.value_and_grad(lambda u: (gradient(u, x, y) * direction).sum())(at)[1]
+    def product(at: Any, direction: Any, x: Any, y: Any) -> Any:
+        return hessian_product(system, loss, at, x, y)(direction)
 
-        return system.compile(product)
-
-    product = program.cached("Hessian times a vector", build)
-    at, unit = system.asarray(flat), np.eye(size)
-    columns = (product(at, system.asarray(row), problem.x, problem.y) for row in unit)
+    compiled = program.cached("Hessian times a vector", lambda: system.compile(product))
+    columns = (
+        compiled(system.asarray(flat), system.asarray(row), problem.x, problem.y) for row in np.eye(size)
+    )
     matrix = np.stack([np.asarray(system.to_numpy(column), dtype=np.float64) for column in columns])
     if not np.isfinite(matrix).all():
         return None
-    matrix = 0.5 * (matrix + matrix.T)
-    scale = np.sqrt(np.maximum(np.diag(matrix), 0.0))
+    found = Conditioning(0.5 * (matrix + matrix.T))
     # An eigenvalue of R below this is rounding.
-    if not scale.all() or np.linalg.eigvalsh(matrix / np.outer(scale, scale))[0] < 1e-12 * size:
-        return None
-    return Conditioning(matrix)
+    positive = np.diag(matrix).min() > 0.0 and found.scaled[0] >= 1e-12 * size
+    return found if positive else None

@@ -20,16 +20,17 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import scipy
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import chunks, map_data, padded
+from ppl_bnn.core.arrays import chunks
 from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError
 from ppl_bnn.inference.curvature import jacobian, structures
 from ppl_bnn.inference.curvature.gaussians import check_finite
-from ppl_bnn.inference.curvature.jacobian import Factors, JacobianPlan, plan_of
+from ppl_bnn.inference.curvature.jacobian import Factors, JacobianPlan, padded_rows, plan_of
 from ppl_bnn.inference.curvature.kronecker import DenseBlock, KroneckerBlock, KroneckerCurvature
 from ppl_bnn.inference.curvature.structures import DataCurvature
-from ppl_bnn.inference.flat_vector import Values, Where, latent_names, site_slices, system_values
+from ppl_bnn.inference.flat_vector import Values, Where, system_values
 from ppl_bnn.language.likelihoods import HasObservedInformation
 from ppl_bnn.prediction.prediction import Prediction
 
@@ -76,7 +77,8 @@ def data_curvature(
     if structure == "lowrank" and (rank is None or not 1 <= rank <= most):
         raise InputError.of("rank", f"a rank from 1 to {most}", repr(rank), "rank=20")
     if curvature == "hessian":
-        return _Hessian(problem, u, where, memory).structured(structure, rank or 0, own, seed)
+        hessian = _Hessian(problem, u, where, memory)
+        return hessian.structured(structure, rank or 0, own, seed), hessian.passes
     rows = _Rows(problem, u, where, _cotangents(problem, u, curvature, fisher, samples, seed), memory)
     structured = {
         "full": rows.full,
@@ -93,8 +95,8 @@ def check_blocks_fit(problem: Problem, u: Values, sites: tuple[str, ...]) -> Non
     A site that is not a weight of a linear map has a dense block, the square of its size. u may be any point.
     """
     plan = plan_of(problem, u, sites)
-    shapes = {linear.weight: linear.shape for linear in plan.maps.values()}
-    sides = {name: shapes.get(name, (problem.program.sites[name].size,)) for name in sites}
+    sides = {name: (problem.program.sites[name].size,) for name in sites}
+    sides |= {weight: linear.shape for weight, linear in plan.maps.items() if weight in sides}
     numbers = {name: sum(side**2 for side in each) for name, each in sides.items()}
     # A sum, the term to be added to it, and later the factor of the precision.
     needed, available = 3 * 8 * sum(numbers.values()), _machine_memory()
@@ -102,7 +104,7 @@ def check_blocks_fit(problem: Problem, u: Values, sites: tuple[str, ...]) -> Non
         return
     largest = max(numbers, key=lambda name: numbers[name])
     blocks = " and ".join(f"{side:,} x {side:,}" for side in sides[largest])
-    inside = largest in shapes or largest not in plan.rest
+    inside = largest not in plan.rest
     expected = f"blocks that fit into the {available / 1e9:,.3g} GB of memory of this machine"
     got = f"{'factors' if inside else 'a dense block'} of {blocks} numbers, and {needed / 1e9:,.3g} GB in all"
     advice = "weights= with the names of smaller layers, or structure='diag' or 'lowrank'"
@@ -143,29 +145,16 @@ def _cotangents(
     if fisher == "exact":
         return lambda eta, rows: np.asarray(likelihood.fisher_root(eta))
     # All targets are drawn at once, so that they do not depend on how rows are divided.
-    eta = np.concatenate(list(_predictors(problem, u)))
-    drawn = Prediction(*likelihood.mixture_parameters(eta[None])).sample(samples, seed)
+    draws = {name: np.asarray(value)[None] for name, value in u.items()}
+    w = problem.program.constrain_draws(draws, problem.x, problem.y)
+    eta = problem.program.predictor_draws(w, problem.inputs)
+    drawn = Prediction(*likelihood.mixture_parameters(eta)).sample(samples, seed)
 
     def sampled(eta: np.ndarray, rows: slice) -> np.ndarray:
         scores = [np.asarray(likelihood.score(eta, y[rows])) for y in drawn]
         return np.stack(scores, -1) / math.sqrt(samples)
 
     return sampled
-
-
-def _predictors(problem: Problem, u: Values) -> Iterator[np.ndarray]:
-    """eta (B, D) for chunks of the training rows."""
-    system = problem.system
-    plan = plan_of(problem, u, tuple(latent_names(problem)))
-    chunk = int(np.clip(2**26 // (16 * plan.activations), 1, problem.rows))
-    for start, stop in chunks(problem.rows, chunk):
-        part = _padded_rows(problem, problem.inputs, start, stop, chunk)
-        value = jacobian.compiled(problem, plan, "predictor")(system_values(problem, u), part)
-        yield system.to_numpy(value)[: stop - start]
-
-
-def _padded_rows(problem: Problem, data: Any, start: int, stop: int, size: int) -> Any:
-    return map_data(lambda a: problem.system.asarray(padded(np.asarray(a[start:stop]), size)), data)
 
 
 @dataclass
@@ -186,16 +175,6 @@ class _Rows:
     def plan(self) -> JacobianPlan:
         return plan_of(self.problem, self.u, self.where.sites)
 
-    @cached_property
-    def slices(self) -> dict[Any, slice]:
-        """The slice of each site in the flat vector of the sites."""
-        return {**site_slices(self.problem, self.where.sites)}
-
-    @cached_property
-    def rest(self) -> dict[str, slice]:
-        """The slices of sites without a linear map in `Factors.rest`."""
-        return site_slices(self.problem, self.plan.rest)
-
     def chunks(self, extra: Callable[[int], int] = lambda width: 0) -> Iterator[Factors]:
         given = (self.problem, self.u, self.problem.inputs, self.cotangents, self.memory, self.where.sites)
         for part in jacobian.linear_factors(*given, extra):
@@ -206,13 +185,12 @@ class _Rows:
 
     def full(self) -> DataCurvature:
         """B'B, or B if it is smaller."""
-        from scipy.linalg.blas import dsyrk  # pyright: ignore[reportAttributeAccessIssue]
-
+        blas: Any = scipy.linalg.blas
         size, count = self.where.size, self.where.count
-        place = np.full(size, -1)
-        place[slice(None) if self.where.kept is None else self.where.kept] = np.arange(count)
-        at = np.concatenate([place[self.slices[name]] for name in self.plan.rest] or [place[:0]])
-        kept = np.flatnonzero(at >= 0)
+        every = np.arange(size)
+        rest = np.concatenate([every[:0], *(every[self.plan.slices[name]] for name in self.plan.rest)])
+        # The places of the rest in the curvature, and in `Factors.rest`.
+        _, at, kept = np.intersect1d(self.where.chosen(every), rest, return_indices=True)
         # Rows that affect only the rest are summed separately.
         gram = np.zeros((len(kept), len(kept)))
         stacked: list[np.ndarray] = []
@@ -220,7 +198,7 @@ class _Rows:
         for part in self.chunks(lambda width: 2 * width * size):
             rows, active = len(part.eta), np.arange(len(part.active))
             own = replace(part, rest=part.rest[:, part.active], active=active)
-            block = self.where.chosen(own.jacobian(self.problem, self.plan)).reshape(-1, count)
+            block = self.where.chosen(own.jacobian()).reshape(-1, count)
             resting = part.rest[:, part.resting].reshape(rows * len(part.resting), part.rest.shape[-1])
             gram += resting[:, kept].T @ resting[:, kept]
             if stacked or (total is None and len(block) // rows * self.problem.rows + len(kept) < count):
@@ -229,54 +207,49 @@ class _Rows:
             if total is None:
                 total = np.zeros((count, count), order="F")
             # One triangle only: half the work of a product of matrices.
-            total = dsyrk(1.0, block.T, beta=1.0, c=total, overwrite_c=True, lower=True)
+            total = blas.dsyrk(1.0, block.T, beta=1.0, c=total, overwrite_c=True, lower=True)
         if total is None:
             values, vectors = np.linalg.eigh(gram)
             some = values > 0
             root = np.zeros((int(some.sum()), count))
-            root[:, at[kept]] = (vectors[:, some] * np.sqrt(values[some])).T
+            root[:, at] = (vectors[:, some] * np.sqrt(values[some])).T
             return structures.FactorCurvature(np.concatenate([*stacked, root]))
         matrix = np.ascontiguousarray(np.tril(total) + np.tril(total, -1).T)
-        matrix[np.ix_(at[kept], at[kept])] += gram
+        matrix[np.ix_(at, at)] += gram
         return structures.FullCurvature(matrix)
 
     def diagonal(self) -> DataCurvature:
-        total, slices = np.zeros(self.where.size), self.slices
+        total = np.zeros(self.where.size)
         for part in self.chunks():
-            for name, linear in self.plan.maps.items():
-                inputs, gradients = part.maps[name]
-                if linear.weight in slices:
-                    total[slices[linear.weight]] += _squares(inputs, gradients, self.memory).reshape(-1)
-                if linear.bias in slices:
-                    total[slices[linear.bias]] += np.sum(gradients.sum(2) ** 2, axis=(0, 1))
-            for name, at in self.rest.items():
-                total[slices[name]] += np.sum(part.rest[:, :, at] ** 2, axis=(0, 1))
+            for site, _, inputs, gradients in part.by_site():
+                if inputs is None:
+                    squares = np.sum(gradients**2, axis=(0, 1))
+                else:
+                    squares = _squares(inputs, gradients, self.memory).reshape(-1)
+                total[self.plan.slices[site]] += squares
         return structures.DiagonalCurvature(self.where.chosen(total))
 
     def kronecker(self, sharing: str) -> DataCurvature:
         check_blocks_fit(self.problem, self.u, self.where.sites)
-        left, right, dense = (defaultdict[Any, Any](float) for _ in range(3))
-        reduce = sharing == "reduce"
+        left, right, dense = (defaultdict[str, Any](float) for _ in range(3))
         for part in self.chunks():
-            for name, linear in self.plan.maps.items():
-                inputs, gradients = part.maps[name]
-                summed = gradients.sum(2).reshape(-1, linear.shape[1])
-                if linear.weight in self.slices:
-                    a = inputs.mean(1) if reduce else inputs.reshape(-1, linear.shape[0])
-                    g = summed if reduce else gradients.reshape(-1, linear.shape[1])
-                    left[linear.weight] += a.T @ a / (self.problem.rows * (1 if reduce else linear.places))
-                    right[linear.weight] += g.T @ g
-                if linear.bias in self.slices:
-                    dense[linear.bias] += summed.T @ summed
-            for name, at in self.rest.items():
-                rows = part.rest[:, :, at].reshape(-1, at.stop - at.start)
-                dense[name] += rows.T @ rows
-        shapes = {linear.weight: linear.shape for linear in self.plan.maps.values()}
-        blocks = []
-        for name, at in site_slices(self.problem, self.where.sites).items():
+            for site, _, a, g in part.by_site():
+                if a is None:
+                    rows = g.reshape(-1, g.shape[-1])
+                    dense[site] += rows.T @ rows
+                    continue
+                if sharing == "reduce":
+                    a, g = a.mean(1, keepdims=True), g.sum(2)
+                terms = self.problem.rows * a.shape[1]
+                a, g = a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1])
+                left[site] += a.T @ a / terms
+                right[site] += g.T @ g
+        blocks: list[DenseBlock | KroneckerBlock] = []
+        for name, at in self.plan.slices.items():
             place = np.arange(at.start, at.stop)
             if name in left:
-                blocks.append(KroneckerBlock(name, shapes[name], left[name], right[name], place))
+                shape = self.plan.maps[name].shape
+                blocks.append(KroneckerBlock(name, shape, left[name], right[name], place))
             else:
                 blocks.append(DenseBlock(name, dense[name], place))
         return KroneckerCurvature(tuple(blocks))
@@ -298,40 +271,42 @@ class _Rows:
             block = curvature.factor[:, own].T @ curvature.factor[:, own]
             return _with_block(_positive(values, vectors.T @ factor, dual=True), block, own)
         # The factors fit into memory between two products, or are computed again for each.
-        bytes_of_factors = 8 * self.problem.rows * self.plan.floats(self.problem, width)
+        bytes_of_factors = 8 * self.problem.rows * self.plan.floats(width)
         stored = list(self.chunks()) if bytes_of_factors <= self.memory else None
 
         def product(flat: np.ndarray) -> np.ndarray:
-            v = np.zeros(self.where.size)
-            v[slice(None) if self.where.kept is None else self.where.kept] = np.ravel(flat)
-            total = np.zeros(self.where.size)
+            v, total = _spread(self.where, np.ravel(flat)), np.zeros(self.where.size)
             for part in self.chunks() if stored is None else stored:
-                self._add_product(total, v, part)
+                _add_product(total, v, part)
             return self.where.chosen(total)
 
         return _low_rank_of_products(product, rank, own, seed)
 
-    def _add_product(self, total: np.ndarray, v: np.ndarray, part: Factors) -> None:
-        """total += B'(B v) for the rows of a chunk, from factors, without a gradient of a weight for any row."""
-        slices = self.slices
-        z = part.rest @ np.concatenate([v[slices[name]] for name in self.plan.rest] or [np.zeros(0)])
-        for name, linear in self.plan.maps.items():
-            inputs, gradients = part.maps[name]
-            moved = np.zeros((*inputs.shape[:2], linear.shape[1]))
-            if linear.weight in slices:
-                moved = inputs @ v[slices[linear.weight]].reshape(linear.shape)
-            if linear.bias in slices:
-                moved = moved + v[slices[linear.bias]]
-            z[:, part.active] += np.einsum("bto,bato->ba", moved, gradients)
-        for name, linear in self.plan.maps.items():
-            inputs, gradients = part.maps[name]
-            pulled = np.einsum("ba,bato->bto", z[:, part.active], gradients).reshape(-1, linear.shape[1])
-            if linear.weight in slices:
-                total[slices[linear.weight]] += (inputs.reshape(-1, linear.shape[0]).T @ pulled).reshape(-1)
-            if linear.bias in slices:
-                total[slices[linear.bias]] += pulled.sum(0)
-        for name, at in self.rest.items():
-            total[slices[name]] += np.einsum("bc,bcr->r", z, part.rest[:, :, at])
+
+def _spread(where: Where, chosen: np.ndarray) -> np.ndarray:
+    """The inverse of `Where.chosen`, with zeros at the other positions."""
+    whole = np.zeros((*chosen.shape[:-1], where.size))
+    whole[..., slice(None) if where.kept is None else where.kept] = chosen
+    return whole
+
+
+def _add_product(total: np.ndarray, v: np.ndarray, part: Factors) -> None:
+    """total += B'(B v) for the rows of a chunk, from factors, without a gradient of a weight for any row."""
+    z, sites = np.zeros(part.rest.shape[:2]), list(part.by_site())
+    for site, columns, inputs, gradients in sites:
+        along = v[part.plan.slices[site]]
+        if inputs is None:
+            z[:, columns] += gradients @ along
+        else:
+            moved = inputs @ along.reshape(inputs.shape[-1], -1)
+            z[:, columns] += np.einsum("bto,bato->ba", moved, gradients)
+    for site, columns, inputs, gradients in sites:
+        if inputs is None:
+            pulled = np.einsum("ba,bap->p", z[:, columns], gradients)
+        else:
+            outer = np.einsum("ba,bato->bto", z[:, columns], gradients)
+            pulled = np.tensordot(inputs, outer, ([0, 1], [0, 1])).reshape(-1)
+        total[part.plan.slices[site]] += pulled
 
 
 def _squares(inputs: np.ndarray, gradients: np.ndarray, memory: int) -> np.ndarray:
@@ -357,17 +332,17 @@ def _low_rank_of_products(
     product: Callable[[np.ndarray], np.ndarray], rank: int, own: np.ndarray, seed: int
 ) -> structures.FactorCurvature:
     """`_low_rank` of a matrix that is given by its products with vectors (Q,), by implicitly restarted Lanczos."""
-    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 
     def outside(v: np.ndarray) -> np.ndarray:
         return np.where(own, 0.0, product(np.where(own, 0.0, np.ravel(v))))
 
     size = len(own)
     start = np.random.default_rng(seed).standard_normal(size)
-    operator = LinearOperator((size, size), matvec=outside, dtype=np.float64)  # pyright: ignore[reportCallIssue]
+    lanczos: Any = scipy.sparse.linalg
+    operator = lanczos.LinearOperator((size, size), matvec=outside, dtype=np.float64)
     try:
-        values, vectors = eigsh(operator, k=rank, which="LA", v0=start)
-    except ArpackNoConvergence as error:
+        values, vectors = lanczos.eigsh(operator, k=rank, which="LA", v0=start)
+    except lanczos.ArpackNoConvergence as error:
         got = f"{len(error.eigenvalues)} that converged"
         raise CurvatureError.of("structure='lowrank'", f"{rank} eigenpairs", got, "a smaller rank") from error
     order = np.argsort(values)[::-1]
@@ -388,10 +363,8 @@ def _with_block(rows: np.ndarray, block: np.ndarray, own: np.ndarray) -> structu
 
 def _largest(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
     """The largest eigenvalues, largest first, and their eigenvectors as columns."""
-    from scipy.linalg import eigh
-
     size = len(matrix)
-    values, vectors = eigh(matrix, subset_by_index=(max(0, size - rank), size - 1))
+    values, vectors = scipy.linalg.eigh(matrix, subset_by_index=(max(0, size - rank), size - 1))
     return values[::-1], vectors[:, ::-1]
 
 
@@ -414,28 +387,24 @@ class _Hessian:
     memory: int
     passes: float = 0.0
 
-    def structured(self, structure: str, rank: int, own: Any, seed: int) -> tuple[DataCurvature, float]:
+    def structured(self, structure: str, rank: int, own: np.ndarray, seed: int) -> DataCurvature:
         size = self.where.count
         if structure == "lowrank" and size > DENSE:
-            return _low_rank_of_products(lambda v: self.products(v[None])[0], rank, own, seed), self.passes
+            return _low_rank_of_products(lambda v: self.products(v[None])[0], rank, own, seed)
         units = (np.eye(stop - start, size, start) for start, stop in chunks(size, self._sizes[1]))
         if structure == "diag":
             diagonal = np.concatenate([self.products(unit)[unit == 1.0] for unit in units])
-            return structures.DiagonalCurvature(diagonal), self.passes
+            return structures.DiagonalCurvature(diagonal)
         matrix = np.concatenate([self.products(unit) for unit in units])
         matrix = 0.5 * (matrix + matrix.T)
-        if structure == "lowrank":
-            return _low_rank(matrix, rank, own), self.passes
-        return structures.FullCurvature(matrix), self.passes
+        return _low_rank(matrix, rank, own) if structure == "lowrank" else structures.FullCurvature(matrix)
 
     @cached_property
     def _sizes(self) -> tuple[int, int]:
         """Rows and directions per call."""
-        program = self.problem.program
-        rows = self.problem.rows
-        if program.coupled:
-            per_row = 8 * 4 * program.parameter_count
-        else:
+        program, rows = self.problem.program, self.problem.rows
+        per_row = 8 * 4 * program.parameter_count
+        if not program.coupled:
             per_row = 8 * 4 * plan_of(self.problem, self.u, self.where.sites).activations
             rows = int(np.clip(self.memory // (4 * per_row), 1, rows))
         per_direction = per_row * rows + 8 * 4 * self.where.size
@@ -449,14 +418,13 @@ class _Hessian:
         step = min(step, len(directions))
         values = system_values(problem, self.u)
         total = np.zeros_like(directions)
-        kept = slice(None) if self.where.kept is None else self.where.kept
         for start, stop in chunks(problem.rows, rows):
-            data = (problem.inputs, problem.targets)
-            x, y = (_padded_rows(problem, each, start, stop, rows) for each in data)
+            x = padded_rows(problem, problem.inputs, start, stop, rows)
+            y = padded_rows(problem, problem.targets, start, stop, rows)
             counted = system.asarray((np.arange(rows) < stop - start).astype(float))
             for first, last in chunks(len(directions), step):
                 whole = np.zeros((step, self.where.size))
-                whole[: last - first, kept] = directions[first:last]
+                whole[: last - first] = _spread(self.where, directions[first:last])
                 result = system.to_numpy(function(values, x, y, counted, system.asarray(whole)))
                 total[first:last] += self.where.chosen(result.astype(np.float64)[: last - first])
                 self.passes += (last - first) * (stop - start) / problem.rows
@@ -472,12 +440,9 @@ class _Hessian:
             return -(counted * program.log_likelihood(u, x, y)).sum()
 
         def products(values: Any, x: Any, y: Any, counted: Any, directions: Any) -> Any:
-            def gradient(flat: Any) -> tuple[Any, Any]:
-                value, gradient = system.value_and_grad(loss)(flat, values, x, y, counted)
-                return gradient, value
-
-            # The Hessian is symmetric: its product with a vector from the left is that from the right.
-            _, pullback, _ = system.vjp(gradient, program.ravel(values, sites))
-            return system.vmap(pullback)(directions)
+            product = jacobian.hessian_product(
+                system, loss, program.ravel(values, sites), values, x, y, counted
+            )
+            return system.vmap(product)(directions)
 
         return system.compile(products)

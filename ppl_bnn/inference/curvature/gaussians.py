@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, ClassVar, Self
 
 import numpy as np
+import scipy
 
 from ppl_bnn.core.errors import CurvatureError
 
@@ -40,9 +41,9 @@ class FlatGaussian(ABC):
                 object.__setattr__(self, name, array)
 
     @property
-    @abstractmethod
     def size(self) -> int:
-        """P, the length of the flat vector."""
+        """P, the length of the flat vector, which is that of the first field."""
+        return len(next(iter(vars(self).values())))
 
     @property
     @abstractmethod
@@ -97,6 +98,15 @@ class FlatGaussian(ABC):
         half = self.whiten(jacobian.reshape(-1, self.size)).reshape(*jacobian.shape[:2], -1)
         return half @ half.transpose(0, 2, 1)
 
+    def project_linear(self, inputs: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+        """J S J', (N, D, D), if the flat vector is the weight (I, O) of a linear map.
+
+        inputs (N, T, I) of the map at its T positions, gradients (N, D, T, O) with respect to its output. The Jacobian
+        is sum_t a_nt (x) g_ndt.
+        """
+        jacobian = np.einsum("nti,ndto->ndio", inputs, gradients)
+        return self.project(jacobian.reshape(*jacobian.shape[:2], -1))
+
     def joint(self, jacobian: np.ndarray) -> np.ndarray:
         """J S J' of a Jacobian (N, D, P) across rows too: (N D, N D), with the outputs of a row adjacent."""
         half = self.whiten(jacobian.reshape(-1, self.size))
@@ -126,12 +136,10 @@ class Full(FlatGaussian):
 
         Raises `CurvatureError` if it is not finite, indefinite, or too close to singular.
         """
-        from scipy.linalg import cholesky
-
         check_finite("a finite curvature", precision)
         try:
             # The transpose of a symmetric matrix in C order is the same matrix in LAPACK's.
-            factor = cholesky(precision.T, lower=True, check_finite=False)
+            factor = scipy.linalg.cholesky(precision.T, lower=True, check_finite=False)
         except np.linalg.LinAlgError:
             lowest = float(np.linalg.eigvalsh(precision)[0])
             expected = "a positive definite curvature at the mode"
@@ -142,10 +150,6 @@ class Full(FlatGaussian):
         check_condition(float(diagonal.min(initial=np.inf)), float(diagonal.max(initial=0.0)))
         _check_regular(precision, factor)
         return cls(factor)
-
-    @property
-    def size(self) -> int:
-        return len(self.cholesky)
 
     @property
     def log_determinant(self) -> float:
@@ -177,10 +181,8 @@ class Full(FlatGaussian):
         return self.cholesky @ self.cholesky.T
 
     def _inverse(self) -> np.ndarray:
-        from scipy.linalg import get_lapack_funcs
-
-        invert: Any = get_lapack_funcs("trtri", (self.cholesky,))
-        return invert(self.cholesky, lower=1)[0]
+        lapack: Any = scipy.linalg.lapack
+        return lapack.dtrtri(self.cholesky, lower=1)[0]
 
 
 @dataclass(frozen=True)
@@ -195,10 +197,6 @@ class Diagonal(FlatGaussian):
         super().__post_init__()
         check_finite("a finite curvature", self.values)
         check_positive(self.values)
-
-    @property
-    def size(self) -> int:
-        return len(self.values)
 
     @property
     def log_determinant(self) -> float:
@@ -219,18 +217,14 @@ class Diagonal(FlatGaussian):
     def precision(self) -> np.ndarray:
         return np.diag(self.values)
 
-    def project_linear(self, where: np.ndarray, inputs: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-        """The contribution of the weight (I, O) of a linear map at positions `where` (I O,) to J S J', (N, D, D).
-
-        inputs (N, T, I) of the map at its T positions, gradients (N, D, T, O) with respect to its output. The Jacobian
-        sum_t a_nt (x) g_ndt is formed for T > 1 only, a few rows at a time.
-        """
-        variances = 1.0 / self.values[where]
+    def project_linear(self, inputs: np.ndarray, gradients: np.ndarray) -> np.ndarray:
+        """The Jacobian is formed for T > 1 only, a few rows at a time."""
+        variances = 1.0 / self.values
         return _project_linear(inputs, gradients, variances.reshape(inputs.shape[-1], gradients.shape[-1]))
 
-    def project_part(self, where: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
-        """The contribution of entries at positions `where` (p,), with Jacobian (N, D, p), to J S J', (N, D, D)."""
-        return Diagonal(self.values[where]).project(jacobian)
+    def part(self, where: np.ndarray) -> Diagonal:
+        """The Gaussian of the entries at positions `where` (p,)."""
+        return Diagonal(self.values[where])
 
 
 @dataclass(frozen=True)
@@ -255,8 +249,6 @@ class LowRankPrecision(FlatGaussian):
 
         Raises `CurvatureError` if d is lost in the rounding of B' B, or the matrix is not positive definite.
         """
-        from scipy.linalg import cholesky
-
         check_finite("a finite curvature", diagonal)
         check_positive(diagonal)
         inner = np.array(gram_of(diagonal, factor) if gram is None else gram)
@@ -266,11 +258,8 @@ class LowRankPrecision(FlatGaussian):
         advice = "a prior with larger precision; with structure='lowrank', a larger rank=, tune='global' or "
         largest = float(np.sqrt(inner.diagonal().max(initial=1.0)))
         check_condition(1.0, largest, advice + "structure='full'")
-        return cls(diagonal, factor, cholesky(inner.T, lower=True, overwrite_a=True, check_finite=False))
-
-    @property
-    def size(self) -> int:
-        return len(self.diagonal)
+        root = scipy.linalg.cholesky(inner.T, lower=True, overwrite_a=True, check_finite=False)
+        return cls(diagonal, factor, root)
 
     @property
     def log_determinant(self) -> float:
@@ -302,10 +291,10 @@ class LowRankPrecision(FlatGaussian):
         shifted = self.cholesky.copy(order="F")
         np.fill_diagonal(shifted, shifted.diagonal() + 1.0)
         scale = np.sqrt(self.diagonal)
-        inner = ((rows / scale) @ self.factor.T).T
-        for triangle in (shifted, self.cholesky) if transposed else (self.cholesky, shifted):
-            # L^-1 and (L + I)'^-1 for the root, (L + I)^-1 and L'^-1 for its transpose.
-            inner = solve_lower(triangle, inner, trans=int((triangle is shifted) != transposed))
+        # X' = (L + I)'^-1 L^-1 for the root, X for its transpose.
+        first, second = (shifted, self.cholesky) if transposed else (self.cholesky, shifted)
+        inner = solve_lower(first, ((rows / scale) @ self.factor.T).T)
+        inner = solve_lower(second, inner, trans=1)
         return rows - (inner.T @ self.factor) / scale
 
 
@@ -326,10 +315,6 @@ class LowRankCovariance(FlatGaussian):
         """From S = diag(scale^2) + F' F with F (K, P)."""
         basis, upper = np.linalg.qr((factor / scale).T)
         return cls(scale, basis, np.linalg.cholesky(np.eye(len(upper)) + upper @ upper.T))
-
-    @property
-    def size(self) -> int:
-        return len(self.scale)
 
     @property
     def log_determinant(self) -> float:
@@ -395,7 +380,7 @@ class Rotated(FlatGaussian):
         return (rotation * self.values.reshape(-1)) @ rotation.T
 
     def project_linear(self, inputs: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-        """`Diagonal.project_linear` after a rotation of inputs and gradients."""
+        """As in `Diagonal`, after a rotation of inputs and gradients."""
         return _project_linear(inputs @ self.left, gradients @ self.right, 1.0 / self.values)
 
     def _rotate(self, rows: np.ndarray) -> np.ndarray:
@@ -462,19 +447,8 @@ class Kronecker(FlatGaussian):
             total[..., part.where] = function(part)
         return total
 
-    def project_linear(self, where: np.ndarray, inputs: np.ndarray, gradients: np.ndarray) -> np.ndarray:
-        """See `Diagonal.project_linear`; `where` are the positions of one part."""
-        gaussian = self._part(where)
-        if isinstance(gaussian, Rotated):
-            return gaussian.project_linear(inputs, gradients)
-        jacobian = np.einsum("nti,ndto->ndio", inputs, gradients)
-        return gaussian.project(jacobian.reshape(*jacobian.shape[:2], -1))
-
-    def project_part(self, where: np.ndarray, jacobian: np.ndarray) -> np.ndarray:
-        """See `Diagonal.project_part`; `where` are the positions of one part."""
-        return self._part(where).project(jacobian)
-
-    def _part(self, where: np.ndarray) -> Full | Rotated:
+    def part(self, where: np.ndarray) -> Full | Rotated:
+        """The Gaussian of the tensor at positions `where`."""
         return next(part.gaussian for part in self.parts if np.array_equal(part.positions, where))
 
     def arrays(self) -> dict[str, np.ndarray]:
@@ -503,9 +477,7 @@ STRUCTURES = {kind.structure: kind for kind in (Full, Diagonal, LowRankPrecision
 
 def solve_lower(triangle: np.ndarray, right: np.ndarray, trans: int = 0) -> np.ndarray:
     """L^-1 B, or L'^-1 B with trans=1, for a lower triangular L."""
-    from scipy.linalg import solve_triangular
-
-    return solve_triangular(triangle, right, lower=True, trans=trans, check_finite=False)
+    return scipy.linalg.solve_triangular(triangle, right, lower=True, trans=trans, check_finite=False)
 
 
 def gram_of(diagonal: np.ndarray, factor: np.ndarray) -> np.ndarray:
@@ -551,14 +523,12 @@ def _check_regular(precision: np.ndarray, factor: np.ndarray) -> None:
     Its pivots may be 1e-4 of their diagonal entries, so the condition number is checked (an estimate in the 1-norm, of
     the matrix with its diagonal scaled to ones).
     """
-    from scipy.linalg import get_lapack_funcs
-
     scale = np.sqrt(np.diag(precision))
     if (np.diag(factor) / scale).min(initial=1.0) > SUSPICIOUS:
         return
     norm = float(((np.abs(precision) @ (1.0 / scale)) / scale).max())
-    estimate: Any = get_lapack_funcs("pocon", (factor,))
-    reciprocal, _ = estimate(np.asfortranarray(factor / scale[:, None]), norm, uplo="L")
+    lapack: Any = scipy.linalg.lapack
+    reciprocal, _ = lapack.dpocon(np.asfortranarray(factor / scale[:, None]), norm, uplo="L")
     if reciprocal < np.finfo(float).eps:
         check_condition(float(np.sqrt(reciprocal)), 1.0)
 

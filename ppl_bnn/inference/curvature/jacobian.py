@@ -8,13 +8,15 @@ suffice for curvatures and projections; `jacobians` multiplies them out. Other s
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
+from ppl_bnn.backends.protocol import System
 from ppl_bnn.core.arrays import chunks, map_data, padded, row_count
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import check_finite
@@ -28,55 +30,58 @@ Cotangents = Callable[[np.ndarray, slice], np.ndarray]
 
 # --- linear maps: which sites they are made of ----------------------------------------------------
 
+# A use of a linear map: its name, and the number of the use under that name.
+Use = tuple[str, int]
+
 
 @dataclass(frozen=True)
 class LinearMap:
     """A weight that is a site, a matrix of `shape` (I, O) in C order, with all its uses in a run on one row.
 
-    `bias` is the site added after each use; `places` is T, the number of positions and uses per row; a use is (name,
-    number of the use under that name). The map has the name of its first use.
+    `bias` is the site added after each use; `places` is T, the number of positions and uses per row.
     """
 
-    name: str
     weight: str
     bias: str | None
     shape: tuple[int, int]
     places: int
-    uses: tuple[tuple[str, int], ...]
+    uses: tuple[Use, ...]
 
 
 @dataclass(frozen=True)
 class JacobianPlan:
-    """How the Jacobian of some sites is computed: through linear maps, and directly for the `rest`.
+    """How the Jacobian of some sites is computed: through linear maps, by weight, and directly for the `rest`.
 
-    `added` is the shape of the output of each use for one row; `reached` and `moved` are the outputs (D,) that depend
-    on a linear map (on any site, if there is no map) and on any of the sites; `activations` are the numbers that a
-    forward pass holds for one row; `eta` (1, D) is the predictor of one row.
+    `slices` are those of all sites in their flat vector, `rest` those of the rest in `Factors.rest`. `added` is the
+    shape of the output of each use for one row; `reached` and `moved` are the outputs (D,) that depend on a linear map
+    (on any site, if there is no map) and on any of the sites; `activations` are the numbers that a forward pass holds
+    for one row; `eta` (1, D) is the predictor of one row.
     """
 
-    sites: tuple[str, ...]
+    slices: dict[str, slice]
     maps: dict[str, LinearMap]
-    rest: tuple[str, ...]
-    added: dict[tuple[str, int], tuple[int, ...]]
+    rest: dict[str, slice]
+    added: dict[Use, tuple[int, ...]]
     reached: np.ndarray
     moved: np.ndarray
     activations: int
     eta: np.ndarray
 
-    def floats(self, problem: Problem, width: int) -> int:
+    @property
+    def rest_size(self) -> int:
+        """The numbers of `Factors.rest` for one row and one cotangent."""
+        return max((at.stop for at in self.rest.values()), default=0)
+
+    def floats(self, width: int) -> int:
         """Numbers returned for one row with `width` cotangents, and held while they are computed."""
         inputs = sum(linear.places * linear.shape[0] for linear in self.maps.values())
         outputs = sum(linear.places * linear.shape[1] for linear in self.maps.values())
-        rest = sum(problem.program.sites[name].size for name in self.rest)
-        return 2 * inputs + width * (2 * outputs + 2 * rest + self.activations) + 2 * self.activations
+        return 2 * inputs + width * (2 * (outputs + self.rest_size) + self.activations) + 2 * self.activations
 
 
-def linear_maps(problem: Problem, u: Values, sites: Sequence[str] | None = None) -> dict[str, LinearMap]:
-    """The linear maps and convolutions whose weight is a latent site without other use, by name.
-
-    With `sites`, only those with a weight or a bias among them.
-    """
-    return plan_of(problem, u, tuple(latent_names(problem) if sites is None else sites)).maps
+def linear_maps(problem: Problem, u: Values) -> list[LinearMap]:
+    """The linear maps and convolutions whose weight is a latent site without other use, in the order of their use."""
+    return list(plan_of(problem, u, tuple(latent_names(problem))).maps.values())
 
 
 def plan_of(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianPlan:
@@ -86,9 +91,8 @@ def plan_of(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianPlan
 
 def check_separable_rows(problem: Problem) -> None:
     """Raise `UnsupportedError` if a row has no Jacobian of its own."""
-    if problem.program.coupled:
-        expected, got = "rows that do not interact", "bnn.coupled() in the model"
-        raise UnsupportedError.of("", expected, got, "NUTS or SVI")
+    coupled, expected = problem.program.coupled, "rows that do not interact"
+    UnsupportedError.check(not coupled, "", expected, "bnn.coupled() in the model", "NUTS or SVI")
 
 
 def _run(problem: Problem, w: Mapping[str, Any], row: Any, handler: Any) -> tuple[Any, Any]:
@@ -107,58 +111,55 @@ def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianP
     """
     program, system = problem.program, problem.system
     check_separable_rows(problem)
-    values = system_values(problem, u)
+    values, slices = system_values(problem, u), site_slices(problem, sites)
     w = program.constrain(values, *first_rows(problem))
     row = map_data(lambda a: a[:1], problem.x)
     eta = system.to_numpy(program.predictor(w, row))
     check_finite("a finite predictor", eta)
     if not program.language:
         everything = np.ones(eta.shape[-1], dtype=bool)
-        return JacobianPlan(sites, {}, sites, {}, everything, everything, 256, eta)
+        return JacobianPlan(slices, {}, slices, {}, everything, everything, 256, eta)
 
     _, record = _run(problem, w, row, RecordLinear(values=w))
     same = _untransformed(problem, values, w)
-    counts: dict[str, int] = {}
-    found: dict[str, list[tuple[tuple[str, int], str | None, tuple[int, int], int]]] = {}
-    leading: dict[tuple[str, int], tuple[int, ...]] = {}
+    added: dict[Use, tuple[int, ...]] = {}
+    found = defaultdict[str, list[tuple[Use, Any]]](list)
+    counts = Counter[str]()
     for use in record.uses:
-        number = counts.setdefault(use.name, 0)
+        key = use.name, counts[use.name]
         counts[use.name] += 1
-        shape = tuple(map(int, record.inputs[use.name][number].shape[:-1]))
-        leading[use.name, number] = (*shape, use.matrix_shape[1])
+        added[key] = (*map(int, record.inputs[use.name][key[1]].shape[:-1]), use.matrix_shape[1])
         if use.weight in same and program.sites[use.weight].size == math.prod(use.matrix_shape):
-            entry = ((use.name, number), use.bias, use.matrix_shape, math.prod(shape))
-            found.setdefault(use.weight, []).append(entry)
+            found[use.weight].append((key, use))
     found = {weight: uses for weight, uses in found.items() if not _used_elsewhere(problem, w, row, weight)}
-    owners: dict[str | None, set[str | None]] = {}
+    owners = defaultdict[str | None, set[str | None]](set)
     for use in record.uses:
-        owners.setdefault(use.bias, set()).add(use.weight if use.weight in found else None)
+        owners[use.bias].add(use.weight if use.weight in found else None)
 
     maps: dict[str, LinearMap] = {}
     for weight, uses in found.items():
-        (first, _), bias, shape, _ = uses[0]
-        if bias is not None and (
-            any(other != bias for _, other, _, _ in uses)
-            or bias not in same
-            or program.sites[bias].size != shape[1]
-            or owners[bias] != {weight}
-            or _used_elsewhere(problem, w, row, bias)
+        bias, shape = uses[0][1].bias, uses[0][1].matrix_shape
+        if not (
+            bias in same
+            and all(use.bias == bias for _, use in uses)
+            and program.sites[bias].size == shape[1]
+            and owners[bias] == {weight}
+            and not _used_elsewhere(problem, w, row, bias)
         ):
             bias = None
         if weight in sites or bias in sites:
-            # Two weights may share one name: the second has its weight's own name, which is unique.
-            name = weight if first in maps else first
-            places = sum(count for *_, count in uses)
-            maps[name] = LinearMap(name, weight, bias, shape, places, tuple(use for use, *_ in uses))
+            keys = tuple(key for key, _ in uses)
+            places = sum(math.prod(added[key][:-1]) for key in keys)
+            maps[weight] = LinearMap(weight, bias, shape, places, keys)
     mapped = {site for linear in maps.values() for site in (linear.weight, linear.bias)}
-    used = {use for linear in maps.values() for use in linear.uses}
     inputs = sum(math.prod(map(int, part.shape)) for parts in record.inputs.values() for part in parts)
-    activations = max(1, sum(map(math.prod, leading.values())) + inputs)
-    moved = _depends(problem, w, row, list(sites))
+    activations = max(1, sum(map(math.prod, added.values())) + inputs)
+    moved = _depends(problem, w, row, sites)
     reached = _depends(problem, w, row, [name for name in sites if name in mapped]) if maps else moved
-    added = {use: shape for use, shape in leading.items() if use in used}
-    rest = tuple(name for name in sites if name not in mapped)
-    return JacobianPlan(sites, maps, rest, added, reached, moved, activations, eta)
+    used = {use for linear in maps.values() for use in linear.uses}
+    added = {use: shape for use, shape in added.items() if use in used}
+    rest = site_slices(problem, [name for name in sites if name not in mapped])
+    return JacobianPlan(slices, maps, rest, added, reached, moved, activations, eta)
 
 
 def _untransformed(problem: Problem, values: Mapping[str, Any], w: Mapping[str, Any]) -> set[str]:
@@ -195,6 +196,18 @@ def _depends(problem: Problem, w: Mapping[str, Any], row: Any, names: Sequence[s
 # --- factors of the Jacobian, row by row ----------------------------------------------------------
 
 
+class SiteFactors(NamedTuple):
+    """Factors of R' J for one site: gradients (B, A, p) in the site itself, for the cotangents `columns` (A,).
+
+    A weight of a linear map has `inputs` (B, T, I), and gradients (B, A, T, O) at the output of the map.
+    """
+
+    site: str
+    columns: np.ndarray
+    inputs: np.ndarray | None
+    gradients: np.ndarray
+
+
 @dataclass(frozen=True)
 class Factors:
     """Factors of R' J for some rows.
@@ -203,38 +216,40 @@ class Factors:
     the cotangents `active` (A,); `rest` (B, C, R) is for all C cotangents, of which `resting` reach only the rest.
     """
 
+    plan: JacobianPlan
     rows: slice
     eta: np.ndarray
-    maps: dict[str, tuple[np.ndarray, ...]]
+    maps: dict[str, tuple[np.ndarray, np.ndarray]]
     rest: np.ndarray
     active: np.ndarray
     resting: np.ndarray
 
-    def all_gradients(self, name: str) -> np.ndarray:
-        """The gradients of a map for all cotangents, (B, C, T, O)."""
-        gradients = self.maps[name][1]
-        filled = np.zeros((len(gradients), self.rest.shape[1], *gradients.shape[2:]))
-        filled[:, self.active] = gradients
-        return filled
+    def by_site(self) -> Iterator[SiteFactors]:
+        """The factors of each site of the plan."""
+        for weight, linear in self.plan.maps.items():
+            inputs, gradients = self.maps[weight]
+            if weight in self.plan.slices:
+                yield SiteFactors(weight, self.active, inputs, gradients)
+            if linear.bias in self.plan.slices:
+                yield SiteFactors(linear.bias, self.active, None, gradients.sum(2))
+        for name, at in self.plan.rest.items():
+            yield SiteFactors(name, np.arange(self.rest.shape[1]), None, self.rest[:, :, at])
 
-    def jacobian(self, problem: Problem, plan: JacobianPlan) -> np.ndarray:
+    def jacobian(self) -> np.ndarray:
         """R' J (B, C, P): outer products of inputs and gradients, summed over places."""
-        local = site_slices(problem, plan.sites)
-        rows = len(self.eta)
-        jacobian = np.zeros((rows, self.rest.shape[1], max(at.stop for at in local.values())))
-        for name, linear in plan.maps.items():
-            inputs, gradients = self.maps[name]
-            for number, column in enumerate(self.active):
-                if linear.weight in local:
-                    block = jacobian[:, column, local[linear.weight]].reshape(rows, *linear.shape)
-                    if linear.places == 1:
-                        np.multiply(inputs[:, 0, :, None], gradients[:, number, 0, None, :], out=block)
-                    else:
-                        np.matmul(inputs.transpose(0, 2, 1), gradients[:, number], out=block)
-                if linear.bias in local:
-                    jacobian[:, column, local[linear.bias]] = gradients[:, number].sum(1)
-        for name, at in site_slices(problem, plan.rest).items():
-            jacobian[:, :, local[name]] = self.rest[:, :, at]
+        slices, rows = self.plan.slices, len(self.eta)
+        jacobian = np.zeros((rows, self.rest.shape[1], max(at.stop for at in slices.values())))
+        for site, columns, inputs, gradients in self.by_site():
+            if inputs is None:
+                jacobian[:, columns, slices[site]] = gradients
+                continue
+            shape = inputs.shape[-1], gradients.shape[-1]
+            for number, column in enumerate(columns):
+                block = jacobian[:, column, slices[site]].reshape(rows, *shape)
+                if inputs.shape[1] == 1:
+                    np.multiply(inputs[:, 0, :, None], gradients[:, number, 0, None, :], out=block)
+                else:
+                    np.matmul(inputs.transpose(0, 2, 1), gradients[:, number], out=block)
         return jacobian
 
 
@@ -258,16 +273,15 @@ def linear_factors(
     outputs = plan.eta.shape[-1]
     width = outputs if cotangents is None else np.asarray(cotangents(plan.eta, slice(0, 1))).shape[-1]
     rows = row_count(x)
-    chunk = int(np.clip(memory // (8 * (plan.floats(problem, width) + extra(width))), 1, rows))
+    chunk = int(np.clip(memory // (8 * (plan.floats(width) + extra(width))), 1, rows))
     values = system_values(problem, u)
-    size = sum(problem.program.sites[name].size for name in plan.rest)
     for start, stop in chunks(rows, chunk):
         count = stop - start
-        part = map_data(lambda a, i=start, j=stop: system.asarray(padded(np.asarray(a[i:j]), chunk)), x)
+        part = padded_rows(problem, x, start, stop, chunk)
         if cotangents is None:
             root = np.broadcast_to(np.eye(outputs), (count, outputs, outputs))
         else:
-            eta = system.to_numpy(compiled(problem, plan, "predictor")(values, part))[:count]
+            eta = system.to_numpy(_predictor(problem)(values, part))[:count]
             # Overflow here is detected later, from the gradients.
             with np.errstate(over="ignore", invalid="ignore"):
                 root = np.asarray(cotangents(eta, slice(start, stop)))
@@ -277,75 +291,94 @@ def linear_factors(
         reaching[active] = True
         resting = np.flatnonzero(np.any(root[:, plan.moved] != 0, axis=(0, 1)) & ~reaching)
 
-        def call(kind: str, columns: np.ndarray, root: Any = root, part: Any = part) -> Any:
+        def call(plan: JacobianPlan, columns: np.ndarray, root: Any = root, part: Any = part) -> Any:
             cotangent = system.asarray(padded(np.ascontiguousarray(root[:, :, columns]), chunk))
-            return compiled(problem, plan, kind)(values, part, cotangent)
+            return _factors(problem, plan)(values, part, cotangent)
 
-        value, *arrays, direct = call("maps", active)
-        eta = system.to_numpy(value)[:count]
-        maps = {
+        value, *arrays, direct = call(plan, active)
+        maps: dict[str, Any] = {
             name: tuple(system.to_numpy(each[name])[:count].astype(float, copy=False) for each in arrays)
             for name in plan.maps
         }
-        rest = np.zeros((count, width, size))
-        for columns in (active, resting) if plan.rest else ():
-            if columns is resting and len(resting):
-                *_, direct = call("rest", resting)
-            for name, at in site_slices(problem, plan.rest).items() if len(columns) else ():
-                rest[:, columns, at] = system.to_numpy(direct[name])[:count].reshape(count, len(columns), -1)
-        yield Factors(slice(start, stop), eta, maps, rest, active, resting)
+        pulled = [(active, direct)]
+        if plan.rest and len(resting):
+            pulled.append((resting, call(replace(plan, maps={}, added={}), resting)[-1]))
+        rest = np.zeros((count, width, plan.rest_size))
+        for columns, each in pulled:
+            for name, at in plan.rest.items():
+                rest[:, columns, at] = system.to_numpy(each[name])[:count].reshape(count, len(columns), -1)
+        eta = system.to_numpy(value)[:count]
+        yield Factors(plan, slice(start, stop), eta, maps, rest, active, resting)
 
 
-def compiled(problem: Problem, plan: JacobianPlan, kind: str) -> Callable[..., Any]:
-    """The function (values, rows, R) -> eta, inputs, gradients, rest, compiled once for each program, kind and sites.
+def padded_rows(problem: Problem, data: Any, start: int, stop: int, size: int) -> Any:
+    """Rows start..stop of data (NumPy) as arrays of the system, padded to a chunk of the common size."""
+    return map_data(lambda a: problem.system.asarray(padded(np.asarray(a[start:stop]), size)), data)
 
-    `kind` is "maps" for everything, "rest" if no linear map is reached, "predictor" for eta alone. It is computed row
-    by row and mapped over rows.
+
+def _predictor(problem: Problem) -> Callable[..., Any]:
+    """The function (values, rows) -> eta (B, D), row by row, compiled once for each program."""
+    program, system = problem.program, problem.system
+
+    def one(values: Any, row: Any) -> Any:
+        w = program.constrain(values, *first_rows(problem))
+        return program.predictor(w, map_data(lambda a: a[None], row))[0]
+
+    return program.cached("predictor by row", lambda: system.compile(system.vmap(one, in_axes=(None, 0))))
+
+
+def _factors(problem: Problem, plan: JacobianPlan) -> Callable[..., Any]:
+    """The function (values, rows, R) -> eta, inputs, gradients, rest, compiled once for each program and sites.
+
+    It is computed row by row and mapped over rows. A plan without its linear maps has the gradients of the rest alone.
     """
     program, system = problem.program, problem.system
 
-    def build() -> Callable[..., Any]:
-        data = first_rows(problem)
+    def factors(values: Any, row: Any, root: Any) -> tuple[Any, Any, Any, Any]:
+        row = map_data(lambda a: a[None], row)
 
-        def forward(values: Any, row: Any, perturbations: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-            w = program.constrain(values, *data)
-            row = map_data(lambda a: a[None], row)
-            if not perturbations:
-                return program.predictor(w, row)[0], {}
+        def of(leaves: Any) -> tuple[Any, Any]:
+            w = program.constrain({**values, **leaves["rest"]}, *first_rows(problem))
+            if not plan.maps:
+                eta = program.predictor(w, row)[0]
+                return eta, (eta, {})
+            perturbations = defaultdict[str, dict[int, Any]](dict)
+            for (name, number), added in zip(plan.added, leaves["added"], strict=True):
+                perturbations[name][number] = added
             eta, record = _run(problem, w, row, RecordLinear(perturbations))
             inputs = {}
-            for name, linear in plan.maps.items():
+            for weight, linear in plan.maps.items():
                 each = (record.inputs[use][number] for use, number in linear.uses)
-                inputs[name] = ops.concatenate([part.reshape(-1, linear.shape[0]) for part in each], 0)
-            return eta[0], inputs
+                inputs[weight] = ops.concatenate([part.reshape(-1, linear.shape[0]) for part in each], 0)
+            return eta[0], (eta[0], inputs)
 
-        def factors(values: Any, row: Any, root: Any) -> tuple[Any, Any, Any, Any]:
-            def of(leaves: Any) -> tuple[Any, Any]:
-                perturbations: dict[str, dict[int, Any]] = {}
-                for (name, number), added in zip(plan.added, leaves.get("added", ()), strict=False):
-                    perturbations.setdefault(name, {})[number] = added
-                eta, inputs = forward({**values, **leaves["rest"]}, row, perturbations)
-                return eta, (eta, inputs)
+        added = [system.asarray(np.zeros(shape)) for shape in plan.added.values()]
+        leaves = {"rest": {name: values[name] for name in plan.rest}, "added": added}
+        _, pullback, (eta, inputs) = system.vjp(of, leaves)
+        pulled = system.vmap(pullback)(root.T)
+        at, gradients = dict(zip(plan.added, pulled["added"], strict=True)), {}
+        for weight, linear in plan.maps.items():
+            each = [at[use].reshape(len(at[use]), -1, linear.shape[1]) for use in linear.uses]
+            gradients[weight] = ops.concatenate(each, 1)
+        return eta, inputs, gradients, pulled["rest"]
 
-            leaves: dict[str, Any] = {"rest": {name: values[name] for name in plan.rest}}
-            if kind == "maps":
-                leaves["added"] = [system.asarray(np.zeros(shape)) for shape in plan.added.values()]
-            _, pullback, (eta, inputs) = system.vjp(of, leaves)
-            pulled = system.vmap(pullback)(root.T)
-            gradients = {}
-            if kind == "maps":
-                at = dict(zip(plan.added, pulled["added"], strict=True))
-                for name, linear in plan.maps.items():
-                    each = [at[use].reshape(len(at[use]), -1, linear.shape[1]) for use in linear.uses]
-                    gradients[name] = ops.concatenate(each, 1)
-            return eta, inputs, gradients, pulled["rest"]
-
-        if kind == "predictor":
-            predictor = system.vmap(lambda values, row: forward(values, row, {})[0], in_axes=(None, 0))
-            return system.compile(predictor)
+    def build() -> Callable[..., Any]:
         return system.compile(system.vmap(factors, in_axes=(None, 0, 0)))
 
-    return program.cached(("factors", kind, plan.sites), build)
+    return program.cached(("factors", tuple(plan.slices), bool(plan.maps)), build)
+
+
+def hessian_product(
+    system: System, function: Callable[..., Any], flat: Any, *arguments: Any
+) -> Callable[..., Any]:
+    """The function v -> H v, with H the Hessian of function(flat, *arguments) in `flat`."""
+
+    def gradient(flat: Any) -> tuple[Any, Any]:
+        value, gradient = system.value_and_grad(function)(flat, *arguments)
+        return gradient, value
+
+    # The Hessian is symmetric: its product with a vector from the left is that from the right.
+    return system.vjp(gradient, flat)[1]
 
 
 def jacobians(
@@ -356,7 +389,7 @@ def jacobians(
     One reverse pass per output, vectorised over rows. P is the flat vector of latent sites, or its `positions`.
     """
     where = Where.of(problem, positions)
-    plan = plan_of(problem, u, where.sites)
-    extra = 2 * where.size
-    for part in linear_factors(problem, u, x, None, memory, where.sites, lambda width: width * extra):
-        yield part.rows, part.eta, where.chosen(part.jacobian(problem, plan))
+    for part in linear_factors(
+        problem, u, x, None, memory, where.sites, lambda width: 2 * width * where.size
+    ):
+        yield part.rows, part.eta, where.chosen(part.jacobian())

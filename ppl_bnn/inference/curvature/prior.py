@@ -12,6 +12,7 @@ from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference import flat_vector
 from ppl_bnn.inference.curvature.gaussians import Rotated
+from ppl_bnn.inference.curvature.jacobian import hessian_product
 from ppl_bnn.inference.curvature.kronecker import TensorPrior
 from ppl_bnn.inference.flat_vector import Values
 from ppl_bnn.language import ops
@@ -63,15 +64,7 @@ def _row_sums(problem: Problem, u: Values) -> np.ndarray:
     system = problem.system
 
     def derivative(function: Callable[..., Any]) -> Callable[..., Any]:
-        def sums(flat: Any, *arguments: Any) -> Any:
-            def gradient(flat: Any) -> tuple[Any, Any]:
-                value, gradient = system.value_and_grad(function)(flat, *arguments)
-                return gradient, value
-
-            _, pullback, _ = system.vjp(gradient, flat)
-            return pullback(ops.ones_like(flat))
-
-        return sums
+        return lambda flat, *rest: hessian_product(system, function, flat, *rest)(ops.ones_like(flat))
 
     return _of_prior(problem, u, "prior row sums", derivative)
 

@@ -13,7 +13,7 @@ from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.arrays import chunks, map_data, ravel, row_count, unravel
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, Rotated
-from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors, linear_maps
+from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors
 from ppl_bnn.inference.flat_vector import Values, site_slices
 from ppl_bnn.inference.laplace.computed_weights import computed_names, given, linearised_weights
 from ppl_bnn.inference.laplace.linearised import KINDS, joint_predictive, predictive
@@ -160,31 +160,25 @@ class LaplaceGaussian(Approximation):
             for _, eta, jacobian in jacobians(problem, centre, x, memory, self.positions):
                 yield eta, gaussian.project(jacobian)
             return
-        maps = linear_maps(problem, centre, tuple(where))
-        mapped = {site for linear in maps.values() for site in (linear.weight, linear.bias)}
-        rest = site_slices(problem, [name for name in where if name not in mapped])
+        parts = {name: gaussian.part(positions) for name, positions in where.items()}
         for part in linear_factors(problem, centre, x, None, memory, tuple(where)):
             total = np.zeros((*part.eta.shape, part.eta.shape[1]))
-            for name, (inputs, _) in part.maps.items():
-                gradients = part.all_gradients(name)
-                weight, bias = maps[name].weight, maps[name].bias
-                if weight in where:
-                    total += gaussian.project_linear(where[weight], inputs, gradients)
-                if bias in where:
-                    total += gaussian.project_part(where[bias], gradients.sum(2))
-            for name, at in rest.items():
-                total += gaussian.project_part(where[name], part.rest[:, :, at])
+            for site, columns, inputs, each in part.by_site():
+                gradients = np.zeros((len(each), total.shape[1], *each.shape[2:]))
+                gradients[:, columns] = each
+                if inputs is None:
+                    total += parts[site].project(gradients)
+                else:
+                    total += parts[site].project_linear(inputs, gradients)
             yield part.eta, total
 
     def _sites(self, problem: Problem) -> dict[str, np.ndarray] | None:
         """The positions within the Gaussian of each site that it is over; None if it is over parts of sites."""
-        slices = site_slices(problem)
         inside = np.zeros(len(self.flat_mode), dtype=bool)
         inside[self._where] = True
-        if any(inside[at].any() and not inside[at].all() for at in slices.values()):
-            return None
-        place = np.cumsum(inside) - 1
-        return {name: place[at] for name, at in slices.items() if inside[at].all()}
+        place = np.where(inside, np.cumsum(inside) - 1, -1)
+        sites = {name: place[at] for name, at in site_slices(problem).items() if inside[at].any()}
+        return None if any(found.min() < 0 for found in sites.values()) else sites
 
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
         """The prediction without draws of weights. See `linearised.py` for the kinds."""

@@ -158,7 +158,7 @@ class LaplaceFit:
         """Refuse a prior of a weight that is not one precision, at a point where no two elements are equal."""
         if isinstance(prior, np.ndarray):
             kronecker.check_independent(prior)
-        for linear in linear_maps(self.problem, u).values():
+        for linear in linear_maps(self.problem, u):
             at, family = self.slices[linear.weight], self.problem.program.sites[linear.weight].family
             if at.start not in positions:
                 continue
@@ -373,7 +373,7 @@ class LaplaceFit:
         if isinstance(weights, str):
             if weights != "last_layer":
                 return names
-            maps = list(linear_maps(self.problem, u).values())
+            maps = linear_maps(self.problem, u)
             if not maps:
                 where, expected = "Laplace(weights='last_layer')", "a linear map whose weight is a site"
                 raise UnsupportedError.of(where, expected, "none", "names of sites")

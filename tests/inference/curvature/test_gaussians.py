@@ -685,19 +685,20 @@ def test_projection_of_a_linear_map_needs_no_jacobian(places, held, rng, monkeyp
     jacobian[:, :, weight] = np.einsum("nti,ndto->ndio", inputs, gradients).reshape(5, 4, 6)
     jacobian[:, :, bias] = rest
     kron = curvature.gaussian(np.ones(SIZE))
-    found = kron.project_linear(weight, inputs, gradients) + kron.project_part(bias, rest)
+    found = kron.part(weight).project_linear(inputs, gradients) + kron.part(bias).project(rest)
     close(found, kron.project(jacobian))
     diag = DiagonalCurvature(rng.gamma(1.0, size=SIZE)).gaussian(np.ones(SIZE))
     close(
-        diag.project_linear(weight, inputs, gradients) + diag.project_part(bias, rest), diag.project(jacobian)
+        diag.part(weight).project_linear(inputs, gradients) + diag.part(bias).project(rest),
+        diag.project(jacobian),
     )
     # A weight that is kept dense, and one with a single input.
     dense = KroneckerCurvature([DenseBlock("w", gram(rng, 6), np.arange(6))]).gaussian(np.ones(6))
-    close(dense.project_linear(np.arange(6), inputs, gradients), dense.project(jacobian[:, :, weight]))
+    close(dense.part(np.arange(6)).project_linear(inputs, gradients), dense.project(jacobian[:, :, weight]))
     single = rng.normal(size=(5, places, 1)), rng.normal(size=(5, 4, places, 4))
     jacobian[:] = 0.0
     jacobian[:, :, other] = np.einsum("nti,ndto->ndio", *single).reshape(5, 4, 4)
-    close(kron.project_linear(other, *single), kron.project(jacobian))
+    close(kron.part(other).project_linear(*single), kron.project(jacobian))
 
 
 def test_projection_of_a_linear_map_with_many_places_holds_a_few_rows_at_a_time(
@@ -709,7 +710,7 @@ def test_projection_of_a_linear_map_with_many_places_holds_a_few_rows_at_a_time(
     a, g = rng.normal(size=(rows, 2, inputs)), rng.normal(size=(rows, outputs, 2, width))
     tracemalloc.start()
     try:
-        gaussian.project_linear(np.arange(inputs * width), a, g)
+        gaussian.project_linear(a, g)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -745,7 +746,9 @@ def test_a_last_layer_of_two_million_weights(structure, rng):
         log_prob = gaussian.log_prob(draws)
         variances = gaussian.variances()
         a, g = rng.normal(size=(2, 1, inputs)), rng.normal(size=(2, 5, 1, classes))
-        projected = gaussian.project_linear(places[0], a, g) + gaussian.project_part(places[1], g[:, :, 0])
+        projected = gaussian.part(places[0]).project_linear(a, g) + gaussian.part(places[1]).project(
+            g[:, :, 0]
+        )
         again = type(gaussian).from_arrays(gaussian.arrays())
         peak = tracemalloc.get_traced_memory()[1]
     finally:
