@@ -251,7 +251,7 @@ class _Rows:
                 shape = self.plan.maps[name].shape
                 blocks.append(KroneckerBlock(name, shape, left[name], right[name], place))
             else:
-                blocks.append(DenseBlock(name, dense[name], place))
+                blocks.append(DenseBlock(dense[name], name, place))
         return KroneckerCurvature(tuple(blocks))
 
     def low_rank(self, rank: int, own: np.ndarray, seed: int) -> DataCurvature:

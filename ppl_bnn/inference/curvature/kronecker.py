@@ -18,15 +18,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from itertools import product
+from typing import Any, TypeGuard
 
 import numpy as np
+import scipy
 
 from ppl_bnn.core.errors import CurvatureError, UnsupportedError
 from ppl_bnn.inference.curvature import gaussians, structures
-from ppl_bnn.inference.curvature.gaussians import Kronecker, Part, Rotated
-from ppl_bnn.inference.curvature.structures import DataCurvature, LogDeterminant, Spectrum, Term
+from ppl_bnn.inference.curvature.gaussians import FlatGaussian, Kronecker, Part, Rotated
+from ppl_bnn.inference.curvature.structures import (
+    DataCurvature,
+    FullCurvature,
+    LogDeterminant,
+    Spectrum,
+    Term,
+)
 
 # The prior of one tensor of p entries: precisions (p,), a matrix (p, p), or a matrix by its Kronecker eigenvectors.
 TensorPrior = np.ndarray | Rotated
@@ -62,12 +70,10 @@ class KroneckerBlock:
 
     @cached_property
     def _decomposed(self) -> list[np.ndarray]:
-        from scipy.linalg import eigh
-
         found: list[np.ndarray] = []
         for matrix in (self.left, self.right):
             gaussians.check_finite("a finite curvature", matrix)
-            values, vectors = eigh(matrix, driver="evd", check_finite=False)
+            values, vectors = scipy.linalg.eigh(matrix, driver="evd", check_finite=False)
             # Negative values are within the error of the decomposition of a sum of outer products.
             found += [np.maximum(values, 0.0), vectors]
         return found
@@ -80,17 +86,11 @@ class KroneckerBlock:
 
 
 @dataclass(frozen=True)
-class DenseBlock:
+class DenseBlock(FullCurvature):
     """The curvature of a small tensor, a bias or a noise scale: a matrix (p, p) at `positions` (p,)."""
 
     name: str
-    values: np.ndarray
     positions: np.ndarray
-    _known: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
-
-    def matrix(self) -> np.ndarray:
-        """The matrix, (p, p)."""
-        return self.values
 
 
 @dataclass(frozen=True)
@@ -136,24 +136,19 @@ class KroneckerCurvature(DataCurvature):
         for block in self.blocks:
             where = gaussians.span(block.positions)
             if isinstance(block, DenseBlock):
-                known = block._known
-                terms.append(
-                    structures.dense_term(block.values, self.multiplier, prior[where], groups[where], known)
-                )
+                terms += block.scaled(self.multiplier).determinant(prior[where], groups[where]).terms
             else:
                 _, data, added = self._aligned(block, prior[where])
                 terms.append(Spectrum(data, added, int(groups[where][0])))
         return LogDeterminant(tuple(terms))
 
     def _part(self, block: KroneckerBlock | DenseBlock, prior: TensorPrior) -> Part:
-        if isinstance(block, DenseBlock):
-            dense = prior.precision() if isinstance(prior, Rotated) else prior
-            with _named(block):
-                gaussian = structures.full_gaussian(block.values, self.multiplier, dense)
-                return Part(block.name, block.positions, gaussian)
-        basis, data, added = self._aligned(block, prior)
-        values = data + added
         with _named(block):
+            if isinstance(block, DenseBlock):
+                dense = prior.precision() if isinstance(prior, Rotated) else prior
+                return Part(block.name, block.positions, block.scaled(self.multiplier).gaussian(dense))
+            basis, data, added = self._aligned(block, prior)
+            values = data + added
             if not np.any(added) and values.min() * gaussians.CONDITION**2 < values.max(initial=1e-300):
                 raise structures.improper(values.size, values.size)
             gaussians.check_positive(values)
@@ -170,45 +165,39 @@ class KroneckerCurvature(DataCurvature):
             check_one_precision(block.name, prior)
         if isinstance(prior, Rotated) and prior.values.shape != block.shape:
             prior = prior.precision()
-        basis = block._known.get("basis")
-        if basis is None or not _are_multiples(prior, block._known["prior"]):
-            basis = self._nearest_basis(block, prior)
-            block._known.update(basis=basis, prior=prior)
+        basis, _ = structures.kept(block._known, "basis", prior, partial(self._nearest_basis, block))
         return basis, self.multiplier * block.diagonal_in(*basis), prior_in(prior, *basis)
 
     def _nearest_basis(self, block: KroneckerBlock, prior: TensorPrior) -> tuple[np.ndarray, np.ndarray]:
         """The pair of candidates with the smallest sum of log b."""
         (wide, high), data = block.shape, block.rotations
         if isinstance(prior, Rotated):
-            of_prior = prior.left, prior.right
-            traces = (
-                (prior.left * prior.values.sum(1)) @ prior.left.T,
-                (prior.right * prior.values.sum(0)) @ prior.right.T,
-            )
+            of_prior, sums = (prior.left, prior.right), (prior.values.sum(1), prior.values.sum(0))
+            traces = tuple((side * each) @ side.T for side, each in zip(of_prior, sums, strict=True))
         elif prior.ndim == 1:
-            of_prior = np.eye(wide), np.eye(high)
-            traces = np.diag(prior.reshape(block.shape).sum(1)), np.diag(prior.reshape(block.shape).sum(0))
+            of_prior, each = (np.eye(wide), np.eye(high)), prior.reshape(block.shape)
+            traces = np.diag(each.sum(1)), np.diag(each.sum(0))
         else:
             parted = prior.reshape(wide, high, wide, high)
             traces = np.einsum("iojo->ij", parted), np.einsum("ioip->op", parted)
-            of_prior = np.linalg.eigh(traces[0])[1], np.linalg.eigh(traces[1])[1]
+            of_prior = tuple(np.linalg.eigh(trace)[1] for trace in traces)
         both = (
             np.linalg.eigh(self.multiplier * np.trace(block.right) * block.left + traces[0])[1],
             np.linalg.eigh(self.multiplier * np.trace(block.left) * block.right + traces[1])[1],
         )
-        best, lowest = data, np.inf
-        for left in (data[0], of_prior[0], both[0]):
-            for right in (data[1], of_prior[1], both[1]):
-                values = self.multiplier * block.diagonal_in(left, right) + prior_in(prior, left, right)
-                total = float(np.sum(np.log(values))) if values.min() > 0.0 else np.inf
-                if total < lowest:
-                    best, lowest = (left, right), total
-        return best
+
+        def total(basis: tuple[np.ndarray, np.ndarray]) -> float:
+            values = self.multiplier * block.diagonal_in(*basis) + prior_in(prior, *basis)
+            return float(np.sum(np.log(values))) if values.min() > 0.0 else np.inf
+
+        return min(product(*zip(data, of_prior, both, strict=True)), key=total)
 
 
 def prior_in(prior: TensorPrior, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     """The diagonal of U' Lambda U with U = left (x) right, (I, O), of the prior of one tensor."""
     shape = (len(left), len(right))
+    if isinstance(prior, Rotated) and prior.values.shape != shape:
+        prior = prior.precision()
     if isinstance(prior, Rotated):
         return (left.T @ prior.left) ** 2 @ prior.values @ ((right.T @ prior.right) ** 2).T
     if prior.ndim == 1:
@@ -218,40 +207,34 @@ def prior_in(prior: TensorPrior, left: np.ndarray, right: np.ndarray) -> np.ndar
     return np.einsum("opj,op->jp", turned, right)
 
 
-def prior_share(gaussian: Kronecker, prior: Mapping[str, TensorPrior]) -> float:
-    """tr(Lambda A^-1) over the tensors: how many parameters the prior determines."""
-    total = 0.0
-    for part in gaussian.parts:
-        each, normal = prior[part.name], part.gaussian
-        if isinstance(each, Rotated) and not (
-            isinstance(normal, Rotated) and each.values.shape == normal.values.shape
-        ):
-            each = each.precision()
-        if isinstance(normal, Rotated):
-            total += float(np.sum(prior_in(each, normal.left, normal.right) / normal.values))
-        elif is_diagonal(each):
-            total += float(each @ normal.variances())
-        else:
-            total += float(np.sum(each * normal.covariance()))
-    return total
+def prior_share(gaussian: FlatGaussian, prior: TensorPrior | Mapping[str, TensorPrior]) -> float:
+    """tr(Lambda A^-1), how many parameters the prior determines; a prior by tensor is one for `Kronecker`."""
+    if isinstance(prior, Mapping):
+        assert isinstance(gaussian, Kronecker)
+        return sum(prior_share(part.gaussian, prior[part.name]) for part in gaussian.parts)
+    if isinstance(gaussian, Rotated):
+        return float(np.sum(prior_in(prior, gaussian.left, gaussian.right) / gaussian.values))
+    if isinstance(prior, Rotated):
+        prior = prior.precision()
+    if prior.ndim == 1:
+        return float(prior @ gaussian.variances())
+    return float(np.sum(prior * gaussian.covariance()))
 
 
-def is_diagonal(prior: TensorPrior) -> bool:
+def is_diagonal(prior: TensorPrior) -> TypeGuard[np.ndarray]:
     """Whether the entries of the tensor are independent under the prior."""
-    return not isinstance(prior, Rotated) and prior.ndim == 1
+    return isinstance(prior, np.ndarray) and prior.ndim == 1
 
 
 def is_one_precision(prior: TensorPrior) -> bool:
     """Whether the prior is one number times the identity, as Kronecker factors require, up to rounding."""
-    if isinstance(prior, Rotated) or prior.ndim == 2:
-        return False
-    return bool(np.ptp(prior) <= structures.ROUNDING * np.abs(prior).max())
+    return is_diagonal(prior) and bool(np.ptp(prior) <= structures.ROUNDING * np.abs(prior).max())
 
 
 def diagonal_of(prior: TensorPrior) -> np.ndarray:
     """The diagonal of the prior of a tensor, (p,)."""
     if isinstance(prior, Rotated):
-        return (prior.left**2 @ prior.values @ (prior.right**2).T).reshape(-1)
+        return np.ravel(prior.left**2 @ prior.values @ (prior.right**2).T)
     return prior if prior.ndim == 1 else np.diag(prior)
 
 
@@ -259,15 +242,14 @@ def check_one_precision(name: str, prior: TensorPrior, got: str = "") -> None:
     """Raise `UnsupportedError` if the prior of the tensor `name` is not one precision; `got` describes it."""
     if is_one_precision(prior):
         return
-    if isinstance(prior, Rotated):
-        got = got or "Kronecker factors of the prior's own"
-    elif prior.ndim == 2:
-        got = got or "a prior under which its weights depend on each other"
-    else:
-        got = got or f"precisions from {prior.min():.3g} to {prior.max():.3g}"
+    found = "a prior under which its weights depend on each other"
+    if is_diagonal(prior):
+        found = f"precisions from {prior.min():.3g} to {prior.max():.3g}"
+    elif isinstance(prior, Rotated):
+        found = "Kronecker factors of the prior's own"
     expected = "one precision of the prior for the whole tensor, which Kronecker factors need"
     advice = "prior_approximation='kron' or 'mean', or structure='diag' or 'full'"
-    raise UnsupportedError.of(f"block {name!r}", expected, got, advice)
+    raise UnsupportedError.of(f"block {name!r}", expected, got or found, advice)
 
 
 def check_independent(prior: np.ndarray) -> None:
@@ -285,10 +267,3 @@ def _named(block: KroneckerBlock | DenseBlock) -> Iterator[None]:
         yield
     except CurvatureError as error:
         raise CurvatureError(f"block {block.name!r}: {error}") from error
-
-
-def _are_multiples(prior: TensorPrior, known: TensorPrior) -> bool:
-    """Whether one prior is the other times a number."""
-    if prior is known or not (is_diagonal(prior) and is_diagonal(known)):
-        return prior is known
-    return bool(np.all(known > 0.0)) and structures.ratio_of(prior, known) is not None  # type: ignore[operator]

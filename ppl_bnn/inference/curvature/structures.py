@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
+import scipy
 
 from ppl_bnn.core.errors import CurvatureError
 from ppl_bnn.inference.curvature import gaussians
@@ -88,18 +89,6 @@ class Spectrum:
             gamma[self.groups] = share.sum()
         unseen = self.unseen * float(np.log(tau)) if self.unseen else 0.0
         return float(np.sum(np.log(total))) + unseen + self.constant, gamma
-
-
-def _refactorised(matrix: np.ndarray, multiplier: float, prior: np.ndarray, groups: np.ndarray) -> Term:
-    """A Cholesky factor of multiplier * matrix (p, p), dense, at each call, for groups that share no decomposition."""
-
-    def term(factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
-        tuned = factors[groups] * prior
-        gaussian = full_gaussian(matrix, scale * multiplier, tuned)
-        gamma = np.bincount(groups, 1.0 - tuned * gaussian.variances(), minlength=len(factors))
-        return -gaussian.log_determinant, gamma
-
-    return term
 
 
 def _by_grams(grams: Sequence[np.ndarray], sizes: np.ndarray, log_prior: float) -> Term:
@@ -185,11 +174,41 @@ class FullCurvature(DataCurvature):
         return self.multiplier * self.values
 
     def gaussian(self, prior: np.ndarray) -> Full:
-        """From one Cholesky factor, which is much cheaper than eigenvectors."""
-        return full_gaussian(self.values, self.multiplier, prior)
+        """From one Cholesky factor. An improper prior that is the cause of a failure has an error of its own."""
+        total = self.multiplier * self.values
+        if prior.ndim == 1:
+            np.fill_diagonal(total, total.diagonal() + prior)
+        else:
+            total += prior
+        try:
+            return Full.of(total)
+        except CurvatureError as error:
+            flat = int(np.sum((prior if prior.ndim == 1 else np.diag(prior)) == 0.0))
+            if flat and np.all(np.isfinite(total)):
+                raise improper(flat, len(total)) from error
+            raise
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
-        return LogDeterminant((dense_term(self.values, self.multiplier, prior, groups, self._known),))
+        """By eigenvalues for one group and a positive prior, else a Cholesky factor at each call."""
+        group = int(groups[0])
+        if np.all(groups == group) and np.all(prior > 0.0):
+            known, ratio = kept(self._known, "eigenvalues", prior, self._eigenvalues)
+            constant = float(np.sum(np.log(prior)))
+            return LogDeterminant((Spectrum(self.multiplier / ratio * known, 1.0, group, constant=constant),))
+
+        def refactorised(factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
+            tuned = factors[groups] * prior
+            gaussian = self.scaled(scale).gaussian(tuned)
+            gamma = np.bincount(groups, 1.0 - tuned * gaussian.variances(), minlength=len(factors))
+            return -gaussian.log_determinant, gamma
+
+        return LogDeterminant((refactorised,))
+
+    def _eigenvalues(self, prior: np.ndarray) -> np.ndarray:
+        root = np.sqrt(prior)
+        scaled = self.values / root
+        scaled /= root[:, None]
+        return _eigenvalues(scaled)
 
 
 @dataclass(frozen=True)
@@ -207,12 +226,12 @@ class FactorCurvature(DataCurvature):
         return self.factor.shape[1]
 
     def matrix(self) -> np.ndarray:
-        return self.multiplier * self._dense
+        return self._dense.matrix()
 
     def gaussian(self, prior: np.ndarray) -> Full | LowRankPrecision:
         """`LowRankPrecision` if M < P and the prior is a positive diagonal, else `Full`."""
         if not self._has_dual(prior):
-            return full_gaussian(self._dense, self.multiplier, prior)
+            return self._dense.gaussian(prior)
         gram, ratio = self._gram(prior)
         root = np.sqrt(self.multiplier)
         factor = self.factor if root == 1.0 else root * self.factor
@@ -221,17 +240,14 @@ class FactorCurvature(DataCurvature):
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
         """For one group eigenvalues of the Gram matrix (M, M); for more a Cholesky factor (M, M) at each call."""
         if not self._has_dual(prior):
-            return LogDeterminant((dense_term(self._dense, self.multiplier, prior, groups, self._known),))
+            return self._dense.determinant(prior, groups)
         count, rows = int(groups.max()) + 1, len(self.factor)
         if rows == 0:
             return DiagonalCurvature(np.zeros(self.size)).determinant(prior, groups)
         log_prior = float(np.sum(np.log(prior)))
         if count == 1:
-            gram, ratio = self._gram(prior)
-            if "eigenvalues" not in self._known:
-                # Negative eigenvalues of a Gram matrix are rounding.
-                self._known["eigenvalues"] = np.maximum(_eigenvalues(gram.copy()), 0.0)
-            values = self.multiplier / ratio * self._known["eigenvalues"]
+            known, ratio = kept(self._known, "eigenvalues", prior, self._eigenvalues)
+            values = self.multiplier / ratio * known
             term: Term = Spectrum(values, 1.0, 0, unseen=self.size - rows, constant=log_prior)
         elif count * rows <= MOST_GRAMS * self.size:
             grams = tuple(
@@ -243,24 +259,21 @@ class FactorCurvature(DataCurvature):
             term = _by_columns(np.sqrt(self.multiplier) * self.factor / np.sqrt(prior), groups, log_prior)
         return LogDeterminant((term,))
 
-    @property
-    def _dense(self) -> np.ndarray:
-        """B' B."""
-        if "dense" not in self._known:
-            self._known["dense"] = self.factor.T @ self.factor
-        return self._known["dense"]
+    @cached_property
+    def _dense(self) -> FullCurvature:
+        matrix = self.factor.T @ self.factor
+        return FullCurvature(matrix, multiplier=self.multiplier, _known=self._known)
 
     def _has_dual(self, prior: np.ndarray) -> bool:
         return prior.ndim == 1 and len(self.factor) < self.size and bool(np.all(prior > 0.0))
 
     def _gram(self, prior: np.ndarray) -> tuple[np.ndarray, float]:
         """B diag(d)^-1 B' and c, for a known d with prior = c d."""
-        ratio = ratio_of(prior, self._known.get("prior"))
-        if ratio is None:
-            self._known.pop("eigenvalues", None)
-            self._known["prior"], ratio = prior.copy(), 1.0
-            self._known["gram"] = gaussians.gram_of(prior, self.factor)
-        return self._known["gram"], ratio
+        return kept(self._known, "gram", prior, lambda prior: gaussians.gram_of(prior, self.factor))
+
+    def _eigenvalues(self, prior: np.ndarray) -> np.ndarray:
+        # Negative eigenvalues of a Gram matrix are rounding.
+        return np.maximum(_eigenvalues(self._gram(prior)[0].copy()), 0.0)
 
 
 @dataclass(frozen=True)
@@ -283,29 +296,26 @@ class DiagonalCurvature(DataCurvature):
 # --- shared by the structures ---------------------------------------------------------------------
 
 
-def ratio_of(prior: np.ndarray, known: np.ndarray | None) -> float | None:
-    """The factor c with prior = c known, if there is one."""
-    if known is None:
+def kept[T](known: dict[str, Any], name: str, prior: Any, make: Callable[[Any], T]) -> tuple[T, float]:
+    """make(d) of a prior d that is `known`, and c with prior = c d; `known` starts anew if there is no such c.
+
+    A prior that is a matrix, or has Kronecker factors, is a multiple of itself only.
+    """
+    ratio = 1.0 if prior is known.get("prior") else _ratio_of(prior, known.get("prior"))
+    if ratio is None:
+        known.clear()
+        known["prior"], ratio = prior.copy() if np.ndim(prior) == 1 else prior, 1.0
+    if name not in known:
+        known[name] = make(known["prior"])
+    return known[name], ratio
+
+
+def _ratio_of(prior: Any, known: Any) -> float | None:
+    """The factor c with prior = c known, if both are diagonals and there is one."""
+    if any(np.ndim(each) != 1 or not np.all(each > 0.0) for each in (prior, known)):
         return None
     ratio = prior / known
     return float(ratio[0]) if np.ptp(ratio) <= ROUNDING * ratio[0] else None
-
-
-def full_gaussian(matrix: np.ndarray, multiplier: float, prior: np.ndarray) -> Full:
-    """`Full` of multiplier * matrix + prior, (P,) or (P, P), with its own error if an improper prior is the cause."""
-    total = multiplier * matrix
-    diagonal = prior if prior.ndim == 1 else np.diag(prior)
-    if prior.ndim == 1:
-        np.fill_diagonal(total, total.diagonal() + prior)
-    else:
-        total += prior
-    try:
-        return Full.of(total)
-    except CurvatureError as error:
-        flat = int(np.sum(diagonal == 0.0))
-        if not flat or not np.all(np.isfinite(total)):
-            raise
-        raise improper(flat, len(diagonal)) from error
 
 
 def improper(flat: int, size: int) -> CurvatureError:
@@ -317,28 +327,7 @@ def improper(flat: int, size: int) -> CurvatureError:
 
 def _eigenvalues(symmetric: np.ndarray) -> np.ndarray:
     """Eigenvalues alone, in ascending order; overwrites its argument."""
-    from scipy.linalg import eigh
-
     gaussians.check_finite("a finite curvature", symmetric)
-    return eigh(symmetric.T, eigvals_only=True, overwrite_a=True, driver="evd", check_finite=False)
-
-
-def dense_term(
-    matrix: np.ndarray, multiplier: float, prior: np.ndarray, groups: np.ndarray, known: dict[str, Any]
-) -> Term:
-    """The log-determinant for multiplier * matrix (P, P): by eigenvalues for one group and a positive prior.
-
-    `known` keeps the eigenvalues of the matrix and their prior. Otherwise there is a Cholesky factor at each call.
-    """
-    group = int(groups[0])
-    if not (np.all(groups == group) and np.all(prior > 0.0)):
-        return _refactorised(matrix, multiplier, prior, groups)
-    ratio = ratio_of(prior, known.get("prior"))
-    if ratio is None:
-        root = np.sqrt(prior)
-        scaled = matrix / root
-        scaled /= root[:, None]
-        known["eigenvalues"] = _eigenvalues(scaled)
-        known["prior"], ratio = prior.copy(), 1.0
-    values = multiplier / ratio * known["eigenvalues"]
-    return Spectrum(values, 1.0, group, constant=float(np.sum(np.log(prior))))
+    return scipy.linalg.eigh(
+        symmetric.T, eigvals_only=True, overwrite_a=True, driver="evd", check_finite=False
+    )

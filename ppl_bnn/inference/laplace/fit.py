@@ -45,9 +45,6 @@ LARGEST_REMAINDER = 0.1
 # An entry of a prior's curvature below this share of the largest is no dependence.
 INDEPENDENT = 1e-10
 
-# The prior's curvature over the positions of the Gaussian: (Q,), (Q, Q), or tensor by tensor.
-Prior = np.ndarray | dict[str, TensorPrior]
-
 
 class LaplaceFit:
     """The state of one fit, from one start."""
@@ -142,7 +139,7 @@ class LaplaceFit:
             raise InputError.of("Laplace rank", expected, repr(method.rank), "structure='full'")
         if method.noise == "evidence":
             hyperparameters.gaussian_noise(problem, u)
-        prior: Prior | None = None
+        prior: np.ndarray | None = None
         if self.tunes:
             prior = Tuning.of(problem, u, positions, method.tune).prior(u)
         if method.objective == "validation":
@@ -151,25 +148,16 @@ class LaplaceFit:
             check_blocks_fit(problem, u, Where.of(problem, positions).sites)
             # A given mode is checked with the prior at that point and before anything else: there is nothing to train.
             if method.prior_approximation is None and method.optimise:
-                prior = self._tensor_priors(u, positions) if prior is None else prior
-                self._check_kronecker_prior(u, positions, prior)
+                self._check_kronecker_prior(u, self._tensor_priors(u, positions, prior))
 
-    def _check_kronecker_prior(self, u: Values, positions: np.ndarray, prior: Prior) -> None:
+    def _check_kronecker_prior(self, u: Values, prior: Mapping[str, TensorPrior]) -> None:
         """Refuse a prior of a weight that is not one precision, at a point where no two elements are equal."""
-        if isinstance(prior, np.ndarray):
-            kronecker.check_independent(prior)
-        for linear in linear_maps(self.problem, u):
-            at, family = self.slices[linear.weight], self.problem.program.sites[linear.weight].family
-            if at.start not in positions:
-                continue
-            if isinstance(prior, np.ndarray):
-                start = int(np.searchsorted(positions, at.start))
-                part: TensorPrior = prior[start : start + at.stop - at.start]
-            else:
-                part = prior[linear.weight]
-            changing = kronecker.is_diagonal(part) and family != "Normal"
-            words = f"a {family} prior, whose curvature changes with the value of a weight"
-            kronecker.check_one_precision(linear.weight, part, words if changing else "")
+        for weight in (linear.weight for linear in linear_maps(self.problem, u)):
+            if weight in prior:
+                family = self.problem.program.sites[weight].family
+                changing = kronecker.is_diagonal(prior[weight]) and family != "Normal"
+                words = f"a {family} prior, whose curvature changes with the value of a weight"
+                kronecker.check_one_precision(weight, prior[weight], words if changing else "")
 
     def validation_rows(self) -> int:
         """The number of rows that validation holds out."""
@@ -425,53 +413,60 @@ class LaplaceFit:
             return np.diag(prior).copy()
         return prior
 
-    def _tensor_priors(self, u: Values, positions: np.ndarray) -> Prior:
-        """The prior's curvature tensor by tensor, or (Q,) if it is diagonal, for positions of whole sites."""
-        inside = {name: at for name, at in self.slices.items() if at.start in positions}
-        known = site_curvatures(self.problem, u)
-        if known is not None and not all(kronecker.is_diagonal(known[name]) for name in inside):
-            return {name: known[name] for name in inside}
-        prior = self.prior(u, positions)
-        if prior.ndim == 1 or self.method.prior_approximation is None:
-            return prior
-        parts: dict[str, TensorPrior] = {}
-        left_out, start = prior.copy(), 0
-        for name, at in inside.items():
-            here = slice(start, start + at.stop - at.start)
-            parts[name], left_out[here, here], start = prior[here, here], 0.0, here.stop
+    def _tensor_priors(
+        self, u: Values, positions: np.ndarray, prior: np.ndarray | None = None
+    ) -> dict[str, TensorPrior]:
+        """The prior's curvature tensor by tensor, for positions of whole sites; `prior` if it is known already."""
+        sites = Where.of(self.problem, positions).sites
+        known = site_curvatures(self.problem, u) if prior is None else None
+        if known is not None and not all(kronecker.is_diagonal(known[name]) for name in sites):
+            return {name: known[name] for name in sites}
+        prior = self.prior(u, positions) if prior is None else prior
+        slices = flat_vector.site_slices(self.problem, sites)
+        if prior.ndim == 1:
+            return {name: prior[at] for name, at in slices.items()}
+        if self.method.prior_approximation is None:
+            kronecker.check_independent(prior)
+        left_out = prior.copy()
+        for at in slices.values():
+            left_out[at, at] = 0.0
         if np.abs(left_out).max(initial=0.0) > INDEPENDENT * np.abs(prior).max():
             self.warn("the dependence between tensors under the prior was left out of a Kronecker structure")
-        return parts
+        return {name: prior[at, at] for name, at in slices.items()}
 
     def _gaussian(self, u: Values, positions: np.ndarray) -> FlatGaussian:
         curvature = self.data_curvature(u, positions)
         if isinstance(curvature, KroneckerCurvature):
-            prior = self.kronecker_prior(curvature, self._tensor_priors(u, positions))
+            prior: Any = self._kronecker_prior(curvature, self._tensor_priors(u, positions))
         else:
             prior = self.prior(u, positions, dense=self.method.structure != "diag")
         gaussian = self._repaired(curvature, prior)
-        self.figures["effective_parameters"] = _effective_parameters(gaussian, prior)
+        self.figures["effective_parameters"] = float(gaussian.size - kronecker.prior_share(gaussian, prior))
         return gaussian
 
-    def kronecker_prior(self, curvature: KroneckerCurvature, prior: Prior) -> Any:
+    def _kronecker_prior(
+        self, curvature: KroneckerCurvature, prior: dict[str, TensorPrior]
+    ) -> dict[str, TensorPrior]:
         """The prior as `prior_approximation` requires it ("mean": one precision per weight), with a warning."""
-        kind, by_name = self.method.prior_approximation, isinstance(prior, Mapping)
-        weights: dict[Any, TensorPrior] = {}
-        for block in curvature.blocks if kind else ():
-            if isinstance(block, KroneckerBlock):
-                weights[block.name] = prior[block.name if by_name else block.positions]  # type: ignore[index]
+        kind = self.method.prior_approximation
+        weights = {
+            block.name: prior[block.name] for block in curvature.blocks if isinstance(block, KroneckerBlock)
+        }
         uneven = [name for name, part in weights.items() if not kronecker.is_one_precision(part)]
         if kind == "kron" and uneven:
             text = "data and prior together were replaced by the nearest precision with Kronecker eigenvectors in"
             self.warn(f"{text} {', '.join(uneven)}")
         elif kind == "mean":
-            prior = prior.copy()
-            widest, dependent = 0.0, not all(map(kronecker.is_diagonal, weights.values()))
-            for block in curvature.blocks:
-                if block.name in weights:
-                    part = kronecker.diagonal_of(weights[block.name])
-                    widest = max(widest, float(np.ptp(part) / max(abs(part.mean()), 1e-300)))
-                    prior[block.name if by_name else block.positions] = np.full(part.size, part.mean())  # type: ignore[index]
+            diagonals = {name: kronecker.diagonal_of(part) for name, part in weights.items()}
+            means: dict[str, TensorPrior] = {
+                name: np.full(part.size, part.mean()) for name, part in diagonals.items()
+            }
+            prior = prior | means
+            spreads = (float(np.ptp(part) / max(abs(part.mean()), 1e-300)) for part in diagonals.values())
+            widest, dependent = (
+                max(spreads, default=0.0),
+                not all(map(kronecker.is_diagonal, weights.values())),
+            )
             if widest > 1e-9 or dependent:
                 text = (
                     "prior precisions were averaged over each weight matrix; within one they differ by up to"
@@ -480,6 +475,15 @@ class LaplaceFit:
                 self.warn(f"{text} {widest:.3g} times their mean{rest}")
         return prior
 
+    def independent_prior(
+        self, curvature: DataCurvature, u: Values, positions: np.ndarray, prior: np.ndarray
+    ) -> np.ndarray:
+        """A diagonal prior (Q,) as the structure of the curvature requires it."""
+        if not isinstance(curvature, KroneckerCurvature):
+            return prior
+        parts: dict[str, Any] = self._kronecker_prior(curvature, self._tensor_priors(u, positions, prior))
+        return np.concatenate(list(parts.values()))
+
     def _repaired(self, curvature: Any, prior: Any) -> FlatGaussian:
         try:
             return curvature.gaussian(prior)
@@ -487,18 +491,11 @@ class LaplaceFit:
             if self.method.repair is None:
                 raise
         negative, text = 0, "{}: {} negative eigenvalues were set to 0"
-        if isinstance(prior, Mapping):
-            each = {name: _without_negative(part) for name, part in prior.items()}
-            prior = {name: part for name, (part, _) in each.items()}
-            clipped = sum(count for _, count in each.values())
-        else:
-            prior, clipped = _without_negative(prior)
-        if self.method.curvature == "hessian" and isinstance(curvature, DiagonalCurvature):
-            values, negative = _without_negative(curvature.multiplier * curvature.values)
-            curvature = DiagonalCurvature(values)
-        elif self.method.curvature == "hessian":
-            matrix, negative = _without_negative(curvature.matrix())
-            curvature = FullCurvature(matrix)
+        prior, clipped = _without_negative(prior)
+        if self.method.curvature == "hessian":
+            diagonal = isinstance(curvature, DiagonalCurvature)
+            values, negative = _without_negative(curvature.values if diagonal else curvature.matrix())
+            curvature = (DiagonalCurvature if diagonal else FullCurvature)(values)
         gaussian = curvature.gaussian(prior)
         if clipped:
             self.warnings += (text.format("the prior curves upwards at the mode", clipped),)
@@ -507,17 +504,11 @@ class LaplaceFit:
         return gaussian
 
 
-def _effective_parameters(gaussian: Any, prior: Prior) -> float:
-    """gamma = tr(H A^-1) = Q - tr(Lambda A^-1)."""
-    if isinstance(prior, Mapping):
-        return gaussian.size - kronecker.prior_share(gaussian, prior)
-    if prior.ndim == 1:
-        return float(gaussian.size - prior @ gaussian.variances())
-    return float(gaussian.size - np.sum(prior * gaussian.covariance()))
-
-
 def _without_negative(curvature: Any) -> tuple[Any, int]:
-    """The nearest diagonal or matrix without negative eigenvalues, and the number of those removed."""
+    """The nearest diagonal or matrix without negative eigenvalues, each of several, and the number of those removed."""
+    if isinstance(curvature, Mapping):
+        each = {name: _without_negative(part) for name, part in curvature.items()}
+        return {name: part for name, (part, _) in each.items()}, sum(count for _, count in each.values())
     if isinstance(curvature, Rotated):
         return curvature, 0
     if curvature.ndim == 1:

@@ -11,7 +11,6 @@ import numpy as np
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.inference.curvature.gaussians import FlatGaussian
-from ppl_bnn.inference.curvature.kronecker import KroneckerCurvature
 from ppl_bnn.inference.flat_vector import Values, flat_sites
 from ppl_bnn.inference.laplace.evidence import Evidence
 from ppl_bnn.inference.laplace.hyperparameters import Tuning, gaussian_noise, log_prior
@@ -46,9 +45,8 @@ def tune(
         # Evidence, curvature and prior of the same mode are needed several times.
         nonlocal latest
         if latest[0] is not at:
-            curvature, prior = fit.data_curvature(at, positions), tuning.prior(at)
-            if isinstance(curvature, KroneckerCurvature):
-                prior = fit.kronecker_prior(curvature, prior)
+            curvature = fit.data_curvature(at, positions)
+            prior = fit.independent_prior(curvature, at, positions, tuning.prior(at))
             latest = at, tuning.evidence(at, curvature, prior, with_noise), curvature, prior
         return latest[1:]
 
@@ -160,9 +158,7 @@ def _validated(fit: LaplaceFit, tuning: Tuning, positions: np.ndarray) -> np.nda
     training = type(fit)(alone, part, fit.progress, fit.restart)
     u = training.mode().u
     curvature = training.data_curvature(u, positions)
-    prior: Any = training.prior(u, positions)
-    if isinstance(curvature, KroneckerCurvature):
-        prior = training.kronecker_prior(curvature, prior)
+    prior = training.independent_prior(curvature, u, positions, training.prior(u, positions))
     inputs = map_data(lambda a: np.asarray(a)[out], problem.inputs)
     targets = np.asarray(problem.targets)[out]
     tuned = np.array([name not in tuning.held for name in tuning.names])

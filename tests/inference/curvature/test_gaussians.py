@@ -95,7 +95,7 @@ def kronecker(rng):
     left, right, bias, other = gram(rng, 3), gram(rng, 2, rank=1), gram(rng, 4, rank=2), gram(rng, 4)
     blocks = [
         KroneckerBlock("a/weight", (3, 2), left, right, TENSORS[0]),
-        DenseBlock("a.bias", bias, TENSORS[1]),
+        DenseBlock(bias, "a.bias", TENSORS[1]),
         KroneckerBlock("b.weight", (1, 4), np.array([[1.7]]), other, TENSORS[2]),
     ]
     dense = np.zeros((SIZE, SIZE))
@@ -665,7 +665,7 @@ def test_a_prior_that_kronecker_factors_cannot_hold_is_refused_with_the_ways_out
             refusing.gaussian({"w": make(rng)})
     # A dense block holds any prior of its tensor.
     bias, prior = gram(rng, 4), gram(rng, 4) + np.eye(4)
-    dense = KroneckerCurvature([DenseBlock("b", bias, np.arange(4))]).gaussian({"b": prior})
+    dense = KroneckerCurvature([DenseBlock(bias, "b", np.arange(4))]).gaussian({"b": prior})
     close(dense.precision(), bias + prior)
     assert np.isclose(prior_share(dense, {"b": prior}), np.trace(np.linalg.solve(bias + prior, prior)))
 
@@ -693,7 +693,7 @@ def test_projection_of_a_linear_map_needs_no_jacobian(places, held, rng, monkeyp
         diag.project(jacobian),
     )
     # A weight that is kept dense, and one with a single input.
-    dense = KroneckerCurvature([DenseBlock("w", gram(rng, 6), np.arange(6))]).gaussian(np.ones(6))
+    dense = KroneckerCurvature([DenseBlock(gram(rng, 6), "w", np.arange(6))]).gaussian(np.ones(6))
     close(dense.part(np.arange(6)).project_linear(inputs, gradients), dense.project(jacobian[:, :, weight]))
     single = rng.normal(size=(5, places, 1)), rng.normal(size=(5, 4, places, 4))
     jacobian[:] = 0.0
@@ -733,7 +733,7 @@ def test_a_last_layer_of_two_million_weights(structure, rng):
             curvature = KroneckerCurvature(
                 [
                     KroneckerBlock("w", (inputs, classes), features.T @ features / 3000, right, places[0]),
-                    DenseBlock("b", right, places[1]),
+                    DenseBlock(right, "b", places[1]),
                 ]
             )
         else:
@@ -845,7 +845,7 @@ def block(left, right, name="w"):
             "block 'w': .*well conditioned",
         ),
         (
-            lambda: KroneckerCurvature([DenseBlock("b", np.zeros((2, 2)), np.arange(2))]).gaussian(
+            lambda: KroneckerCurvature([DenseBlock(np.zeros((2, 2)), "b", np.arange(2))]).gaussian(
                 np.zeros(2)
             ),
             CurvatureError,
