@@ -190,7 +190,8 @@ class KroneckerCurvature(DataCurvature):
             values = self.multiplier * block.diagonal_in(*basis) + prior_in(prior, *basis)
             return float(np.sum(np.log(values))) if values.min() > 0.0 else np.inf
 
-        return min(product(*zip(data, of_prior, both, strict=True)), key=total)
+        left, right = zip(data, of_prior, both, strict=True)
+        return min(product(left, right), key=total)
 
 
 def prior_in(prior: TensorPrior, left: np.ndarray, right: np.ndarray) -> np.ndarray:
