@@ -496,9 +496,9 @@ def span(positions: np.ndarray) -> Any:
 
 def check_finite(expected: str, *arrays: np.ndarray) -> None:
     """Raise `CurvatureError` if any value is NaN or infinite."""
-    if not all(np.all(np.isfinite(array)) for array in arrays):
-        advice = "a mode with finite density: other start, or standardise=True"
-        raise CurvatureError.of("", expected, "NaN or infinity", advice)
+    finite = all(np.all(np.isfinite(array)) for array in arrays)
+    advice = "a mode with finite density: other start, or standardise=True"
+    CurvatureError.check(finite, "", expected, "NaN or infinity", advice)
 
 
 def check_positive(values: np.ndarray) -> None:

@@ -22,7 +22,7 @@ from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import check_finite
 from ppl_bnn.inference.flat_vector import Values, Where, first_rows, latent_names, site_slices, system_values
 from ppl_bnn.language import ops
-from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, SubstituteLinear
+from ppl_bnn.language.handlers import Handler, RecordLinear, SubstituteLinear, network_output
 
 # (eta (B, D), the rows) -> R (B, D, C)
 Cotangents = Callable[[np.ndarray, slice], np.ndarray]
@@ -95,12 +95,10 @@ def check_separable_rows(problem: Problem) -> None:
     UnsupportedError.check(not coupled, "", expected, "bnn.coupled() in the model", "NUTS or SVI")
 
 
-def _run(problem: Problem, w: Mapping[str, Any], row: Any, handler: Any) -> tuple[Any, Any]:
-    """Run the model under a handler: eta (1, D) and the handler."""
-    with NetworkFunction(w) as run, handler as record:
-        problem.program.model(row, None)
-    assert isinstance(run, NetworkFunction)
-    return run.likelihood.predictor(run.f), record
+def _run(problem: Problem, w: Mapping[str, Any], row: Any, handler: Handler) -> Any:
+    """Run the model under a handler: eta (1, D)."""
+    with handler:
+        return network_output(problem.program.model, w, row).predictor
 
 
 def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianPlan:
@@ -120,7 +118,8 @@ def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianP
         everything = np.ones(eta.shape[-1], dtype=bool)
         return JacobianPlan(slices, {}, slices, {}, everything, everything, 256, eta)
 
-    _, record = _run(problem, w, row, RecordLinear(values=w))
+    record = RecordLinear(values=w)
+    _run(problem, w, row, record)
     same = _untransformed(problem, values, w)
     added: dict[Use, tuple[int, ...]] = {}
     found = defaultdict[str, list[tuple[Use, Any]]](list)
@@ -167,13 +166,10 @@ def _untransformed(problem: Problem, values: Mapping[str, Any], w: Mapping[str, 
     program, system = problem.program, problem.system
     other = {name: value + 0.7 for name, value in values.items()}
     pairs = ((values, w), (other, program.constrain(other, *first_rows(problem))))
-
-    def same(name: str) -> bool:
-        each = ((system.to_numpy(after[name]), system.to_numpy(before[name])) for before, after in pairs)
-        return all(np.array_equal(*two) for two in each)
-
-    kept = (site.name for site in program.latents if site.shape == site.unconstrained_shape)
-    return {name for name in kept if same(name)}
+    same = {site.name for site in program.latents if site.shape == site.unconstrained_shape}
+    for pair in pairs:
+        same = {name for name in same if np.array_equal(*(system.to_numpy(each[name]) for each in pair))}
+    return same
 
 
 def _nan(w: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -183,7 +179,7 @@ def _nan(w: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def _used_elsewhere(problem: Problem, w: Mapping[str, Any], row: Any, name: str) -> bool:
     """Whether a site has a use outside linear maps. If so, NaN in its place reaches the predictor."""
     values = _nan(w, [name])
-    eta, _ = _run(problem, values, row, SubstituteLinear({name: w[name]}, values))
+    eta = _run(problem, values, row, SubstituteLinear({name: w[name]}, values))
     return bool(np.any(np.isnan(problem.system.to_numpy(eta))))
 
 
@@ -345,12 +341,12 @@ def _factors(problem: Problem, plan: JacobianPlan) -> Callable[..., Any]:
             perturbations = defaultdict[str, dict[int, Any]](dict)
             for (name, number), added in zip(plan.added, leaves["added"], strict=True):
                 perturbations[name][number] = added
-            eta, record = _run(problem, w, row, RecordLinear(perturbations))
-            inputs = {}
+            record = RecordLinear(perturbations)
+            eta, inputs = _run(problem, w, row, record)[0], {}
             for weight, linear in plan.maps.items():
                 each = (record.inputs[use][number] for use, number in linear.uses)
                 inputs[weight] = ops.concatenate([part.reshape(-1, linear.shape[0]) for part in each], 0)
-            return eta[0], (eta[0], inputs)
+            return eta, (eta, inputs)
 
         added = [system.asarray(np.zeros(shape)) for shape in plan.added.values()]
         leaves = {"rest": {name: values[name] for name in plan.rest}, "added": added}
@@ -362,10 +358,8 @@ def _factors(problem: Problem, plan: JacobianPlan) -> Callable[..., Any]:
             gradients[weight] = ops.concatenate(each, 1)
         return eta, inputs, gradients, pulled["rest"]
 
-    def build() -> Callable[..., Any]:
-        return system.compile(system.vmap(factors, in_axes=(None, 0, 0)))
-
-    return program.cached(("factors", tuple(plan.slices), bool(plan.maps)), build)
+    key = "factors", tuple(plan.slices), bool(plan.maps)
+    return program.cached(key, lambda: system.compile(system.vmap(factors, in_axes=(None, 0, 0))))
 
 
 def hessian_product(

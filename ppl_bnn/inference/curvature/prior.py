@@ -50,13 +50,9 @@ def prior_curvature(problem: Problem, u: Values) -> np.ndarray:
     It is diagonal if priors are independent over elements and sites. Its product with ones is then the diagonal.
     """
     program = problem.program
-    if (
-        not program.language
-        or any(site.family not in _ELEMENTWISE for site in program.latents)
-        or any(parents(problem, u).values())
-    ):
-        return prior_hessian(problem, u)
-    return _row_sums(problem, u)
+    elementwise = program.language and all(site.family in _ELEMENTWISE for site in program.latents)
+    dependent = not elementwise or any(parents(problem, u).values())
+    return prior_hessian(problem, u) if dependent else _row_sums(problem, u)
 
 
 def _row_sums(problem: Problem, u: Values) -> np.ndarray:
@@ -111,9 +107,7 @@ def parents(problem: Problem, u: Values) -> dict[str, set[str]]:
         found: dict[str, set[str]] = {name: set() for name in before}
         for name in found:
             # Each element moves by a different amount, to break symmetries.
-            site = problem.program.sites[name]
-            step = 0.1 + 0.2 * np.modf(np.arange(1, site.size + 1) * 0.6180339887498949)[0]
-            moved = np.asarray(u[name]) + step.reshape(site.unconstrained_shape)
+            moved = np.asarray(u[name]) + flat_vector.somewhere(problem)[name]
             after = site_densities(problem, {**u, name: moved})
             for other in found:
                 if other != name and not all(map(np.array_equal, before[other], after[other])):
@@ -162,8 +156,7 @@ def check_bounded(problem: Problem, u: Values, ignore: Sequence[str] = ()) -> No
     time, and the density of the dependents grows too. A site that affects only locations leaves that unchanged.
     """
     program, system = problem.program, problem.system
-    family = parents(problem, u)
-    values = flat_vector.system_values(problem, u)
+    family, values = parents(problem, u), flat_vector.system_values(problem, u)
     x, y = flat_vector.first_rows(problem)
     for name in flat_vector.latent_names(problem):
         if name in ignore or not any(name in above for above in family.values()):
@@ -185,11 +178,11 @@ def check_bounded(problem: Problem, u: Values, ignore: Sequence[str] = ()) -> No
             heights.append(sum(float(system.to_numpy(density).sum()) for density in each))
         steps = np.diff(densities)
         even = np.all(np.isfinite(steps)) and abs(steps[-1] - steps[-2]) < 0.01 * steps[-1]
-        if even and steps[-1] > 0.5 and heights[-1] - heights[-2] > 0.5:
-            children = ", ".join(sorted(child for child, above in family.items() if name in above))
-            got = f"one that grows without bound as {name!r} goes to zero with {children} at its centre"
-            advice = f"Laplace(marginal=[{name!r}]), bnn.noncentred(model), or NUTS or SVI"
-            raise UnsupportedError.of(f"site {name!r}", "a joint density with a mode", got, advice)
+        unbounded = even and steps[-1] > 0.5 and heights[-1] - heights[-2] > 0.5
+        children = ", ".join(sorted(child for child, above in family.items() if name in above))
+        got = f"one that grows without bound as {name!r} goes to zero with {children} at its centre"
+        advice = f"Laplace(marginal=[{name!r}]), bnn.noncentred(model), or NUTS or SVI"
+        UnsupportedError.check(not unbounded, f"site {name!r}", "a joint density with a mode", got, advice)
 
 
 def _location(site: TracedSite) -> Any:
@@ -197,17 +190,15 @@ def _location(site: TracedSite) -> Any:
     base = site.distribution
     while hasattr(base, "base_dist") and not hasattr(base, "loc"):
         base = base.base_dist
-    for attribute in ("loc", "scale"):
-        if hasattr(base, attribute):
-            return site.value * 0.0 + getattr(base, attribute)
-    return site.value
+    centre = getattr(base, "loc", getattr(base, "scale", None))
+    return site.value if centre is None else site.value * 0.0 + centre
 
 
 def check_smooth(problem: Problem) -> None:
     """Refuse Laplace priors, whose kinks are at modes. Edges of a uniform prior are at infinity in u."""
     for site in problem.program.latents:
-        if site.family in ("Laplace", "SoftLaplace", "AsymmetricLaplace"):
-            where = f"site {site.name!r}"
-            got = f"a {site.family} prior, which has a kink at its centre, where modes lie"
-            advice = "priors.Normal or priors.StudentT, or NUTS or SVI with this one"
-            raise UnsupportedError.of(where, "a prior with a twice differentiable log density", got, advice)
+        smooth = site.family not in ("Laplace", "SoftLaplace", "AsymmetricLaplace")
+        where, expected = f"site {site.name!r}", "a prior with a twice differentiable log density"
+        got = f"a {site.family} prior, which has a kink at its centre, where modes lie"
+        advice = "priors.Normal or priors.StudentT, or NUTS or SVI with this one"
+        UnsupportedError.check(smooth, where, expected, got, advice)

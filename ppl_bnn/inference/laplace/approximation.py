@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model
-from ppl_bnn.core.arrays import chunks, map_data, ravel, row_count, unravel
+from ppl_bnn.core.arrays import chunks, map_data, ravel, row_count, unprefixed, unravel
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, Rotated
 from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors
@@ -111,17 +111,15 @@ class LaplaceGaussian(Approximation):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LaplaceGaussian:
-        def part(prefix: str, depth: int) -> dict[str, np.ndarray]:
-            keys = sorted(key for key in arrays if key.startswith(prefix + "/"))
-            return {key.split("/", depth)[depth]: np.asarray(arrays[key]) for key in keys}
-
-        structure = next(key for key in arrays if key.startswith("gaussian/")).split("/", 2)[1]
+        mode = sorted(unprefixed(arrays, "mode").items())
+        gaussian = unprefixed(arrays, "gaussian")
+        structure = next(iter(gaussian)).split("/")[0]
         return cls(
-            mode=part("mode", 2),
-            covariance=STRUCTURES[structure].from_arrays(part("gaussian", 2)),
-            held=part("held", 1),
+            mode={key.split("/", 1)[1]: value for key, value in mode},
+            covariance=STRUCTURES[structure].from_arrays(unprefixed(gaussian, structure)),
+            held=unprefixed(arrays, "held"),
             positions=np.asarray(arrays["positions"]) if "positions" in arrays else None,
-            factors=part("factor", 1),
+            factors=unprefixed(arrays, "factor"),
             noise=float(arrays["noise"]) if "noise" in arrays else None,
             predictives=tuple(_KINDS[int(index)] for index in arrays["predictives"]),
         )
@@ -193,7 +191,12 @@ class LaplaceGaussian(Approximation):
         for start, stop in chunks(rows, min(rows, chunk)):
             part = map_data(lambda a, i=start, j=stop: a[i:j], x)
             found.append(predictive(likelihood, *self.linearised(problem, part, memory), kind))
-        return found[0] if len(found) == 1 else _concatenated(found)
+        if len(found) == 1:
+            return found[0]
+        names, within = found[0].parameters, [part.epistemic_within for part in found]
+        parameters = {name: np.concatenate([part.parameters[name] for part in found], 1) for name in names}
+        joined = None if within[0] is None else np.concatenate(within, 1)
+        return replace(found[0], parameters=parameters, epistemic_within=joined)
 
     def joint(self, problem: Problem, x: Any, memory: int) -> JointPrediction | None:
         """The joint prediction of the linearised predictor, in closed form."""
@@ -202,13 +205,3 @@ class LaplaceGaussian(Approximation):
         _, etas, parts = zip(*jacobians(problem, self.centre(), x, memory, self.positions), strict=True)
         covariance = self.covariance.joint(np.concatenate(parts))
         return joint_predictive(problem.program.likelihood, np.concatenate(etas), covariance)
-
-
-def _concatenated(parts: Sequence[Prediction]) -> Prediction:
-    """One prediction for the rows of several."""
-    within = [part.epistemic_within for part in parts if part.epistemic_within is not None]
-    names = parts[0].parameters
-    parameters = {name: np.concatenate([part.parameters[name] for part in parts], 1) for name in names}
-    return replace(
-        parts[0], parameters=parameters, epistemic_within=np.concatenate(within, 1) if within else None
-    )

@@ -22,9 +22,9 @@ Guide = tuple[Callable[[Any], Mapping[str, Any]], Callable[[Any], np.ndarray]]
 
 def check_all_have_priors(problem: Problem) -> None:
     """Raise `UnsupportedError` if a parameter has no prior, which the guides do not support."""
-    if problem.program.params:
-        where, got = "Laplace(engine='guide')", "point estimates (priors.Point)"
-        raise UnsupportedError.of(where, "priors on all weights", got, "engine='curvature'")
+    where, got = "Laplace(engine='guide')", "point estimates (priors.Point)"
+    good = not problem.program.params
+    UnsupportedError.check(good, where, "priors on all weights", got, "engine='curvature'")
 
 
 def guide_gaussian(problem: Problem, u: Values) -> Full:

@@ -33,51 +33,47 @@ def computed_names(problem: Problem) -> tuple[str, ...]:
         return ()
 
     def find() -> tuple[str, ...]:
-        recorded = _values(problem, system_values(problem, somewhere(problem)))
-        latents = {site.name for site in program.latents}
-        return tuple(name for name in recorded if name + BASE in latents)
+        return tuple(_weights(problem, system_values(problem, somewhere(problem))))
 
     return program.cached("computed weights", find)
 
 
-def _values(problem: Problem, u: Mapping[str, Any]) -> dict[str, Any]:
-    """All deterministic sites at u (arrays of the system)."""
-    x, y = first_rows(problem)
-    return recorded_values(problem.program.model, problem.program.constrain(u, x, y), x)
+def _weights(problem: Problem, u: Mapping[str, Any]) -> dict[str, Any]:
+    """The computed weights at u (arrays of the system), as the program computes them."""
+    program, (x, y) = problem.program, first_rows(problem)
+    recorded = recorded_values(program.model, program.constrain(u, x, y), x)
+    latents = {site.name for site in program.latents}
+    return {name: value for name, value in recorded.items() if name + BASE in latents}
 
 
 def computed_weights(problem: Problem, u: Values) -> dict[str, np.ndarray]:
     """The computed weights at draws u with one leading axis, name -> (S, *shape), as the program computes them."""
-    names, system = computed_names(problem), problem.system
-
-    def one(u: Mapping[str, Any]) -> dict[str, Any]:
-        found = _values(problem, u)
-        return {name: found[name] for name in names}
-
-    function = problem.program.cached("computed", lambda: system.compile(system.vmap(one)))
+    system = problem.system
+    function = problem.program.cached(
+        "computed", lambda: system.compile(system.vmap(lambda u: _weights(problem, u)))
+    )
     values = function({name: system.asarray(np.asarray(value)) for name, value in u.items()})
-    return {name: system.to_numpy(values[name]) for name in names}
+    return {name: system.to_numpy(value) for name, value in values.items()}
 
 
 def linearised_weights(problem: Problem, centre: Values, u: Values) -> dict[str, np.ndarray]:
     """w(centre) + J_w (u - centre) at draws u with one leading axis, name -> (S, *shape)."""
-    names, program, system = computed_names(problem), problem.program, problem.system
+    program, system = problem.program, problem.system
     moving = [site.name for site in program.latents]
 
     def one(change: Mapping[str, Any], at: Mapping[str, Any]) -> dict[str, Any]:
         def weights(part: Mapping[str, Any]) -> dict[str, Any]:
-            found = _values(problem, {**at, **part})
-            return {name: found[name] for name in names}
+            return _weights(problem, {**at, **part})
 
         value, tangent = system.jvp(weights, {name: at[name] for name in moving}, dict(change))
-        return {name: value[name] + tangent[name] for name in names}
+        return {name: value[name] + tangent[name] for name in value}
 
-    def build() -> Any:
-        return system.compile(system.vmap(one, in_axes=(0, None)))
-
+    function = program.cached(
+        "linearised weights", lambda: system.compile(system.vmap(one, in_axes=(0, None)))
+    )
     change = {name: system.asarray(np.asarray(u[name]) - centre[name]) for name in moving}
-    values = program.cached("linearised weights", build)(change, system_values(problem, centre))
-    return {name: system.to_numpy(values[name]) for name in names}
+    values = function(change, system_values(problem, centre))
+    return {name: system.to_numpy(value) for name, value in values.items()}
 
 
 def given(weights: Values) -> dict[str, np.ndarray]:

@@ -91,8 +91,8 @@ class GaussianNoise:
 class EvidenceState:
     """The log evidence at some factors, gamma (G,), and the upward and downward terms of each log coordinate.
 
-    The coordinates are the log factors of the groups and, last, log s. The gradient is half the difference of the
-    terms; MacKay's update multiplies by their ratio.
+    The coordinates are the log factors of the tuned groups and, last, log s if there is noise to tune. The gradient is
+    half the difference of the terms; MacKay's update multiplies by their ratio.
     """
 
     value: float
@@ -102,7 +102,7 @@ class EvidenceState:
 
     @property
     def gradient(self) -> np.ndarray:
-        """The derivatives in the log coordinates, zero for those that are not tuned."""
+        """The derivatives in the log coordinates."""
         return 0.5 * (self.gain - self.loss)
 
 
@@ -132,6 +132,17 @@ class Evidence:
         return ~np.isin(np.asarray(self.names), list(self.held))
 
     @cached_property
+    def noise(self) -> GaussianNoise:
+        """The terms of the likelihood. A known likelihood has no targets, so that s has no effect on it."""
+        known = self.likelihood
+        return known if isinstance(known, GaussianNoise) else GaussianNoise(0, 0.0, 2.0 * float(known))
+
+    @cached_property
+    def chosen(self) -> np.ndarray:
+        """Which of the factors and s are tuned, (G + 1,) of bool."""
+        return np.append(self.tuned, self.noise.targets > 0)
+
+    @cached_property
     def sizes(self) -> np.ndarray:
         """P_g, (G,)."""
         return np.bincount(self.groups, minlength=len(self.names))
@@ -150,15 +161,10 @@ class Evidence:
     def check_definite(self) -> None:
         """Raise `CurvatureError` if H has negative eigenvalues, where they are known."""
         eigenvalues = getattr(self.determinant, "eigenvalues", None)
-        if eigenvalues is not None and np.size(eigenvalues):
-            smallest, largest = float(np.min(eigenvalues)), float(np.max(np.abs(eigenvalues)))
-            if smallest < -INDEFINITE * largest:
-                raise _indefinite(f"an eigenvalue of {smallest:.3g} beside {largest:.3g}")
-
-    @property
-    def has_noise(self) -> bool:
-        """Whether there is Gaussian noise whose precision s scales."""
-        return isinstance(self.likelihood, GaussianNoise)
+        known = np.zeros(1) if eigenvalues is None else eigenvalues
+        smallest, largest = np.min(known, initial=0.0), np.max(np.abs(known), initial=0.0)
+        if smallest < -INDEFINITE * largest:
+            raise _indefinite(f"an eigenvalue of {smallest:.3g} beside {largest:.3g}")
 
     def log_evidence(self, factors: np.ndarray, scale: float = 1.0) -> float:
         """The log evidence log p(D | tau, s), all constants included."""
@@ -182,22 +188,18 @@ class Evidence:
         worst = int(np.argmin(gamma / self.sizes))
         if gamma[worst] < -INDEFINITE * self.sizes[worst]:
             raise _indefinite(f"gamma = {gamma[worst]:.3g} in group {self.names[worst]!r} at {where}")
-        tuned = self.tuned
-        prior = -factors * self.quadratics + self.sizes * np.log(factors)
-        noise = self.likelihood if isinstance(self.likelihood, GaussianNoise) else None
+        tuned, noise, downward = self.tuned, self.noise, factors * self.quadratics
+        prior = -downward + self.sizes * np.log(factors)
         value = (
-            (float(self.likelihood) if noise is None else noise.log_likelihood(scale))  # type: ignore[arg-type]
+            noise.log_likelihood(scale)
             + 0.5 * (float(np.sum(prior[tuned])) + self.log_prior_precision)
             + self.log_prior_held
             + 0.5 * float(np.sum(self.sizes[~tuned])) * LOG_TWO_PI
             - 0.5 * float(log_determinant)
         )
-        gain = np.append(np.where(tuned, gamma, 0.0), 0.0)
-        loss = np.append(np.where(tuned, factors * self.quadratics, 0.0), 0.0)
-        if noise is not None:
-            gain[-1] = noise.targets - float(np.sum(gamma))
-            loss[-1] = scale * noise.misfit
-        return EvidenceState(value, gamma, gain, loss)
+        gain = np.append(gamma, noise.targets - float(np.sum(gamma)))
+        loss = np.append(downward, scale * noise.misfit)
+        return EvidenceState(value, gamma, gain[self.chosen], loss[self.chosen])
 
 
 def _indefinite(got: str) -> CurvatureError:

@@ -113,11 +113,10 @@ class LaplaceFit:
 
     def _check_kinks(self) -> None:
         """Refuse an exact Hessian for a likelihood whose log density is piecewise linear."""
-        found = kinks(self.problem)
-        if found:
-            got = f"{found}, whose log density is straight on both sides of a kink"
-            advice = "curvature='ggn', which has the Fisher information of the likelihood, or NUTS or SVI"
-            raise UnsupportedError.of("Laplace", "a log joint with a Hessian at its mode", got, advice)
+        found, expected = kinks(self.problem), "a log joint with a Hessian at its mode"
+        got = f"{found}, whose log density is straight on both sides of a kink"
+        advice = "curvature='ggn', which has the Fisher information of the likelihood, or NUTS or SVI"
+        UnsupportedError.check(not found, "Laplace", expected, got, advice)
 
     def _check_names(self) -> None:
         names = flat_vector.latent_names(self.problem)
@@ -134,14 +133,13 @@ class LaplaceFit:
         method, problem = self.method, self.problem
         positions = self.positions(u, any_largest=True)
         weights = int(np.count_nonzero(~self.mask(hyperparameters.noise_sites(problem, u))[positions]))
-        if method.rank is not None and method.rank > weights:
-            expected = f"at most the {weights} weights there are"
-            raise InputError.of("Laplace rank", expected, repr(method.rank), "structure='full'")
+        expected = f"at most the {weights} weights there are"
+        InputError.check(
+            (method.rank or 0) <= weights, "Laplace rank", expected, method.rank, "structure='full'"
+        )
         if method.noise == "evidence":
             hyperparameters.gaussian_noise(problem, u)
-        prior: np.ndarray | None = None
-        if self.tunes:
-            prior = Tuning.of(problem, u, positions, method.tune).prior(u)
+        prior = Tuning.of(problem, u, positions, method.tune).prior(u) if self.tunes else None
         if method.objective == "validation":
             self.validation_rows()
         if method.structure == "kron":
@@ -163,9 +161,8 @@ class LaplaceFit:
         """The number of rows that validation holds out."""
         rows = self.problem.rows
         count = round(self.method.validation * rows)
-        if not 0 < count < rows:
-            expected = "a share that leaves rows on both sides"
-            raise InputError.of("Laplace validation", expected, f"{count} of {rows}", "more rows")
+        expected, got = "a share that leaves rows on both sides", f"{count} of {rows}"
+        InputError.check(0 < count < rows, "Laplace validation", expected, got, "more rows")
         return count
 
     def kinds(self) -> tuple[str, ...]:
@@ -204,8 +201,8 @@ class LaplaceFit:
         approximation = self.approximation(u, gaussian, positions, predictives=self.kinds(), **tuned)
         self._check_weights(approximation)
         if "log_evidence" not in self.figures:
-            joint = hyperparameters.log_likelihood(problem, u)
-            joint += hyperparameters.log_prior(problem, u, positions)
+            log_prior = hyperparameters.log_prior(problem, u, positions)
+            joint = hyperparameters.log_likelihood(problem, u) + log_prior
             self.figures["log_evidence"] = float(joint + gaussian.log_volume)
         if method.restarts > 1:
             self.score = self.figures["log_evidence"] + self._log_prior_held(u, positions)
@@ -224,12 +221,12 @@ class LaplaceFit:
         self, u: Values, gaussian: FlatGaussian, positions: Any, **tuned: Any
     ) -> LaplaceGaussian:
         """The approximation at a mode."""
-        program = self.problem.program
+        latents, params = self.problem.program.latents, self.problem.program.params
         mode = {
             site.name: np.asarray(u[site.name], dtype=float).reshape(site.unconstrained_shape)
-            for site in program.latents
+            for site in latents
         }
-        held = {site.name: np.asarray(u[site.name]) for site in program.params}
+        held = {site.name: np.asarray(u[site.name]) for site in params}
         where = None if len(positions) == self.size else positions
         return LaplaceGaussian(mode, gaussian, held, where, **tuned)
 
@@ -238,9 +235,8 @@ class LaplaceFit:
         names = computed_names(self.problem)
         if not names:
             return
-        draws = approximation.draw(
-            REMAINDER_DRAWS, np.random.default_rng(site_seed("computed", self.problem.seed))
-        )
+        rng = np.random.default_rng(site_seed("computed", self.problem.seed))
+        draws = approximation.draw(REMAINDER_DRAWS, rng)
         remainder, width = linearisation_error(self.problem, approximation.centre(), draws)
         self.figures["computed_weights_remainder"] = remainder
         if not remainder <= LARGEST_REMAINDER:
@@ -253,11 +249,11 @@ class LaplaceFit:
 
     def _log_prior_held(self, u: Values, positions: np.ndarray) -> float:
         """Log prior density of the sites outside the Gaussian; a noise that the evidence chose has none."""
-        outside = np.ones(self.size, dtype=bool)
-        outside[positions] = False
+        outside = np.setdiff1d(np.arange(self.size), positions)
         if self.method.noise == "evidence":
-            outside &= ~self.mask(hyperparameters.noise_sites(self.problem, u))
-        return hyperparameters.log_prior(self.problem, u, np.flatnonzero(outside))
+            noise = self.mask(hyperparameters.noise_sites(self.problem, u))
+            outside = outside[~noise[outside]]
+        return hyperparameters.log_prior(self.problem, u, outside)
 
     # -- the mode
 
@@ -269,10 +265,8 @@ class LaplaceFit:
         start = method.start
         if isinstance(start, Method):
             start = fitted_start(problem, start, self.progress)  # type: ignore[arg-type]
-        if isinstance(start, Posterior):
-            u = central_start(problem, start)
-        else:
-            u = starting_point(problem, start, self.progress)
+        central = isinstance(start, Posterior)
+        u = central_start(problem, start) if central else starting_point(problem, start, self.progress)
         missing = missing_sites(problem, start)
         if missing:
             u = self.refinement.mode(u, held=[name for name in problem.program.sites if name not in missing])
@@ -292,18 +286,18 @@ class LaplaceFit:
         _, gradient = self.refinement.value_and_grad(flat_vector.flat_sites(self.problem, mode.u))
         gain = gaussian.newton_gain(gradient[flat_vector.latent_places(self.problem)][positions])
         self.figures["newton_gain"] = gain
-        failures = mode.failures
-        if gain > NO_MODE:
-            failures += (
-                f"not a mode: a Newton step from the start that was taken as the mode would gain {gain:.3g} nats, by "
-                "which the log evidence is off; optimise=True finds the mode",
-            )
+        text = (
+            f"not a mode: a Newton step from the start that was taken as the mode would gain {gain:.3g} nats, by "
+            "which the log evidence is off; optimise=True finds the mode"
+        )
+        failures = mode.failures + ((text,) if gain > NO_MODE else ())
         return replace(mode, converged=gain <= NO_MODE, failures=failures, gain=gain)
 
     def _marginal_mode(self) -> Mode:
         """Set the sites of `marginal` to the maximum of evidence times hyper-prior, and all else to its mode."""
         problem, held = self.problem, tuple(self.method.marginal)
-        where = np.concatenate([np.arange(self.slices[name].start, self.slices[name].stop) for name in held])
+        places = np.arange(self.size)
+        where = np.concatenate([places[self.slices[name]] for name in held])
         names = [f"{name}[{i}]" for name in held for i in range(problem.program.sites[name].size)]
         mode = self._find_mode(held)
         best, highest = dict(mode.u), -np.inf
@@ -351,9 +345,8 @@ class LaplaceFit:
             kept = chosen & self.mask(noise)
             kept[self._largest(u, np.flatnonzero(chosen & ~kept), any_largest)] = True
             chosen = kept
-        if not chosen.any():
-            expected = "at least one weight in the Gaussian"
-            raise UnsupportedError.of("Laplace", expected, "none", "weights='all'")
+        expected = "at least one weight in the Gaussian"
+        UnsupportedError.check(chosen.any(), "Laplace", expected, "none", "weights='all'")
         return np.flatnonzero(chosen)
 
     def _chosen_sites(self, u: Values, noise: Sequence[str]) -> list[str]:
@@ -362,9 +355,8 @@ class LaplaceFit:
             if weights != "last_layer":
                 return names
             maps = linear_maps(self.problem, u)
-            if not maps:
-                where, expected = "Laplace(weights='last_layer')", "a linear map whose weight is a site"
-                raise UnsupportedError.of(where, expected, "none", "names of sites")
+            where, expected = "Laplace(weights='last_layer')", "a linear map whose weight is a site"
+            UnsupportedError.check(maps, where, expected, "none", "names of sites")
             weights = [site for site in (maps[-1].weight, maps[-1].bias) if site is not None]
         named = [name for name in names if name in weights or name.rpartition(".")[0] in weights]
         return [*named, *(name for name in noise if name not in named)]
@@ -373,9 +365,8 @@ class LaplaceFit:
         """The positions with the largest marginal variance under a diagonal approximation, or magnitude."""
         count = self.method.subnetwork
         assert count is not None
-        if count > len(candidates):
-            expected = f"at most the {len(candidates)} weights there are"
-            raise InputError.of("Laplace subnetwork", expected, repr(count), "weights='all'")
+        expected = f"at most the {len(candidates)} weights there are"
+        InputError.check(count <= len(candidates), "Laplace subnetwork", expected, count, "weights='all'")
         if whichever:
             return candidates[:count]
         if self.method.weights == "largest_magnitude":

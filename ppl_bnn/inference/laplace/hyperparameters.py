@@ -35,9 +35,11 @@ def _inside(problem: Problem, positions: np.ndarray) -> dict[str, np.ndarray]:
 def log_likelihood(problem: Problem, u: Values) -> float:
     """The log likelihood log p(y | x, w(u)), over all rows."""
     program, system = problem.program, problem.system
-    total = program.cached(
-        "log likelihood", lambda: system.compile(lambda u, x, y: program.log_likelihood(u, x, y).sum())
-    )
+
+    def total_of(u: Any, x: Any, y: Any) -> Any:
+        return program.log_likelihood(u, x, y).sum()
+
+    total = program.cached("log likelihood", lambda: system.compile(total_of))
     return float(total(flat_vector.system_values(problem, u), problem.x, problem.y))
 
 
@@ -48,16 +50,15 @@ def log_prior(problem: Problem, u: Values, positions: np.ndarray) -> float:
     """
     if not len(positions):
         return 0.0
-    prior = 0.0
-    densities = site_densities(problem, u)
+    prior, densities = 0.0, site_densities(problem, u)
     for name, chosen in _inside(problem, positions).items():
         elements, volume = densities[name]
         if chosen.all():
             prior += float(elements.sum() + volume)
         elif chosen.any():
-            if len(elements) != len(chosen):
-                expected = "a prior that is independent over elements"
-                raise UnsupportedError.of(f"site {name!r}", expected, "one that is not", "whole layers")
+            where, expected = f"site {name!r}", "a prior that is independent over elements"
+            good = len(elements) == len(chosen)
+            UnsupportedError.check(good, where, expected, "one that is not", "whole layers")
             prior += float(elements[chosen].sum())
     return prior
 
@@ -70,28 +71,24 @@ def noise_sites(problem: Problem, u: Values) -> tuple[str, ...]:
     program, system = problem.program, problem.system
     if not isinstance(program.likelihood, Gaussian):
         return ()
-    known: dict[str, tuple[str, ...]] = program.cached("noise sites", dict)
-    if "all" in known:
-        return known["all"]
+    known: list[str] | None = program.cached("noise sites", dict).get("all")
+    if known is not None:
+        return tuple(known)
     x, y = flat_vector.first_rows(problem)
     w = program.constrain(flat_vector.system_values(problem, u), x, y)
+
+    def finite(values: Mapping[str, Any]) -> tuple[bool, bool]:
+        f, log_noise = np.split(np.isfinite(system.to_numpy(program.predictor(values, x))[0]), 2)
+        return bool(f.all()), bool(log_noise.all())
+
     whole = program.language and not program.has_local
-    if whole and isinstance(network_output(program.model, w, x).likelihood.noise, int | float):
-        known["all"] = ()
-        return ()
-
-    def finite(values: Mapping[str, Any]) -> np.ndarray:
-        return np.isfinite(system.to_numpy(program.predictor(values, x))[0])
-
     found = []
-    for name in flat_vector.latent_names(problem):
-        eta = finite({**w, name: w[name] * float("nan")})
-        outputs = len(eta) // 2
-        if eta[:outputs].all() and not eta[outputs:].all():
-            found.append(name)
+    if not whole or not isinstance(network_output(program.model, w, x).likelihood.noise, int | float):
+        names = flat_vector.latent_names(problem)
+        found = [name for name in names if finite({**w, name: w[name] * float("nan")}) == (True, False)]
     # The outputs that a site affects are the same at every u, but not detectable where the network overflows.
-    if finite(w).all():
-        known["all"] = tuple(found)
+    if all(finite(w)):
+        program.cached("noise sites", dict)["all"] = found
     return tuple(found)
 
 
@@ -160,17 +157,13 @@ class Tuning:
             if sites[name].family == "Normal" and not above[name] and per != "none"
         ]
         dependent = [name for name in inside if above[name]]
-        if per != "none" and dependent:
-            advice = f"marginal={sorted(set().union(*(above[name] for name in dependent)))}"
-            expected, got = (
-                "priors that depend on no other site",
-                f"scales of their own for {', '.join(dependent)}",
-            )
-            raise UnsupportedError.of(f"Laplace(tune={per!r})", expected, got, advice)
-        if per != "none" and not normal:
-            got = ", ".join(sorted({sites[name].family for name in inside}))
-            expected, advice = "a Normal prior, whose precision can be tuned", "priors.Normal, or tune='none'"
-            raise UnsupportedError.of(f"Laplace(tune={per!r})", expected, got, advice)
+        where, got = f"Laplace(tune={per!r})", f"scales of their own for {', '.join(dependent)}"
+        advice = f"marginal={sorted(set().union(*(above[name] for name in dependent)))}"
+        expected = "priors that depend on no other site"
+        UnsupportedError.check(per == "none" or not dependent, where, expected, got, advice)
+        families = ", ".join(sorted({sites[name].family for name in inside}))
+        expected, advice = "a Normal prior, whose precision can be tuned", "priors.Normal, or tune='none'"
+        UnsupportedError.check(per == "none" or normal, where, expected, families, advice)
         index, names = groups_of(normal, per) if normal else (np.zeros(0, int), ())
         tuned = dict(normal)
         tunable = np.array([name in tuned for name in inside])
@@ -215,10 +208,9 @@ class Tuning:
     def prior(self, u: Values) -> np.ndarray:
         """The prior's curvature at u over the positions, at factors of 1: (Q,)."""
         prior = prior_curvature(self.problem, u)
-        if prior.ndim == 2:
-            expected = "priors that are independent over elements, to tune them or the noise"
-            got = "a prior with dependence between sites"
-            raise UnsupportedError.of("Laplace", expected, got, "marginal=, or bnn.noncentred(model)")
+        expected = "priors that are independent over elements, to tune them or the noise"
+        got, advice = "a prior with dependence between sites", "marginal=, or bnn.noncentred(model)"
+        UnsupportedError.check(prior.ndim == 1, "Laplace", expected, got, advice)
         return prior[self.positions]
 
     @property

@@ -163,23 +163,18 @@ class Laplace(Method):
         if isinstance(self.weights, str) and self.weights not in WEIGHTS:
             raise unknown_name("weights of Laplace", self.weights, WEIGHTS)
         refuse_restarts_from_a_start(self.name, self.restarts, self.start)
-        for name, value, choice, chosen in (
-            (
-                "subnetwork",
-                self.subnetwork,
-                "weights='largest_variance' or 'largest_magnitude'",
-                self._largest,
-            ),
-            ("rank", self.rank, "structure='lowrank'", self.structure == "lowrank"),
+        for name, choice, chosen in (
+            ("subnetwork", "weights='largest_variance' or 'largest_magnitude'", self._largest),
+            ("rank", "structure='lowrank'", self.structure == "lowrank"),
         ):
-            if chosen and value is None:
-                raise InputError.of(f"Laplace {name}", f"a whole number with {choice}", "None", f"{name}=100")
-            if not chosen and value is not None:
-                raise InputError.of(f"Laplace {name}", choice, "another choice", f"leaving {name} out")
-        if not self.optimise and self.start is None:
-            advice = "start=a MAP posterior or a dict of arrays"
-            raise InputError.of("Laplace", "start= with optimise=False", "None", advice)
+            given, where = getattr(self, name) is not None, f"Laplace {name}"
+            InputError.check(
+                given or not chosen, where, f"a whole number with {choice}", "None", f"{name}=100"
+            )
+            InputError.check(chosen or not given, where, choice, "another choice", f"leaving {name} out")
         if not self.optimise:
+            expected, advice = "start= with optimise=False", "start=a MAP posterior or a dict of arrays"
+            InputError.check(self.start is not None, "Laplace", expected, "None", advice)
             refuse_without_centre(self.start)
         self._check_combinations()
 
@@ -222,19 +217,12 @@ class Laplace(Method):
         refuse(self.during_training and not self._tunes, "tune noise", expected, "tune='global'")
         expected = "training with during_training=True"
         refuse(self.during_training and not self.optimise, "optimise", expected, "optimise=True")
-        if self.engine != "guide":
-            return
         names = "structure weights tune noise marginal predictive"
-        defaults = ("full", "all", "none", "gaussian")
-        given = (
-            self.structure,
-            self.weights if isinstance(self.weights, str) else "some",
-            self.tune,
-            self.noise,
-        )
-        other = given != defaults or bool(self.marginal) or self.predictive not in (None, "sampled")
+        weights = self.weights if isinstance(self.weights, str) else "some"
+        given = (self.structure, weights, self.tune, self.noise, len(self.marginal), self.predictive)
+        defaults = [("full", "all", "none", "gaussian", 0, kind) for kind in (None, "sampled")]
         expected = "the defaults with engine='guide', which has a full Hessian and nothing else"
-        refuse(other, names, expected, "engine='curvature'")
+        refuse(self.engine == "guide" and given not in defaults, names, expected, "engine='curvature'")
 
     def check_support(self, problem: Problem) -> None:
         LaplaceFit(self, problem, Silent()).check()
@@ -286,7 +274,7 @@ class Laplace(Method):
 
 def _best_of(method: Laplace, problem: Problem, progress: Progress) -> Outcome:
     """Run several starts and keep the best, with the values of all starts (-inf for failures) and the total cost."""
-    best: tuple[float, Outcome] | None = None
+    best, score = None, -np.inf
     evidence, joint = (np.full(method.restarts, -np.inf) for _ in range(2))
     seconds, evaluations, failed = np.zeros(2), 0.0, []
     for restart in range(method.restarts):
@@ -301,16 +289,15 @@ def _best_of(method: Laplace, problem: Problem, progress: Progress) -> Outcome:
         evidence[restart], joint[restart] = fit.figures["log_evidence"], outcome.figures["log_joint"]
         seconds += outcome.compile_seconds, outcome.run_seconds
         evaluations += outcome.gradient_evaluations or 0.0
-        if best is None or fit.score > best[0]:
-            best = fit.score, outcome
+        if best is None or fit.score > score:
+            best, score = outcome, fit.score
     if best is None:
         raise failed[0]
-    outcome = best[1]
     return replace(
-        outcome,
-        history={**outcome.history, "restart_log_evidence": evidence, "restart_log_joint": joint},
+        best,
+        history={**best.history, "restart_log_evidence": evidence, "restart_log_joint": joint},
         compile_seconds=float(seconds[0]),
         run_seconds=float(seconds[1]),
         gradient_evaluations=evaluations,
-        warnings=outcome.warnings + failed_restarts(failed, method.restarts),
+        warnings=best.warnings + failed_restarts(failed, method.restarts),
     )

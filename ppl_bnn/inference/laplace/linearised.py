@@ -44,6 +44,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import scipy
 
 from ppl_bnn.core.arrays import chunks
 from ppl_bnn.core.errors import CurvatureError, InputError
@@ -96,17 +97,17 @@ def predictive(
         found = predictive(likelihood.base, mean, covariance, kind, draws=draws, seed=seed)
         return replace(found, censored=True)
     mean, covariance = np.asarray(mean, dtype=float), np.asarray(covariance, dtype=float)
-    if not (np.isfinite(mean).all() and np.isfinite(covariance).all()):
-        expected, advice = "a finite mean and covariance of the predictor", "inputs nearer to the data"
-        raise InputError.of("", expected, "NaN or infinity", advice)
+    finite = np.isfinite(mean).all() and np.isfinite(covariance).all()
+    expected, advice = "a finite mean and covariance of the predictor", "inputs nearer to the data"
+    InputError.check(finite, "", expected, "NaN or infinity", advice)
     if kind == "linearised":
         return _linearised(likelihood, mean, covariance, draws, seed)
     if kind.startswith("bridge"):
-        probs, expected = _bridge(likelihood, mean, covariance, normalise=kind == "bridge_norm")
+        probs, expected_entropy = _bridge(likelihood, mean, covariance, normalise=kind == "bridge_norm")
     else:
         probs = _probit(likelihood, mean, covariance, differences=kind == "probit_covariance")
-        expected = _expected_entropy(likelihood, mean, covariance, draws, seed)
-    within = np.clip(_entropy(probs) - expected, 0.0, _entropy(probs))[None]
+        expected_entropy = _expected_entropy(likelihood, mean, covariance, draws, seed)
+    within = np.clip(_entropy(probs) - expected_entropy, 0.0, _entropy(probs))[None]
     binary = isinstance(likelihood, likelihoods.Bernoulli)
     family, probs = ("Bernoulli", probs[:, 1]) if binary else ("Categorical", probs)
     return Prediction(family, {"probs": probs[None]}, epistemic_within=within)
@@ -123,7 +124,7 @@ def _linearised(likelihood: Any, mean: Array, covariance: Array, draws: int, see
     if isinstance(likelihood, likelihoods.Bernoulli):
         sd = np.sqrt(_variances(covariance)[:, 0])
         nodes, log_weights = _logit_rule(float(sd.max()))
-        probs = _sigmoid(mean[:, 0] + sd * nodes[:, None])
+        probs = scipy.special.expit(mean[:, 0] + sd * nodes[:, None])
         return Prediction("Bernoulli", {"probs": probs}, log_weights=log_weights)
     if _is_gaussian(likelihood):
         prediction = _normal_over_log_noise(mean, covariance)
@@ -216,13 +217,10 @@ def _trapezoid(spacing: float, reach: float) -> tuple[np.ndarray, np.ndarray]:
 
 def _normal_points(count: int, dimension: int, seed: int) -> np.ndarray:
     """`count` scrambled Sobol points in `dimension` dimensions as standard normals, (count, dimension)."""
-    from scipy.special import ndtri
-    from scipy.stats import qmc
-
-    engine = qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng(seed))
+    engine = scipy.stats.qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng(seed))
     uniform = engine.random_base2(max(0, math.ceil(math.log2(count))))[:count]
     # A point may fall on 0 itself; half of the finest spacing (2^-30 in SciPy) keeps it finite.
-    return ndtri(np.clip(uniform, 2.0**-31, 1.0 - 2.0**-31))
+    return scipy.special.ndtri(np.clip(uniform, 2.0**-31, 1.0 - 2.0**-31))
 
 
 def _roots(covariance: np.ndarray) -> np.ndarray:
@@ -233,10 +231,13 @@ def _roots(covariance: np.ndarray) -> np.ndarray:
         if len(covariance) > 1:
             return np.concatenate([_roots(matrix[None]) for matrix in covariance])
         values, vectors = np.linalg.eigh(covariance[0])
-    if values[0] < -1e-8 * max(values[-1], 0.0) or values[-1] < 0.0:
-        expected = "positive semidefinite covariances of the predictor"
-        advice = "a curvature that is positive definite, such as Gauss-Newton"
-        raise CurvatureError.of("", expected, f"eigenvalues from {values[0]:.3g} to {values[-1]:.3g}", advice)
+    semidefinite = values[0] >= -1e-8 * max(values[-1], 0.0) and values[-1] >= 0.0
+    expected, got = (
+        "positive semidefinite covariances",
+        f"eigenvalues from {values[0]:.3g} to {values[-1]:.3g}",
+    )
+    advice = "a curvature that is positive definite, such as Gauss-Newton"
+    CurvatureError.check(semidefinite, "", f"{expected} of the predictor", got, advice)
     return (vectors * np.sqrt(np.maximum(values, 0.0)))[None]
 
 
@@ -257,12 +258,12 @@ def _probit(likelihood: Any, mean: np.ndarray, covariance: np.ndarray, differenc
     variances = _variances(covariance)
     if isinstance(likelihood, likelihoods.Bernoulli):
         scaled = _kappa(variances[:, 0]) * mean[:, 0]
-        return np.stack([_sigmoid(-scaled), _sigmoid(scaled)], axis=-1)
+        return np.stack([scipy.special.expit(-scaled), scipy.special.expit(scaled)], axis=-1)
     if not differences:
-        return _softmax(_kappa(variances) * mean)
+        return scipy.special.softmax(_kappa(variances) * mean, axis=-1)
     spread = np.maximum(variances[:, :, None] + variances[:, None, :] - 2.0 * covariance, 0.0)
     gaps = (mean[:, :, None] - mean[:, None, :]) * _kappa(spread)
-    return _softmax(-_log_sum_exp(-gaps))
+    return scipy.special.softmax(-scipy.special.logsumexp(-gaps, axis=-1), axis=-1)
 
 
 def _bridge(likelihood: Any, mean: Array, covariance: Array, normalise: bool) -> tuple[Array, Array]:
@@ -281,30 +282,29 @@ def _bridge(likelihood: Any, mean: Array, covariance: Array, normalise: bool) ->
         mean = mean - share * mean.sum(axis=-1, keepdims=True)
         variances = _variances(covariance) - share * row_sums
         lost = variances.min(axis=-1) <= 1e-12 * trace[:, 0]
-    if lost.any():
-        expected = "logits whose differences have a variance, for the Laplace bridge"
-        got = f"none in {np.count_nonzero(lost)} of {len(lost)} rows, the first being {int(np.argmax(lost))}"
-        raise CurvatureError.of("", expected, got, "kind='linearised' or kind='probit'")
+    expected = "logits whose differences have a variance, for the Laplace bridge"
+    got = f"none in {np.count_nonzero(lost)} of {len(lost)} rows, the first being {int(np.argmax(lost))}"
+    CurvatureError.check(not lost.any(), "", expected, got, "kind='linearised' or kind='probit'")
     classes = mean.shape[1]
     if normalise:
         size = variances.mean(axis=-1, keepdims=True) * math.sqrt(2.0 / classes)
         mean, variances = mean / np.sqrt(size), variances / size
     # In logarithms, as exp(m_c - m_j) overflows for logits that are far apart.
-    log_alpha = mean + _log_sum_exp(-mean)[:, None] - 2.0 * math.log(classes)
+    log_alpha = mean + scipy.special.logsumexp(-mean, axis=-1)[:, None] - 2.0 * math.log(classes)
     if classes > 2:
         log_alpha = np.logaddexp(math.log1p(-2.0 / classes), log_alpha)
     log_alpha = log_alpha - np.log(variances)
-    probs = _softmax(log_alpha)
+    probs = scipy.special.softmax(log_alpha, axis=-1)
     # E[H] of a Dirichlet: psi(alpha_0 + 1) - sum_c alpha_c / alpha_0 psi(alpha_c + 1).
     each = np.sum(probs * _digamma_of_next(log_alpha), axis=-1)
-    return probs, _digamma_of_next(_log_sum_exp(log_alpha)) - each
+    return probs, _digamma_of_next(scipy.special.logsumexp(log_alpha, axis=-1)) - each
 
 
 def _digamma_of_next(log_alpha: np.ndarray) -> np.ndarray:
     """psi(alpha + 1) from log alpha; beyond exp(37) the two are equal in double precision."""
-    from scipy.special import digamma
-
-    return np.where(log_alpha > 37.0, log_alpha, digamma(np.exp(np.minimum(log_alpha, 37.0)) + 1.0))
+    return np.where(
+        log_alpha > 37.0, log_alpha, scipy.special.digamma(np.exp(np.minimum(log_alpha, 37.0)) + 1.0)
+    )
 
 
 def _expected_entropy(likelihood: Any, mean: Array, covariance: Array, draws: int, seed: int) -> Array:
@@ -315,13 +315,13 @@ def _expected_entropy(likelihood: Any, mean: Array, covariance: Array, draws: in
         nodes, log_weights = _logit_rule(float(sd.max()))
         for start, stop in chunks(len(mean), max(1, BLOCK // len(nodes))):
             f = mean[start:stop, 0] + sd[start:stop] * nodes[:, None]
-            each = np.stack([_sigmoid(f), _sigmoid(-f)], axis=-1)
+            each = np.stack([scipy.special.expit(f), scipy.special.expit(-f)], axis=-1)
             result[start:stop] = np.exp(log_weights) @ _entropy(each)
         return result
     points = _normal_points(draws, mean.shape[1], seed)
     for start, stop in chunks(len(mean), max(1, BLOCK // points.size)):
         eta = _draws_of_eta(points, mean[start:stop], _roots(covariance[start:stop]))
-        result[start:stop] = _entropy(_softmax(eta)).mean(axis=0)
+        result[start:stop] = _entropy(scipy.special.softmax(eta, axis=-1)).mean(axis=0)
     return result
 
 
@@ -359,24 +359,5 @@ def _variances(covariance: np.ndarray) -> np.ndarray:
     return np.maximum(np.diagonal(covariance, axis1=-2, axis2=-1), 0.0)
 
 
-def _sigmoid(f: np.ndarray) -> np.ndarray:
-    from scipy.special import expit
-
-    return expit(f)
-
-
-def _softmax(f: np.ndarray) -> np.ndarray:
-    from scipy.special import softmax
-
-    return softmax(f, axis=-1)
-
-
-def _log_sum_exp(f: np.ndarray) -> np.ndarray:
-    highest = f.max(axis=-1)
-    return highest + np.log(np.exp(f - highest[..., None]).sum(axis=-1))
-
-
 def _entropy(probs: np.ndarray) -> np.ndarray:
-    from scipy.special import entr
-
-    return entr(probs).sum(axis=-1)
+    return scipy.special.entr(probs).sum(axis=-1)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ppl_bnn.core.errors import CurvatureError
 from ppl_bnn.core.progress import Progress, Silent
-from ppl_bnn.inference.laplace.evidence import INDEFINITE, Evidence, EvidenceState, GaussianNoise, listed
+from ppl_bnn.inference.laplace.evidence import INDEFINITE, Evidence, EvidenceState, listed
 
 # Limits of every factor and of s.
 LIMITS = (1e-8, 1e8)
@@ -52,10 +52,9 @@ def fixed_point(
     at the prior mean (q_g = 0) sends tau_g to infinity, weights without influence (gamma_g = 0) send it to 0; both are
     named in `at_bounds` and in a warning. `CurvatureError` is raised if H has negative eigenvalues, or N K <= gamma.
     """
-    coordinates = _Coordinates(evidence)
+    coordinates, history = _Coordinates(evidence), list[float]()
     z = coordinates.pack(factors, scale)
     state = coordinates.evaluate(z)
-    history: list[float] = []
     damping, previous = 1.0, np.zeros_like(z)
     step = coordinates.update(z, state)
     while np.max(np.abs(step), initial=0.0) >= tolerance and len(history) < iterations:
@@ -95,10 +94,9 @@ def maximise(
     """
     from scipy.optimize import minimize
 
-    coordinates = _Coordinates(evidence)
+    coordinates, history = _Coordinates(evidence), list[float]()
     low, high = coordinates.bounds
     z = coordinates.pack(factors, scale)
-    history: list[float] = []
 
     def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
         return -(at := coordinates.evaluate(z)).value, -at.gradient
@@ -153,28 +151,31 @@ def alternate(
     derivative of H, so the log evidence may fall again (the warning names the best round) or the alternation diverge.
     `monotone` takes the first fraction of each step that raises the log evidence, and stops if there is none.
     """
-    factors, scale = np.array(start, float), 1.0
-    evidence = evidence_at(factors, scale)
-    values = [evidence.log_evidence(factors, scale)]
+
+    def evaluated(at: np.ndarray) -> tuple[Evidence, float]:
+        evidence = evidence_at(at[:-1], float(at[-1]))
+        return evidence, evidence.log_evidence(at[:-1], float(at[-1]))
+
+    # Factors and, last, the scale.
+    at = np.append(start, 1.0)
+    evidence, value = evaluated(at)
+    values = [value]
     change, stuck = np.inf, False
     with closing((progress or Silent()).task("evidence", rounds)) as task:
         while change >= tolerance and len(values) <= rounds:
-            inner = tune(evidence, factors=factors, scale=scale)
-            steps = np.log(inner.factors / factors), float(np.log(inner.scale / scale))
-            change = max(float(np.max(np.abs(steps[0]))), abs(steps[1]))
+            inner = tune(evidence, factors=at[:-1], scale=float(at[-1]))
+            end = np.append(inner.factors, inner.scale)
+            step = np.log(end / at)
+            change = float(np.max(np.abs(step)))
             for fraction in MONOTONE if monotone else (1.0,):
-                trial = (inner.factors, inner.scale)
-                if fraction != 1.0:
-                    tried = factors * np.exp(fraction * steps[0]), scale * np.exp(fraction * steps[1])
-                    trial = np.clip(tried[0], *LIMITS), float(np.clip(tried[1], *LIMITS))
-                there = evidence_at(*trial)
-                value = there.log_evidence(*trial)
+                trial = end if fraction == 1.0 else np.clip(at * np.exp(fraction * step), *LIMITS)
+                there, value = evaluated(trial)
                 if not monotone or value >= values[-1] - 1e-9 * abs(values[-1]):
                     break
             else:
                 stuck = True
                 break
-            (factors, scale), evidence = trial, there
+            at, evidence = trial, there
             values.append(value)
             done = rounds if change < tolerance else len(values) - 1
             task.update(done, log_evidence=values[-1], change=change)
@@ -196,7 +197,7 @@ def alternate(
             f"{len(values) - 1}, as it may when the mode moves: marginal= maximises it outright",
         )
     coordinates = _Coordinates(evidence)
-    z = coordinates.pack(factors, scale)
+    z = coordinates.pack(at[:-1], float(at[-1]))
     result = coordinates.result(z, coordinates.evaluate(z), values, found)
     return replace(result, converged=change < tolerance or stuck)
 
@@ -208,38 +209,35 @@ class _Coordinates:
         evidence.check_definite()
         self.evidence = evidence
         self.bounds = float(np.log(LIMITS[0])), float(np.log(LIMITS[1]))
-        self._chosen = np.append(evidence.tuned, evidence.has_noise)
-        self._names = tuple(np.append(np.array(evidence.names, object), "noise")[self._chosen])
+        self._names = tuple(np.append(np.array(evidence.names, object), "noise")[evidence.chosen])
 
     def pack(self, factors: np.ndarray | None, scale: float) -> np.ndarray:
         factors = np.ones(len(self.evidence.names)) if factors is None else factors
-        return np.clip(np.log(np.append(factors, scale)[self._chosen]), *self.bounds)
+        return np.clip(np.log(np.append(factors, scale)[self.evidence.chosen]), *self.bounds)
 
     def unpack(self, z: np.ndarray) -> tuple[np.ndarray, float]:
-        every = np.ones(len(self._chosen))
+        every = np.ones(len(self.evidence.chosen))
         # exp(log(limit)) may miss the limit by one rounding.
-        every[self._chosen] = np.clip(np.exp(z), *LIMITS)
+        every[self.evidence.chosen] = np.clip(np.exp(z), *LIMITS)
         return every[:-1], float(every[-1])
 
     def evaluate(self, z: np.ndarray) -> EvidenceState:
-        state = self.evidence.at(*self.unpack(z))
-        return replace(state, gain=state.gain[self._chosen], loss=state.loss[self._chosen])
+        return self.evidence.at(*self.unpack(z))
 
     def has_influence(self, state: EvidenceState) -> np.ndarray:
         """Which coordinates have an upward term above rounding."""
-        return state.gain > ROUNDING * np.append(self.evidence.sizes, 1)[self._chosen]
+        return state.gain > ROUNDING * np.append(self.evidence.sizes, 1)[self.evidence.chosen]
 
     def rounding(self, state: EvidenceState) -> float:
         """The rounding error of the value, a sum of terms of about these sizes."""
-        likelihood = self.evidence.likelihood
-        targets = likelihood.targets if isinstance(likelihood, GaussianNoise) else 0
-        return 1e-12 * (abs(state.value) + float(np.sum(self.evidence.sizes)) + targets + 1.0)
+        terms = float(np.sum(self.evidence.sizes)) + self.evidence.noise.targets
+        return 1e-12 * (abs(state.value) + terms + 1.0)
 
     def check_noise(self, state: EvidenceState) -> None:
         """Refuse N K <= gamma: no data are left to estimate noise from."""
-        noise = self.evidence.likelihood
-        if isinstance(noise, GaussianNoise) and state.gain[-1] <= INDEFINITE * noise.targets:
-            expected = f"fewer effective parameters than the {noise.targets} targets, to tune the noise"
+        targets = self.evidence.noise.targets
+        if targets and state.gain[-1] <= INDEFINITE * targets:
+            expected = f"fewer effective parameters than the {targets} targets, to tune the noise"
             advice = "noise='mode', a prior with larger precision, fewer weights, or search='maximise'"
             raise CurvatureError.of("evidence", expected, f"gamma = {float(state.gamma.sum()):.6g}", advice)
 
@@ -270,18 +268,20 @@ class _Coordinates:
         end = "the mode is the mean of the prior, and the data are not informative"
         bottom, top = f"at the lower limit, {LIMITS[0]:g}", f"at the upper limit, {LIMITS[1]:g}"
         for which, text in (
-            (upper, f"{top}: the evidence still rises, which means weights at their prior mean"),
-            (lower, f"{bottom}: the evidence still rises, as the data have nearly no curvature there"),
-            (flat, f"left as they were: {end}"),
+            (upper & weights, f"{top}: the evidence still rises, which means weights at their prior mean"),
+            (
+                lower & weights,
+                f"{bottom}: the evidence still rises, as the data have nearly no curvature there",
+            ),
+            (flat & weights, f"left as they were: {end}"),
+            (upper & ~weights, f"{top} times the model's: the residuals are nearly zero"),
+            (lower & ~weights, f"{bottom} times the model's: standardise the targets"),
         ):
-            if np.any(which & weights):
-                found += (f"precision factor of {listed(named(which & weights))} {text}",)
-        for which, text in (
-            (upper, f"{top} times the model's: the residuals are nearly zero"),
-            (lower, f"{bottom} times the model's: standardise the targets"),
-        ):
-            if np.any(which & ~weights):
-                found += (f"noise precision {text}",)
+            if np.any(which):
+                noise = np.any(which & ~weights)
+                found += (
+                    f"{'noise precision' if noise else f'precision factor of {listed(named(which))}'} {text}",
+                )
         factors, scale = self.unpack(z)
         bounds = tuple(named(upper | lower))
         return Tuned(factors, scale, state.gamma, state.value, converged, bounds, found, tuple(history))

@@ -174,14 +174,14 @@ def _grid_then_golden(
     function: Callable[[float], float], grid: np.ndarray, tolerance: float
 ) -> tuple[float, str]:
     """The best point of a grid, refined between its neighbours, and the end of the grid that it is at, if any."""
-    values = [function(point) for point in grid]
-    top = int(np.argmax(values))
-    best, at = values[top], float(grid[top])
+    values = {float(point): function(float(point)) for point in grid}
+    top = int(np.argmax(list(values.values())))
     if top in (0, len(grid) - 1):
-        return at, "lower" if top == 0 else "upper"
+        return float(grid[top]), "lower" if top == 0 else "upper"
     low, high = float(grid[top - 1]), float(grid[top + 1])
     inner = [high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)]
     found = [function(point) for point in inner]
+    values |= dict(zip(inner, found, strict=True))
     while high - low > tolerance:
         side = int(found[1] > found[0])
         if side:
@@ -190,8 +190,5 @@ def _grid_then_golden(
         else:
             high, inner[1], found[1] = inner[1], inner[0], found[0]
             inner[0] = high - _GOLDEN * (high - low)
-        found[side] = function(inner[side])
-        for point, value in zip(inner, found, strict=True):
-            if value > best:
-                best, at = value, point
-    return at, ""
+        values[inner[side]] = found[side] = function(inner[side])
+    return max(values, key=lambda point: values[point]), ""
