@@ -68,11 +68,6 @@ class LaplaceFit:
         """P, the length of the flat vector."""
         return sum(site.size for site in self.problem.program.latents)
 
-    @property
-    def tunes(self) -> bool:
-        """Whether there are hyper-parameters to tune."""
-        return self.method.tune != "none" or self.method.noise == "evidence"
-
     def warn(self, sentence: str) -> None:
         """Add a warning, once."""
         if sentence not in self.warnings:
@@ -90,7 +85,6 @@ class LaplaceFit:
     def check(self) -> None:
         """Refuse what is not supported, before the mode is trained."""
         method, problem = self.method, self.problem
-        likelihood = problem.program.likelihood
         if method.engine == "guide":
             check_all_have_priors(problem)
             self._check_kinks()
@@ -101,7 +95,7 @@ class LaplaceFit:
         else:
             check_separable_rows(problem)
             if not problem.program.language:
-                likelihood.fisher(None)
+                problem.program.likelihood.fisher(None)
             if method.curvature == "ggn":
                 check_fisher(problem, method.fisher)
         self._check_names()
@@ -139,7 +133,7 @@ class LaplaceFit:
         )
         if method.noise == "evidence":
             hyperparameters.gaussian_noise(problem, u)
-        prior = Tuning.of(problem, u, positions, method.tune).prior(u) if self.tunes else None
+        prior = Tuning.of(problem, u, positions, method.tune).prior(u) if method.tunes else None
         if method.objective == "validation":
             self.validation_rows()
         if method.structure == "kron":
@@ -192,7 +186,7 @@ class LaplaceFit:
             self.passes = 1.0
         else:
             positions = self.positions(u)
-            if self.tunes:
+            if method.tunes:
                 u, gaussian, tuned = tune(self, u, positions)
             else:
                 gaussian = self._gaussian(u, positions)

@@ -185,6 +185,11 @@ class Tuning:
         return cls(problem, positions, groups, (*names, *held), held, location, precision)
 
     @property
+    def tuned(self) -> np.ndarray:
+        """The groups that are not held, (G,) of bool."""
+        return ~np.isin(np.asarray(self.names), self.held)
+
+    @property
     def ones(self) -> np.ndarray:
         """Factors (G,) that leave the model unchanged."""
         return np.ones(len(self.names))
@@ -192,7 +197,7 @@ class Tuning:
     def evidence(self, u: Values, curvature: DataCurvature, prior: np.ndarray, with_noise: bool) -> Evidence:
         """The evidence at the mode u as a function of factors; curvature and prior (Q,) there, at factors of 1."""
         problem = self.problem
-        tuned = ~np.isin(np.asarray(self.names), self.held)[self.groups]
+        tuned = self.tuned[self.groups]
         return Evidence(
             curvature.determinant(prior, self.groups),
             self.groups,

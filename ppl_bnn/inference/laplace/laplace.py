@@ -183,7 +183,8 @@ class Laplace(Method):
         return str(self.weights).startswith("largest")
 
     @property
-    def _tunes(self) -> bool:
+    def tunes(self) -> bool:
+        """Whether there are hyper-parameters to tune."""
         return self.tune != "none" or self.noise == "evidence"
 
     def _check_combinations(self) -> None:
@@ -206,7 +207,7 @@ class Laplace(Method):
         expected, advice = "a curvature in proportion to the noise precision", "marginal= with the noise"
         refuse(self.curvature != "ggn" and self.noise == "evidence", "curvature noise", expected, advice)
         expected, advice = "one search for hyper-parameters", "marginal= alone, with all scales in it"
-        refuse(self._tunes and bool(self.marginal), "tune noise marginal", expected, advice)
+        refuse(self.tunes and bool(self.marginal), "tune noise marginal", expected, advice)
         expected, advice = "objective='validation' for prior precisions", "tune='global' and noise='mode'"
         refuse(
             validation and (self.tune == "none" or self.noise == "evidence"), "tune noise", expected, advice
@@ -214,7 +215,7 @@ class Laplace(Method):
         expected = "few factors with objective='validation'"
         refuse(validation and self.tune == "weight", "tune", expected, "tune='global' or 'layer'")
         expected = "something to tune with during_training=True"
-        refuse(self.during_training and not self._tunes, "tune noise", expected, "tune='global'")
+        refuse(self.during_training and not self.tunes, "tune noise", expected, "tune='global'")
         expected = "training with during_training=True"
         refuse(self.during_training and not self.optimise, "optimise", expected, "optimise=True")
         names = "structure weights tune noise marginal predictive"
@@ -248,7 +249,7 @@ class Laplace(Method):
         mode = effort_of_mode(self.steps, self.polish) if self.optimise else Effort.exactly(0.0)
         # Passes over the rows for the curvature, and for the log evidence.
         passes = Effort(0.0, size.outputs + 2.0, 50.0 + 2.0 * size.parameters * (self.curvature == "hessian"))
-        if self._tunes or self.marginal:
+        if self.tunes or self.marginal:
             # Each evaluation of other hyper-parameters may move the mode, by L-BFGS.
             often = 50.0 if self.during_training or self.objective == "validation" else 1.0
             passes = Effort(0.0, passes.usual + 20.0 * often, passes.most + REFINING * 3.0 * often)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ppl_bnn.core.errors import CurvatureError
 from ppl_bnn.core.progress import Progress, Silent
-from ppl_bnn.inference.laplace.evidence import INDEFINITE, Evidence, EvidenceState, listed
+from ppl_bnn.inference.laplace.evidence import INDEFINITE, Evidence, listed
 
 # Limits of every factor and of s.
 LIMITS = (1e-8, 1e8)
@@ -52,32 +52,31 @@ def fixed_point(
     at the prior mean (q_g = 0) sends tau_g to infinity, weights without influence (gamma_g = 0) send it to 0; both are
     named in `at_bounds` and in a warning. `CurvatureError` is raised if H has negative eigenvalues, or N K <= gamma.
     """
-    coordinates, history = _Coordinates(evidence), list[float]()
-    z = coordinates.pack(factors, scale)
-    state = coordinates.evaluate(z)
-    damping, previous = 1.0, np.zeros_like(z)
-    step = coordinates.update(z, state)
+    point, history = _Point.of(evidence, factors, scale), list[float]()
+    step = point.update()
+    damping, previous = 1.0, np.zeros_like(step)
     while np.max(np.abs(step), initial=0.0) >= tolerance and len(history) < iterations:
         damping = damping / 2.0 if step @ previous < 0.0 else min(1.0, 2.0 * damping)
-        rise, fraction = state.gradient @ step, damping
-        while True:
-            trial = coordinates.evaluate(z + fraction * step)
-            if trial.value >= state.value + 1e-4 * fraction * rise - coordinates.rounding(state):
-                break
+        rise, fraction = point.state.gradient @ step, damping
+        trial = _Point(evidence, point.z + fraction * step)
+        while trial.value < point.value + 1e-4 * fraction * rise - point.rounding:
             fraction /= 2.0
-            if fraction < 2.0**-40:
-                expected = "a log evidence that rises along its gradient"
-                got = f"one that falls from {state.value:.10g}"
-                raise CurvatureError.of("fixed_point", expected, got, "another structure=, or tune='none'")
-        z, state, previous = z + fraction * step, trial, step
-        history.append(state.value)
-        step = coordinates.update(z, state)
+            expected, got = (
+                "a log evidence that rises along its gradient",
+                f"one that falls from {point.value:.10g}",
+            )
+            advice = "another structure=, or tune='none'"
+            CurvatureError.check(fraction >= 2.0**-40, "fixed_point", expected, got, advice)
+            trial = _Point(evidence, point.z + fraction * step)
+        point, previous = trial, step
+        history.append(point.value)
+        step = point.update()
     remaining = float(np.max(np.abs(step), initial=0.0))
     text = (
         f"the fixed point had not settled after {len(history)} iterations: a log factor would still change by "
         f"{remaining:.3g}; give more iterations"
     )
-    return coordinates.result(z, state, history, () if remaining < tolerance else (text,))
+    return point.result(history, () if remaining < tolerance else (text,))
 
 
 def maximise(
@@ -94,44 +93,42 @@ def maximise(
     """
     from scipy.optimize import minimize
 
-    coordinates, history = _Coordinates(evidence), list[float]()
-    low, high = coordinates.bounds
-    z = coordinates.pack(factors, scale)
+    point, history = _Point.of(evidence, factors, scale), list[float]()
 
     def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
-        return -(at := coordinates.evaluate(z)).value, -at.gradient
+        at = evidence.at(*_factors(evidence, z))
+        return -at.value, -at.gradient
 
-    state = coordinates.evaluate(z)
-    if z.size:
+    low, high = _bounds()
+    if point.z.size:
         result = minimize(
             negative,
-            z,
+            point.z,
             jac=True,
             method="L-BFGS-B",
-            bounds=[(low, high)] * z.size,
+            bounds=[(low, high)] * point.z.size,
             callback=lambda intermediate_result: history.append(-float(intermediate_result.fun)),
             options={"maxiter": iterations, "maxfun": 10 * iterations, "ftol": 0.0, "gtol": 1e-3 * tolerance},
         )
-        z = np.clip(result.x, low, high)
-        state = coordinates.evaluate(z)
+        point = _Point(evidence, np.clip(result.x, low, high))
         # Without a downward term the evidence rises to the limit ever more slowly, and L-BFGS-B stops before it.
-        ahead = z + coordinates.update(z, state)
-        ends = np.where((ahead <= low) | (ahead >= high), ahead, z)
-        trial = coordinates.evaluate(ends)
-        if trial.value >= state.value - coordinates.rounding(state):
-            if np.any(ends != z):
-                history.append(trial.value)
-            z, state = ends, trial
-    coordinates.check_noise(state)
-    inward = np.clip(z + state.gradient, low, high) - z
+        ahead = point.z + point.update()
+        end = _Point(evidence, np.where((ahead <= low) | (ahead >= high), ahead, point.z))
+        if end.value >= point.value - point.rounding:
+            if np.any(end.z != point.z):
+                history.append(end.value)
+            point = end
+    point.check_noise()
+    state = point.state
+    inward = np.clip(point.z + state.gradient, low, high) - point.z
     # With the precision of the value and about this curvature, a smaller gradient cannot be detected.
-    visible = 0.1 * np.sqrt(coordinates.rounding(state) * (state.gain + state.loss))
+    visible = 0.1 * np.sqrt(point.rounding * (state.gain + state.loss))
     converged = bool(np.all(np.abs(inward) <= np.maximum(tolerance, visible)))
     text = (
         f"the log evidence still rose after {len(history)} iterations: its gradient is "
         f"{np.abs(inward).max(initial=0.0):.3g}; give more iterations or a larger tolerance"
     )
-    return coordinates.result(z, state, history, () if converged else (text,))
+    return point.result(history, () if converged else (text,))
 
 
 def alternate(
@@ -196,92 +193,92 @@ def alternate(
             f"the log evidence fell to {values[-1]:.6g} from {values[best]:.6g} in round {best} of "
             f"{len(values) - 1}, as it may when the mode moves: marginal= maximises it outright",
         )
-    coordinates = _Coordinates(evidence)
-    z = coordinates.pack(at[:-1], float(at[-1]))
-    result = coordinates.result(z, coordinates.evaluate(z), values, found)
+    result = _Point.of(evidence, at[:-1], float(at[-1])).result(values, found)
     return replace(result, converged=change < tolerance or stuck)
 
 
-class _Coordinates:
-    """z = (log factors of the tuned groups, log s if there is noise), within limits, and warnings about them."""
+def _bounds() -> tuple[float, float]:
+    """The limits of every coordinate."""
+    return float(np.log(LIMITS[0])), float(np.log(LIMITS[1]))
 
-    def __init__(self, evidence: Evidence):
+
+def _factors(evidence: Evidence, z: np.ndarray) -> tuple[np.ndarray, float]:
+    """Factors and scale at z = (log factors of the tuned groups, log s if there is noise)."""
+    every = np.ones(len(evidence.chosen))
+    # exp(log(limit)) may miss the limit by one rounding.
+    every[evidence.chosen] = np.clip(np.exp(z), *LIMITS)
+    return every[:-1], float(every[-1])
+
+
+class _Point:
+    """A point z within limits, the evidence there, and warnings about it."""
+
+    def __init__(self, evidence: Evidence, z: np.ndarray):
+        self.evidence, self.z = evidence, z
+        self.state = evidence.at(*_factors(evidence, z))
+        self.value = self.state.value
+
+    @classmethod
+    def of(cls, evidence: Evidence, factors: np.ndarray | None, scale: float) -> _Point:
         evidence.check_definite()
-        self.evidence = evidence
-        self.bounds = float(np.log(LIMITS[0])), float(np.log(LIMITS[1]))
-        self._names = tuple(np.append(np.array(evidence.names, object), "noise")[evidence.chosen])
+        every = np.append(np.ones(len(evidence.names)) if factors is None else factors, scale)
+        return cls(evidence, np.clip(np.log(every[evidence.chosen]), *_bounds()))
 
-    def pack(self, factors: np.ndarray | None, scale: float) -> np.ndarray:
-        factors = np.ones(len(self.evidence.names)) if factors is None else factors
-        return np.clip(np.log(np.append(factors, scale)[self.evidence.chosen]), *self.bounds)
-
-    def unpack(self, z: np.ndarray) -> tuple[np.ndarray, float]:
-        every = np.ones(len(self.evidence.chosen))
-        # exp(log(limit)) may miss the limit by one rounding.
-        every[self.evidence.chosen] = np.clip(np.exp(z), *LIMITS)
-        return every[:-1], float(every[-1])
-
-    def evaluate(self, z: np.ndarray) -> EvidenceState:
-        return self.evidence.at(*self.unpack(z))
-
-    def has_influence(self, state: EvidenceState) -> np.ndarray:
+    @property
+    def has_influence(self) -> np.ndarray:
         """Which coordinates have an upward term above rounding."""
-        return state.gain > ROUNDING * np.append(self.evidence.sizes, 1)[self.evidence.chosen]
+        return self.state.gain > ROUNDING * np.append(self.evidence.sizes, 1)[self.evidence.chosen]
 
-    def rounding(self, state: EvidenceState) -> float:
+    @property
+    def rounding(self) -> float:
         """The rounding error of the value, a sum of terms of about these sizes."""
         terms = float(np.sum(self.evidence.sizes)) + self.evidence.noise.targets
-        return 1e-12 * (abs(state.value) + terms + 1.0)
+        return 1e-12 * (abs(self.value) + terms + 1.0)
 
-    def check_noise(self, state: EvidenceState) -> None:
+    def check_noise(self) -> None:
         """Refuse N K <= gamma: no data are left to estimate noise from."""
         targets = self.evidence.noise.targets
-        if targets and state.gain[-1] <= INDEFINITE * targets:
+        if targets and self.state.gain[-1] <= INDEFINITE * targets:
             expected = f"fewer effective parameters than the {targets} targets, to tune the noise"
             advice = "noise='mode', a prior with larger precision, fewer weights, or search='maximise'"
-            raise CurvatureError.of("evidence", expected, f"gamma = {float(state.gamma.sum()):.6g}", advice)
+            got = f"gamma = {float(self.state.gamma.sum()):.6g}"
+            raise CurvatureError.of("evidence", expected, got, advice)
 
-    def update(self, z: np.ndarray, state: EvidenceState) -> np.ndarray:
+    def update(self) -> np.ndarray:
         """The change of z by MacKay's update, within the limits."""
-        self.check_noise(state)
-        gain = np.where(self.has_influence(state), state.gain, 0.0)
+        self.check_noise()
+        gain = np.where(self.has_influence, self.state.gain, 0.0)
         with np.errstate(divide="ignore"):
-            up, down = np.log(gain), np.log(state.loss)
+            up, down = np.log(gain), np.log(self.state.loss)
         # The evidence does not depend on this factor, which stays unchanged.
         flat = np.isneginf(up) & np.isneginf(down)
-        ratio = np.subtract(up, down, out=np.zeros_like(z), where=~flat)
-        return np.clip(z + ratio, *self.bounds) - z
+        ratio = np.subtract(up, down, out=np.zeros_like(self.z), where=~flat)
+        return np.clip(self.z + ratio, *_bounds()) - self.z
 
-    def result(
-        self, z: np.ndarray, state: EvidenceState, history: list[float], found: tuple[str, ...]
-    ) -> Tuned:
+    def result(self, history: list[float], found: tuple[str, ...]) -> Tuned:
         """The result, which has converged if no warning is `found`."""
-        converged = not found
-        weights = np.arange(z.size) < self.evidence.tuned.sum()
-        upper = (z >= self.bounds[1] - 1e-9) & (state.gradient > 0.0)
-        lower = (z <= self.bounds[0] + 1e-9) & (state.gradient < 0.0)
-        flat = (state.loss == 0.0) & ~self.has_influence(state) & ~upper
-
-        def named(which: np.ndarray) -> list[str]:
-            return [name for name, there in zip(self._names, which, strict=True) if there]
-
+        converged, evidence, state = not found, self.evidence, self.state
+        weights = np.arange(self.z.size) < evidence.tuned.sum()
+        low, high = _bounds()
+        upper = (self.z >= high - 1e-9) & (state.gradient > 0.0)
+        lower = (self.z <= low + 1e-9) & (state.gradient < 0.0)
+        flat = (state.loss == 0.0) & ~self.has_influence & ~upper
+        names = np.append(np.array(evidence.names, object), "noise")[evidence.chosen]
         end = "the mode is the mean of the prior, and the data are not informative"
         bottom, top = f"at the lower limit, {LIMITS[0]:g}", f"at the upper limit, {LIMITS[1]:g}"
         for which, text in (
-            (upper & weights, f"{top}: the evidence still rises, which means weights at their prior mean"),
-            (
-                lower & weights,
-                f"{bottom}: the evidence still rises, as the data have nearly no curvature there",
-            ),
-            (flat & weights, f"left as they were: {end}"),
-            (upper & ~weights, f"{top} times the model's: the residuals are nearly zero"),
-            (lower & ~weights, f"{bottom} times the model's: standardise the targets"),
+            (upper, f"{top}: the evidence still rises, which means weights at their prior mean"),
+            (lower, f"{bottom}: the evidence still rises, as the data have nearly no curvature there"),
+            (flat, f"left as they were: {end}"),
         ):
-            if np.any(which):
-                noise = np.any(which & ~weights)
-                found += (
-                    f"{'noise precision' if noise else f'precision factor of {listed(named(which))}'} {text}",
-                )
-        factors, scale = self.unpack(z)
-        bounds = tuple(named(upper | lower))
-        return Tuned(factors, scale, state.gamma, state.value, converged, bounds, found, tuple(history))
+            if np.any(which & weights):
+                found += (f"precision factor of {listed(names[which & weights])} {text}",)
+        for which, text in (
+            (upper, f"{top} times the model's: the residuals are nearly zero"),
+            (lower, f"{bottom} times the model's: standardise the targets"),
+        ):
+            if np.any(which & ~weights):
+                found += (f"noise precision {text}",)
+        factors, scale = _factors(evidence, self.z)
+        bounds = tuple(names[upper | lower])
+        return Tuned(factors, scale, state.gamma, self.value, converged, bounds, found, tuple(history))

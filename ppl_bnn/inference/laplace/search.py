@@ -38,7 +38,6 @@ def by_validation(
     start: np.ndarray,
     *,
     grid: Sequence[float] = tuple(np.logspace(-4, 4, 17)),
-    per_group: bool = False,
     tolerance: float = 0.05,
     sweeps: int = 3,
     names: Sequence[str] = ("all",),
@@ -47,13 +46,13 @@ def by_validation(
     """Choose factors (G,) by a held-out score (larger is better, -inf is never chosen) instead of the evidence.
 
     The search is a grid of multiples of `start`, then golden sections between the neighbours of its best point until
-    the bracket of the log factor is shorter than `tolerance`. `per_group` does this for one group after another, for at
+    the bracket of the log factor is shorter than `tolerance`. Several groups are searched one after another, for at
     most `sweeps` sweeps or until a sweep moves no log factor by more than the tolerance. `DivergenceError` is raised
     for a score of NaN or +inf, or if every score is -inf.
     """
     ratios = np.log(np.asarray(grid, float))
-    axes = np.eye(start.size, dtype=bool) if per_group else np.ones((1, start.size), bool)
-    rounds = 1 if len(axes) == 1 else sweeps
+    axes = np.eye(start.size, dtype=bool)
+    rounds = 1 if start.size == 1 else sweeps
     width = float(np.max(np.diff(ratios))) * 2.0
     sections = max(0, int(np.ceil(np.log(tolerance / width) / np.log(_GOLDEN)))) + 2
     tried: dict[tuple[float, ...], float] = {}
@@ -70,9 +69,7 @@ def by_validation(
             task.update(len(tried), score=found, best=max(tried.values()))
         return tried[key]
 
-    best = np.log(start)
-    edges: dict[str, str] = {}
-    moved = np.inf
+    best, moved, edges = np.log(start), np.inf, dict[str, str]()
     with closing((progress or Silent()).task("validation", total)) as task:
         for _ in range(rounds):
             before = best

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bnn.backends.program import Problem, Program
+from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.inference.curvature.gaussians import FlatGaussian
 from ppl_bnn.inference.flat_vector import Values, flat_sites
@@ -161,34 +161,32 @@ def _validated(fit: LaplaceFit, tuning: Tuning, positions: np.ndarray) -> np.nda
     prior = training.independent_prior(curvature, u, positions, training.prior(u, positions))
     inputs = map_data(lambda a: np.asarray(a)[out], problem.inputs)
     targets = np.asarray(problem.targets)[out]
-    tuned = np.array([name not in tuning.held for name in tuning.names])
 
     def score(free: np.ndarray) -> float:
-        factors = tuning.ones
-        factors[tuned] = free
-        gaussian = curvature.gaussian(factors[tuning.groups] * prior)
+        gaussian = curvature.gaussian(_factors(tuning, free)[tuning.groups] * prior)
         approximation = training.approximation(u, gaussian, positions)
         prediction = approximation.closed_form(part, inputs, fit.kinds()[0], method.memory)
         assert prediction is not None
         return float(np.mean(prediction.log_prob(targets)))
 
-    names = [name for name, free in zip(tuning.names, tuned, strict=True) if free]
-    found = by_validation(
-        score, np.ones(len(names)), per_group=len(names) > 1, names=names, progress=fit.progress
-    )
+    names = [name for name in tuning.names if name not in tuning.held]
+    found = by_validation(score, np.ones(len(names)), names=names, progress=fit.progress)
     fit.warnings += found.warnings
     fit.passes += training.passes + training.refinement.evaluations
+    return _factors(tuning, found.point)
+
+
+def _factors(tuning: Tuning, free: np.ndarray) -> np.ndarray:
+    """Factors (G,) from those of the tuned groups."""
     factors = tuning.ones
-    factors[tuned] = found.point
+    factors[tuning.tuned] = free
     return factors
 
 
 def _rows_of(problem: Problem, rows: np.ndarray) -> Problem:
     """The same problem with some of its rows."""
-    program, system = problem.program, problem.system
+    asarray = problem.system.asarray
     inputs = map_data(lambda a: np.asarray(a)[rows], problem.inputs)
     targets = np.asarray(problem.targets)[rows]
-    x, y = map_data(system.asarray, inputs), system.asarray(targets)
-    observed = None if program.language else program.observed
-    part = Program.of(system, program.model, x, y, language=program.language, observed=observed)
-    return replace(problem, program=part, x=x, y=y, inputs=inputs, targets=targets)
+    x, y = map_data(asarray, inputs), asarray(targets)
+    return replace(problem, program=problem.program.rebound(x, y), x=x, y=y, inputs=inputs, targets=targets)
