@@ -91,8 +91,9 @@ class GaussianNoise:
 class EvidenceState:
     """The log evidence at some factors, gamma (G,), and the upward and downward terms of each log coordinate.
 
-    The coordinates are the log factors of the tuned groups and, last, log s if there is noise to tune. The gradient is
-    half the difference of the terms; MacKay's update multiplies by their ratio.
+    gamma says how many parameters of each group the data determine. The coordinates are the log factors of the tuned
+    groups and, last, log s if there is noise to tune. The gradient is half the difference of the terms; MacKay's update
+    multiplies by their ratio.
     """
 
     value: float
@@ -161,18 +162,13 @@ class Evidence:
     def check_definite(self) -> None:
         """Raise `CurvatureError` if H has negative eigenvalues, where they are known."""
         eigenvalues = getattr(self.determinant, "eigenvalues", None)
-        known = np.zeros(1) if eigenvalues is None else eigenvalues
-        smallest, largest = np.min(known, initial=0.0), np.max(np.abs(known), initial=0.0)
-        if smallest < -INDEFINITE * largest:
-            raise _indefinite(f"an eigenvalue of {smallest:.3g} beside {largest:.3g}")
+        if eigenvalues is not None:
+            smallest, largest = np.min(eigenvalues, initial=0.0), np.max(np.abs(eigenvalues), initial=0.0)
+            _check_definite(smallest, largest, f"an eigenvalue of {smallest:.3g} beside {largest:.3g}")
 
     def log_evidence(self, factors: np.ndarray, scale: float = 1.0) -> float:
         """The log evidence log p(D | tau, s), all constants included."""
         return self.at(factors, scale).value
-
-    def effective_parameters(self, factors: np.ndarray, scale: float = 1.0) -> np.ndarray:
-        """gamma (G,): how many parameters of each group the data determine."""
-        return self.at(factors, scale).gamma
 
     def at(self, factors: np.ndarray, scale: float = 1.0) -> EvidenceState:
         """The log evidence and what its gradient is made of."""
@@ -181,13 +177,11 @@ class Evidence:
             log_determinant, gamma = self.determinant(factors, scale)
         except CurvatureError as error:
             raise CurvatureError(f"evidence at {where}: {error}") from error
-        if not (np.isfinite(log_determinant) and np.all(np.isfinite(gamma))):
-            raise CurvatureError.of(
-                "evidence", "a finite log-determinant", f"{log_determinant} at {where}", "a tighter prior"
-            )
+        finite, got = np.isfinite(log_determinant + gamma.sum()), f"{log_determinant} at {where}"
+        CurvatureError.check(finite, "evidence", "a finite log-determinant", got, "a tighter prior")
         worst = int(np.argmin(gamma / self.sizes))
-        if gamma[worst] < -INDEFINITE * self.sizes[worst]:
-            raise _indefinite(f"gamma = {gamma[worst]:.3g} in group {self.names[worst]!r} at {where}")
+        got = f"gamma = {gamma[worst]:.3g} in group {self.names[worst]!r} at {where}"
+        _check_definite(gamma[worst], self.sizes[worst], got)
         tuned, noise, downward = self.tuned, self.noise, factors * self.quadratics
         prior = -downward + self.sizes * np.log(factors)
         value = (
@@ -202,10 +196,11 @@ class Evidence:
         return EvidenceState(value, gamma, gain[self.chosen], loss[self.chosen])
 
 
-def _indefinite(got: str) -> CurvatureError:
-    """The `CurvatureError` of a curvature with negative eigenvalues."""
+def _check_definite(value: float, scale: float, got: str) -> None:
+    """Raise `CurvatureError` if a value of this scale is negative, as that of a curvature that is indefinite."""
     expected = "a data curvature without negative eigenvalues"
-    return CurvatureError.of("evidence", expected, got, 'curvature="ggn", or a mode that is better converged')
+    advice = 'curvature="ggn", or a mode that is better converged'
+    CurvatureError.check(value >= -INDEFINITE * scale, "evidence", expected, got, advice)
 
 
 def listed(names: Sequence[str]) -> str:

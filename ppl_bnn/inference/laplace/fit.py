@@ -200,7 +200,7 @@ class LaplaceFit:
             self.figures["log_evidence"] = float(joint + gaussian.log_volume)
         if method.restarts > 1:
             self.score = self.figures["log_evidence"] + self._log_prior_held(u, positions)
-        figures = {**mode.figures, "converged": float(mode.converged)}
+        figures = {"log_joint": mode.log_joint, **mode.figures, "converged": float(mode.converged)}
         return Outcome(
             approximation=approximation,
             history={"loss": mode.losses},
@@ -208,19 +208,16 @@ class LaplaceFit:
             run_seconds=mode.run_seconds + watch(),
             gradient_evaluations=mode.evaluations + self.refinement.evaluations + self.passes,
             warnings=mode.warnings + self.warnings,
-            figures={"log_joint": mode.log_joint, **figures, **self.figures},
+            figures=figures | self.figures,
         )
 
     def approximation(
         self, u: Values, gaussian: FlatGaussian, positions: Any, **tuned: Any
     ) -> LaplaceGaussian:
         """The approximation at a mode."""
-        latents, params = self.problem.program.latents, self.problem.program.params
-        mode = {
-            site.name: np.asarray(u[site.name], dtype=float).reshape(site.unconstrained_shape)
-            for site in latents
-        }
-        held = {site.name: np.asarray(u[site.name]) for site in params}
+        program, names = self.problem.program, flat_vector.latent_names(self.problem)
+        mode = program.unravel(flat_vector.flat_latents(self.problem, u), names)
+        held = {site.name: np.asarray(u[site.name]) for site in program.params}
         where = None if len(positions) == self.size else positions
         return LaplaceGaussian(mode, gaussian, held, where, **tuned)
 
@@ -290,8 +287,7 @@ class LaplaceFit:
     def _marginal_mode(self) -> Mode:
         """Set the sites of `marginal` to the maximum of evidence times hyper-prior, and all else to its mode."""
         problem, held = self.problem, tuple(self.method.marginal)
-        places = np.arange(self.size)
-        where = np.concatenate([places[self.slices[name]] for name in held])
+        where = np.concatenate([np.arange(self.size)[self.slices[name]] for name in held])
         names = [f"{name}[{i}]" for name in held for i in range(problem.program.sites[name].size)]
         mode = self._find_mode(held)
         best, highest = dict(mode.u), -np.inf
@@ -299,7 +295,7 @@ class LaplaceFit:
         def at(phi: np.ndarray) -> dict[str, np.ndarray]:
             flat = flat_vector.flat_latents(problem, best)
             flat[where] = phi
-            moved = {name: flat[self.slices[name]].reshape(np.shape(best[name])) for name in held}
+            moved = problem.program.unravel(flat, flat_vector.latent_names(problem))
             return self.refinement.mode({**best, **moved}, held=held)
 
         def objective(phi: np.ndarray) -> float:
@@ -323,9 +319,8 @@ class LaplaceFit:
         self.warnings += outer.warnings
         u = at(outer.point)
         value, gradient = self.refinement.value_and_grad(flat_vector.flat_sites(problem, u))
-        sites, converged = problem.program.sites.values(), mode.converged and outer.converged
-        free = np.concatenate([np.full(site.size, site.name not in held) for site in sites])
-        norm = float(np.linalg.norm(gradient[free]))
+        norm = float(np.linalg.norm(gradient[self.refinement._free(held)]))
+        converged = mode.converged and outer.converged
         return replace(mode, u=u, log_joint=-value, gradient_norm=norm, converged=converged)
 
     # -- the coordinates of the Gaussian
@@ -375,13 +370,13 @@ class LaplaceFit:
 
     def data_curvature(self, u: Values, positions: np.ndarray, structure: str | None = None) -> DataCurvature:
         """The curvature of the data over the positions."""
-        names = ("curvature", "fisher", "samples", "structure", "rank", "sharing", "memory")
+        names = ("curvature", "fisher", "samples", "rank", "sharing", "memory")
         settings: dict[str, Any] = {name: getattr(self.method, name) for name in names}
-        settings |= {"structure": structure} if structure else {}
+        settings |= {"structure": structure or self.method.structure, "seed": self.problem.seed}
         if settings["structure"] == "lowrank":
             settings["apart"] = hyperparameters.noise_sites(self.problem, u)
         where = None if len(positions) == self.size else positions
-        found, passes = data_curvature(self.problem, u, positions=where, seed=self.problem.seed, **settings)
+        found, passes = data_curvature(self.problem, u, positions=where, **settings)
         self.passes += passes
         nearest = isinstance(found, KroneckerCurvature) and self.method.prior_approximation == "kron"
         return replace(found, nearest=True) if nearest else found
@@ -394,9 +389,8 @@ class LaplaceFit:
         prior = prior[np.ix_(positions, positions)]
         off = prior - np.diag(np.diag(prior))
         # A scale that is held at a value causes no dependence between the sites that it scales.
-        if not dense or np.abs(off).max(initial=0.0) <= INDEPENDENT * np.abs(prior).max():
-            return np.diag(prior).copy()
-        return prior
+        independent = np.abs(off).max(initial=0.0) <= INDEPENDENT * np.abs(prior).max()
+        return np.diag(prior).copy() if independent or not dense else prior
 
     def _tensor_priors(
         self, u: Values, positions: np.ndarray, prior: np.ndarray | None = None

@@ -151,11 +151,8 @@ class Tuning:
         sites = problem.program.sites
         inside = {name: chosen for name, chosen in _inside(problem, positions).items() if chosen.any()}
         above = parents(problem, u)
-        normal = [
-            (name, int(chosen.sum()))
-            for name, chosen in inside.items()
-            if sites[name].family == "Normal" and not above[name] and per != "none"
-        ]
+        names = [] if per == "none" else list(inside)
+        normal = [name for name in names if sites[name].family == "Normal" and not above[name]]
         dependent = [name for name in inside if above[name]]
         where, got = f"Laplace(tune={per!r})", f"scales of their own for {', '.join(dependent)}"
         advice = f"marginal={sorted(set().union(*(above[name] for name in dependent)))}"
@@ -164,24 +161,23 @@ class Tuning:
         families = ", ".join(sorted({sites[name].family for name in inside}))
         expected, advice = "a Normal prior, whose precision can be tuned", "priors.Normal, or tune='none'"
         UnsupportedError.check(per == "none" or normal, where, expected, families, advice)
-        index, names = groups_of(normal, per) if normal else (np.zeros(0, int), ())
-        tuned = dict(normal)
-        tunable = np.array([name in tuned for name in inside])
-        held = tuple(f"{name} (as written)" for name in inside if name not in tuned)
+        sizes = {name: int(chosen.sum()) for name, chosen in inside.items()}
+        index, names = groups_of([(name, sizes[name]) for name in normal], per) if normal else (0, ())
+        tunable = np.isin(list(inside), normal)
+        held = tuple(f"{name} (as written)" for name in inside if name not in normal)
         # The site of each position, and its group if that site is held.
-        owner = np.repeat(np.arange(len(inside)), [int(chosen.sum()) for chosen in inside.values()])
+        owner = np.repeat(np.arange(len(inside)), list(sizes.values()))
         groups = (len(names) - 1 + np.cumsum(~tunable))[owner]
         groups[tunable[owner]] = index
-        location, precision = np.zeros((2, sum(site.size for site in problem.program.latents)))
-        slices, to_numpy = flat_vector.site_slices(problem), problem.system.to_numpy
-        values, data = flat_vector.system_values(problem, u), flat_vector.first_rows(problem)
-        traced = traced_latents(problem, values, *data)
-        for name in tuned:
-            shape, distribution = tuple(traced[name].value.shape), traced[name].distribution
-            location[slices[name]] = np.broadcast_to(to_numpy(distribution.mean), shape).reshape(-1)
-            variance = np.broadcast_to(to_numpy(distribution.variance), shape).reshape(-1).astype(float)
-            precision[slices[name]] = 1.0 / variance
-        location, precision = location[positions], precision[positions]
+        location, precision = np.zeros((2, len(positions)))
+        values, to_numpy = flat_vector.system_values(problem, u), problem.system.to_numpy
+        traced = traced_latents(problem, values, *flat_vector.first_rows(problem))
+        for number, (name, chosen) in enumerate(inside.items()):
+            if name in normal:
+                distribution, shape = traced[name].distribution, sites[name].shape
+                mean, variance = to_numpy(distribution.mean), to_numpy(distribution.variance).astype(float)
+                location[owner == number] = np.broadcast_to(mean, shape).reshape(-1)[chosen]
+                precision[owner == number] = 1.0 / np.broadcast_to(variance, shape).reshape(-1)[chosen]
         return cls(problem, positions, groups, (*names, *held), held, location, precision)
 
     @property

@@ -62,15 +62,13 @@ def tune(
         factors, scale = found.factors, found.scale
         fit.warnings += found.warnings
     evidence, curvature, prior = evidence_at(u)
-    fit.figures["log_evidence"] = evidence.log_evidence(factors, scale)
-    fit.figures["effective_parameters"] = float(evidence.effective_parameters(factors, scale).sum())
-    curvature = curvature if scale == 1.0 else curvature.scaled(scale)
-    gaussian = curvature.gaussian(factors[tuning.groups] * prior)
+    state = evidence.at(factors, scale)
+    fit.figures |= {"log_evidence": state.value, "effective_parameters": float(state.gamma.sum())}
+    gaussian = curvature.scaled(scale).gaussian(factors[tuning.groups] * prior)
     _check_mode(fit, u, gaussian, tuning, factors, scale)
     if len(factors) <= 50:
-        for name, factor in zip(tuning.names, factors, strict=True):
-            if name not in tuning.held:
-                fit.figures[f"prior_factor/{name}"] = float(factor)
+        shown = np.flatnonzero(tuning.tuned)
+        fit.figures |= {f"prior_factor/{tuning.names[group]}": float(factors[group]) for group in shown}
     known: float | None = None
     if noise is not None:
         value = noise.value / np.sqrt(scale)

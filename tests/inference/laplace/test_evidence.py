@@ -191,7 +191,7 @@ def test_gamma_is_that_of_the_eigenvalues():
     evidence = linear.evidence(np.ones(1))
     eigenvalues = np.linalg.eigvalsh(linear.beta * linear.design.T @ linear.design)
     for alpha in (1e-6, 0.3, 10.0, 1e9):
-        gamma = evidence.effective_parameters(np.array([alpha]))
+        gamma = evidence.at(np.array([alpha])).gamma
         assert gamma[0] == pytest.approx(np.sum(eigenvalues / (alpha + eigenvalues)), abs=1e-9)
         assert 0.0 <= gamma[0] <= 5.0
 
@@ -412,14 +412,14 @@ def test_mode_at_the_prior_mean_runs_into_the_upper_limit_and_says_so(tune, monk
     flat = one_group(1e-3 * np.eye(2), [0.0, 0.0])
     tuned = tune(flat, factors=np.array([1e4]))
     assert tuned.factors[0] == 1e8
-    assert np.array_equal(tuned.gamma, flat.effective_parameters(tuned.factors))
+    assert np.array_equal(tuned.gamma, flat.at(tuned.factors).gamma)
     # gamma = 1 / (1 + tau) each, so tau^2 + tau = 1 / w^2: the root is about 1e9.
     beyond = one_group(np.eye(2), [1e-9, 1e-9])
     tuned = tune(beyond)
     assert tuned.factors[0] == 1e8
     assert tuned.at_bounds == ("w",)
     assert tuned.log_evidence == beyond.log_evidence(tuned.factors)
-    assert np.array_equal(tuned.gamma, beyond.effective_parameters(tuned.factors))
+    assert np.array_equal(tuned.gamma, beyond.at(tuned.factors).gamma)
     monkeypatch.setattr(maximisation, "LIMITS", (1e-2, 1e3))
     narrower = tune(one_group(np.eye(2), [0.0, 0.0]))
     assert narrower.factors[0] == pytest.approx(1e3, rel=1e-12)
