@@ -15,7 +15,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -72,14 +72,14 @@ def data_curvature(
     """
     where = Where.of(problem, positions)
     sizes = [problem.program.sites[name].size for name in where.sites]
-    own = where.chosen(np.repeat([structure == "lowrank" and name in apart for name in where.sites], sizes))
+    own = where.chosen(np.repeat([name in apart for name in where.sites], sizes))
     most = int(np.count_nonzero(~own))
-    if structure == "lowrank" and (rank is None or not 1 <= rank <= most):
-        raise InputError.of("rank", f"a rank from 1 to {most}", repr(rank), "rank=20")
+    good = structure != "lowrank" or 1 <= (rank or 0) <= most
+    InputError.check(good, "rank", f"a rank from 1 to {most}", repr(rank), "rank=20")
     if curvature == "hessian":
         hessian = _Hessian(problem, u, where, memory)
         return hessian.structured(structure, rank or 0, own, seed), hessian.passes
-    rows = _Rows(problem, u, where, _cotangents(problem, u, curvature, fisher, samples, seed), memory)
+    rows = _Rows(problem, u, where, memory, _cotangents(problem, u, curvature, fisher, samples, seed))
     structured = {
         "full": rows.full,
         "diag": rows.diagonal,
@@ -127,10 +127,10 @@ def check_fisher(problem: Problem, fisher: str) -> None:
     likelihood = problem.program.likelihood
     if fisher == "exact" and not likelihood.has_fisher:
         likelihood.fisher(None)
-    if fisher == "sampled" and isinstance(likelihood, HasObservedInformation):
-        where, expected = "fisher='sampled'", "targets that can be simulated"
-        got = f"{type(likelihood).__name__} ones, whose censoring is not part of the model"
-        raise UnsupportedError.of(where, expected, got, "fisher='exact', or curvature='empirical'")
+    censored = fisher == "sampled" and isinstance(likelihood, HasObservedInformation)
+    where, expected = "fisher='sampled'", "targets that can be simulated"
+    got = f"{type(likelihood).__name__} ones, whose censoring is not part of the model"
+    UnsupportedError.check(not censored, where, expected, got, "fisher='exact', or curvature='empirical'")
 
 
 def _cotangents(
@@ -158,22 +158,25 @@ def _cotangents(
 
 
 @dataclass
-class _Rows:
-    """Curvatures that are B'B, B the stacked R_n' J_n: one block of rows at a time, in float64.
-
-    `passes`: gradients so far, in passes over the data.
-    """
+class _Curvature:
+    """A curvature at one point. `passes`: gradients so far, in passes over the data."""
 
     problem: Problem
     u: Values
     where: Where
-    cotangents: jacobian.Cotangents
     memory: int
-    passes: float = 0.0
+    passes: float = field(default=0.0, kw_only=True)
 
     @property
     def plan(self) -> JacobianPlan:
         return plan_of(self.problem, self.u, self.where.sites)
+
+
+@dataclass
+class _Rows(_Curvature):
+    """Curvatures that are B'B, B the stacked R_n' J_n: one block of rows at a time, in float64."""
+
+    cotangents: jacobian.Cotangents
 
     def chunks(self, extra: Callable[[int], int] = lambda width: 0) -> Iterator[Factors]:
         given = (self.problem, self.u, self.problem.inputs, self.cotangents, self.memory, self.where.sites)
@@ -375,17 +378,11 @@ def _positive(values: np.ndarray, rows: np.ndarray, dual: bool = False) -> np.nd
 
 
 @dataclass
-class _Hessian:
+class _Hessian(_Curvature):
     """The Hessian of -sum log p(y_n | x_n, u), by products with vectors: the pullback of the gradient.
 
     It is a sum over chunks of rows, for as many directions at a time as memory allows.
     """
-
-    problem: Problem
-    u: Values
-    where: Where
-    memory: int
-    passes: float = 0.0
 
     def structured(self, structure: str, rank: int, own: np.ndarray, seed: int) -> DataCurvature:
         size = self.where.count
@@ -405,7 +402,7 @@ class _Hessian:
         program, rows = self.problem.program, self.problem.rows
         per_row = 8 * 4 * program.parameter_count
         if not program.coupled:
-            per_row = 8 * 4 * plan_of(self.problem, self.u, self.where.sites).activations
+            per_row = 8 * 4 * self.plan.activations
             rows = int(np.clip(self.memory // (4 * per_row), 1, rows))
         per_direction = per_row * rows + 8 * 4 * self.where.size
         return rows, int(np.clip(self.memory // per_direction, 1, self.where.count))

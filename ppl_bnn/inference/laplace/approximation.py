@@ -103,11 +103,8 @@ class LaplaceGaussian(Approximation):
         found |= {f"factor/{name}": value for name, value in self.factors.items()}
         found |= {f"gaussian/{structure}/{key}": value for key, value in self.covariance.arrays().items()}
         found["predictives"] = np.array([_KINDS.index(kind) for kind in self.predictives])
-        if self.positions is not None:
-            found["positions"] = self.positions
-        if self.noise is not None:
-            found["noise"] = np.asarray(self.noise)
-        return found
+        optional = {"positions": self.positions, "noise": self.noise}
+        return found | {name: np.asarray(value) for name, value in optional.items() if value is not None}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LaplaceGaussian:

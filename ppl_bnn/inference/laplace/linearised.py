@@ -102,13 +102,15 @@ def predictive(
     InputError.check(finite, "", expected, "NaN or infinity", advice)
     if kind == "linearised":
         return _linearised(likelihood, mean, covariance, draws, seed)
+    binary, halves = isinstance(likelihood, likelihoods.Bernoulli), np.array([-0.5, 0.5])
+    # One logit is the difference of two that sum to zero.
+    logits = (mean * halves, covariance * np.outer(halves, halves)) if binary else (mean, covariance)
     if kind.startswith("bridge"):
-        probs, expected_entropy = _bridge(likelihood, mean, covariance, normalise=kind == "bridge_norm")
+        probs, expected_entropy = _bridge(*logits, normalise=kind == "bridge_norm")
     else:
-        probs = _probit(likelihood, mean, covariance, differences=kind == "probit_covariance")
+        probs = _probit(*logits, differences=binary or kind == "probit_covariance")
         expected_entropy = _expected_entropy(likelihood, mean, covariance, draws, seed)
     within = np.clip(_entropy(probs) - expected_entropy, 0.0, _entropy(probs))[None]
-    binary = isinstance(likelihood, likelihoods.Bernoulli)
     family, probs = ("Bernoulli", probs[:, 1]) if binary else ("Categorical", probs)
     return Prediction(family, {"probs": probs[None]}, epistemic_within=within)
 
@@ -253,12 +255,9 @@ def _kappa(variance: np.ndarray) -> np.ndarray:
     return 1.0 / np.sqrt(1.0 + np.pi / 8.0 * variance)
 
 
-def _probit(likelihood: Any, mean: np.ndarray, covariance: np.ndarray, differences: bool) -> np.ndarray:
-    """Class probabilities (N, C) of the kinds "probit" and "probit_covariance"."""
+def _probit(mean: np.ndarray, covariance: np.ndarray, differences: bool) -> np.ndarray:
+    """Class probabilities (N, C) of the kinds "probit" and "probit_covariance", which are one for two logits."""
     variances = _variances(covariance)
-    if isinstance(likelihood, likelihoods.Bernoulli):
-        scaled = _kappa(variances[:, 0]) * mean[:, 0]
-        return np.stack([scipy.special.expit(-scaled), scipy.special.expit(scaled)], axis=-1)
     if not differences:
         return scipy.special.softmax(_kappa(variances) * mean, axis=-1)
     spread = np.maximum(variances[:, :, None] + variances[:, None, :] - 2.0 * covariance, 0.0)
@@ -266,22 +265,16 @@ def _probit(likelihood: Any, mean: np.ndarray, covariance: np.ndarray, differenc
     return scipy.special.softmax(-scipy.special.logsumexp(-gaps, axis=-1), axis=-1)
 
 
-def _bridge(likelihood: Any, mean: Array, covariance: Array, normalise: bool) -> tuple[Array, Array]:
+def _bridge(mean: Array, covariance: Array, normalise: bool) -> tuple[Array, Array]:
     """Mean (N, C) and expected entropy (N,) of the Dirichlet of the Laplace bridge."""
-    if isinstance(likelihood, likelihoods.Bernoulli):
-        # Conditioning (0, f) on a sum of zero would leave f no variance; the two halves sum to zero as they are.
-        mean = np.concatenate([-0.5 * mean, 0.5 * mean], axis=1)
-        variances = np.repeat(0.25 * _variances(covariance), 2, axis=1)
-        lost = variances[:, 0] <= 0.0
-    else:
-        row_sums = covariance.sum(axis=-1)
-        total = row_sums.sum(axis=-1, keepdims=True)
-        trace = _variances(covariance).sum(axis=-1, keepdims=True)
-        # Logits that sum to a constant already have S1 = 0: there is nothing to condition on.
-        share = np.divide(row_sums, total, out=np.zeros_like(row_sums), where=total > 1e-12 * trace)
-        mean = mean - share * mean.sum(axis=-1, keepdims=True)
-        variances = _variances(covariance) - share * row_sums
-        lost = variances.min(axis=-1) <= 1e-12 * trace[:, 0]
+    row_sums = covariance.sum(axis=-1)
+    total = row_sums.sum(axis=-1, keepdims=True)
+    trace = _variances(covariance).sum(axis=-1, keepdims=True)
+    # Logits that sum to a constant already have S1 = 0: there is nothing to condition on.
+    share = np.divide(row_sums, total, out=np.zeros_like(row_sums), where=total > 1e-12 * trace)
+    mean = mean - share * mean.sum(axis=-1, keepdims=True)
+    variances = _variances(covariance) - share * row_sums
+    lost = variances.min(axis=-1) <= 1e-12 * trace[:, 0]
     expected = "logits whose differences have a variance, for the Laplace bridge"
     got = f"none in {np.count_nonzero(lost)} of {len(lost)} rows, the first being {int(np.argmax(lost))}"
     CurvatureError.check(not lost.any(), "", expected, got, "kind='linearised' or kind='probit'")
