@@ -62,10 +62,9 @@ def conditioning(problem: Problem, flat: np.ndarray) -> Conditioning | None:
 
     It takes P products of the Hessian with a vector, about two gradients each.
     """
-    size = len(flat)
+    size, program, system = len(flat), problem.program, problem.system
     if size > LARGEST:
         return None
-    program, system = problem.program, problem.system
 
     def loss(at: Any, x: Any, y: Any) -> Any:
         return -program.log_joint(program.unravel(at), x, y)
@@ -74,9 +73,8 @@ def conditioning(problem: Problem, flat: np.ndarray) -> Conditioning | None:
         return hessian_product(system, loss, at, x, y)(direction)
 
     compiled = program.cached("Hessian times a vector", lambda: system.compile(product))
-    columns = (
-        compiled(system.asarray(flat), system.asarray(row), problem.x, problem.y) for row in np.eye(size)
-    )
+    at, x, y = system.asarray(flat), problem.x, problem.y
+    columns = (compiled(at, system.asarray(row), x, y) for row in np.eye(size))
     matrix = np.stack([np.asarray(system.to_numpy(column), dtype=np.float64) for column in columns])
     if not np.isfinite(matrix).all():
         return None

@@ -437,9 +437,8 @@ class _Hessian(_Curvature):
             return -(counted * program.log_likelihood(u, x, y)).sum()
 
         def products(values: Any, x: Any, y: Any, counted: Any, directions: Any) -> Any:
-            product = jacobian.hessian_product(
-                system, loss, program.ravel(values, sites), values, x, y, counted
-            )
+            flat = program.ravel(values, sites)
+            product = jacobian.hessian_product(system, loss, flat, values, x, y, counted)
             return system.vmap(product)(directions)
 
         return system.compile(products)

@@ -321,9 +321,8 @@ class LowRankCovariance(FlatGaussian):
         return 2.0 * float(np.sum(np.log(self.scale)) + np.sum(np.log(np.diag(self.factor))))
 
     def colour(self, eps: np.ndarray) -> np.ndarray:
-        return self.scale * (
-            eps + (eps @ self.basis) @ (self.factor - np.eye(len(self.factor))).T @ self.basis.T
-        )
+        inside = (eps @ self.basis) @ (self.factor - np.eye(len(self.factor))).T
+        return self.scale * (eps + inside @ self.basis.T)
 
     def whiten(self, rows: np.ndarray) -> np.ndarray:
         rows = rows * self.scale

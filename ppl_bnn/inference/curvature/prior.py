@@ -33,9 +33,8 @@ def _of_prior(problem: Problem, u: Values, name: str, derivative: Any) -> np.nda
 
     function = program.cached(name, lambda: system.compile(derivative(minus_log_prior)))
     flat = system.asarray(flat_vector.flat_latents(problem, u))
-    return system.to_numpy(
-        function(flat, flat_vector.system_values(problem, u), *flat_vector.first_rows(problem))
-    ).astype(np.float64)
+    found = function(flat, flat_vector.system_values(problem, u), *flat_vector.first_rows(problem))
+    return system.to_numpy(found).astype(np.float64)
 
 
 def prior_hessian(problem: Problem, u: Values) -> np.ndarray:

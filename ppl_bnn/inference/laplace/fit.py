@@ -127,10 +127,8 @@ class LaplaceFit:
         method, problem = self.method, self.problem
         positions = self.positions(u, any_largest=True)
         weights = int(np.count_nonzero(~self.mask(hyperparameters.noise_sites(problem, u))[positions]))
-        expected = f"at most the {weights} weights there are"
-        InputError.check(
-            (method.rank or 0) <= weights, "Laplace rank", expected, method.rank, "structure='full'"
-        )
+        good, expected = (method.rank or 0) <= weights, f"at most the {weights} weights there are"
+        InputError.check(good, "Laplace rank", expected, method.rank, "structure='full'")
         if method.noise == "evidence":
             hyperparameters.gaussian_noise(problem, u)
         prior = Tuning.of(problem, u, positions, method.tune).prior(u) if method.tunes else None
@@ -427,32 +425,25 @@ class LaplaceFit:
         self, curvature: KroneckerCurvature, prior: dict[str, TensorPrior]
     ) -> dict[str, TensorPrior]:
         """The prior as `prior_approximation` requires it ("mean": one precision per weight), with a warning."""
-        kind = self.method.prior_approximation
-        weights = {
-            block.name: prior[block.name] for block in curvature.blocks if isinstance(block, KroneckerBlock)
-        }
-        uneven = [name for name, part in weights.items() if not kronecker.is_one_precision(part)]
+        kind, blocks = self.method.prior_approximation, curvature.blocks
+        names = [block.name for block in blocks if isinstance(block, KroneckerBlock)]
+        uneven = [name for name in names if not kronecker.is_one_precision(prior[name])]
         if kind == "kron" and uneven:
             text = "data and prior together were replaced by the nearest precision with Kronecker eigenvectors in"
             self.warn(f"{text} {', '.join(uneven)}")
-        elif kind == "mean":
-            diagonals = {name: kronecker.diagonal_of(part) for name, part in weights.items()}
-            means: dict[str, TensorPrior] = {
-                name: np.full(part.size, part.mean()) for name, part in diagonals.items()
-            }
-            prior = prior | means
-            spreads = (float(np.ptp(part) / max(abs(part.mean()), 1e-300)) for part in diagonals.values())
-            widest, dependent = (
-                max(spreads, default=0.0),
-                not all(map(kronecker.is_diagonal, weights.values())),
-            )
-            if widest > 1e-9 or dependent:
-                text = (
-                    "prior precisions were averaged over each weight matrix; within one they differ by up to"
-                )
-                rest = ", and the dependence between weights was left out" if dependent else ""
-                self.warn(f"{text} {widest:.3g} times their mean{rest}")
-        return prior
+        if kind != "mean":
+            return prior
+        widest, means = 0.0, dict(prior)
+        for name in names:
+            part = kronecker.diagonal_of(prior[name])
+            widest = max(widest, float(np.ptp(part) / max(abs(part.mean()), 1e-300)))
+            means[name] = np.full(part.size, part.mean())
+        dependent = not all(kronecker.is_diagonal(prior[name]) for name in names)
+        if widest > 1e-9 or dependent:
+            text = "prior precisions were averaged over each weight matrix; within one they differ by up to"
+            rest = ", and the dependence between weights was left out" if dependent else ""
+            self.warn(f"{text} {widest:.3g} times their mean{rest}")
+        return means
 
     def independent_prior(
         self, curvature: DataCurvature, u: Values, positions: np.ndarray, prior: np.ndarray

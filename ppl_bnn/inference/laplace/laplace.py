@@ -168,9 +168,8 @@ class Laplace(Method):
             ("rank", "structure='lowrank'", self.structure == "lowrank"),
         ):
             given, where = getattr(self, name) is not None, f"Laplace {name}"
-            InputError.check(
-                given or not chosen, where, f"a whole number with {choice}", "None", f"{name}=100"
-            )
+            expected = f"a whole number with {choice}"
+            InputError.check(given or not chosen, where, expected, "None", f"{name}=100")
             InputError.check(chosen or not given, where, choice, "another choice", f"leaving {name} out")
         if not self.optimise:
             expected, advice = "start= with optimise=False", "start=a MAP posterior or a dict of arrays"
@@ -196,6 +195,7 @@ class Laplace(Method):
                 raise UnsupportedError.of("Laplace", expected, got, advice)
 
         kron, validation = self.structure == "kron", self.objective == "validation"
+        noise = self.noise == "evidence"
         expected = "a curvature that is a sum of products of gradients"
         refuse(kron and self.curvature == "hessian", "structure curvature", expected, "curvature='ggn'")
         expected = "whole layers with structure='kron'"
@@ -205,13 +205,11 @@ class Laplace(Method):
         # The empirical Fisher matrix is proportional to the squared noise precision. (That of laplace-torch is for
         # regression twice the empirical Fisher matrix, and multiplied by the noise precision itself.)
         expected, advice = "a curvature in proportion to the noise precision", "marginal= with the noise"
-        refuse(self.curvature != "ggn" and self.noise == "evidence", "curvature noise", expected, advice)
+        refuse(self.curvature != "ggn" and noise, "curvature noise", expected, advice)
         expected, advice = "one search for hyper-parameters", "marginal= alone, with all scales in it"
         refuse(self.tunes and bool(self.marginal), "tune noise marginal", expected, advice)
         expected, advice = "objective='validation' for prior precisions", "tune='global' and noise='mode'"
-        refuse(
-            validation and (self.tune == "none" or self.noise == "evidence"), "tune noise", expected, advice
-        )
+        refuse(validation and (self.tune == "none" or noise), "tune noise", expected, advice)
         expected = "few factors with objective='validation'"
         refuse(validation and self.tune == "weight", "tune", expected, "tune='global' or 'layer'")
         expected = "something to tune with during_training=True"

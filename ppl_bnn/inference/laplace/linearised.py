@@ -234,12 +234,10 @@ def _roots(covariance: np.ndarray) -> np.ndarray:
             return np.concatenate([_roots(matrix[None]) for matrix in covariance])
         values, vectors = np.linalg.eigh(covariance[0])
     semidefinite = values[0] >= -1e-8 * max(values[-1], 0.0) and values[-1] >= 0.0
-    expected, got = (
-        "positive semidefinite covariances",
-        f"eigenvalues from {values[0]:.3g} to {values[-1]:.3g}",
-    )
+    expected = "positive semidefinite covariances of the predictor"
+    got = f"eigenvalues from {values[0]:.3g} to {values[-1]:.3g}"
     advice = "a curvature that is positive definite, such as Gauss-Newton"
-    CurvatureError.check(semidefinite, "", f"{expected} of the predictor", got, advice)
+    CurvatureError.check(semidefinite, "", expected, got, advice)
     return (vectors * np.sqrt(np.maximum(values, 0.0)))[None]
 
 
@@ -295,9 +293,8 @@ def _bridge(mean: Array, covariance: Array, normalise: bool) -> tuple[Array, Arr
 
 def _digamma_of_next(log_alpha: np.ndarray) -> np.ndarray:
     """psi(alpha + 1) from log alpha; beyond exp(37) the two are equal in double precision."""
-    return np.where(
-        log_alpha > 37.0, log_alpha, scipy.special.digamma(np.exp(np.minimum(log_alpha, 37.0)) + 1.0)
-    )
+    alpha = np.exp(np.minimum(log_alpha, 37.0))
+    return np.where(log_alpha > 37.0, log_alpha, scipy.special.digamma(alpha + 1.0))
 
 
 def _expected_entropy(likelihood: Any, mean: Array, covariance: Array, draws: int, seed: int) -> Array:

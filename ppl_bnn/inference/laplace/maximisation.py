@@ -58,16 +58,14 @@ def fixed_point(
     while np.max(np.abs(step), initial=0.0) >= tolerance and len(history) < iterations:
         damping = damping / 2.0 if step @ previous < 0.0 else min(1.0, 2.0 * damping)
         rise, fraction = point.state.gradient @ step, damping
-        trial = _Point(evidence, point.z + fraction * step)
-        while trial.value < point.value + 1e-4 * fraction * rise - point.rounding:
-            fraction /= 2.0
-            expected, got = (
-                "a log evidence that rises along its gradient",
-                f"one that falls from {point.value:.10g}",
-            )
-            advice = "another structure=, or tune='none'"
-            CurvatureError.check(fraction >= 2.0**-40, "fixed_point", expected, got, advice)
+        while True:
             trial = _Point(evidence, point.z + fraction * step)
+            if trial.value >= point.value + 1e-4 * fraction * rise - point.rounding:
+                break
+            fraction /= 2.0
+            expected = "a log evidence that rises along its gradient"
+            got, advice = f"one that falls from {point.value:.10g}", "another structure=, or tune='none'"
+            CurvatureError.check(fraction >= 2.0**-40, "fixed_point", expected, got, advice)
         point, previous = trial, step
         history.append(point.value)
         step = point.update()
