@@ -14,7 +14,7 @@ from ppl_bnn.core.arrays import chunks, map_data, ravel, row_count, unprefixed, 
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, Rotated
 from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors
-from ppl_bnn.inference.flat_vector import Values, site_slices
+from ppl_bnn.inference.flat_vector import Values, Where, site_slices
 from ppl_bnn.inference.laplace.computed_weights import computed_names, given, linearised_weights
 from ppl_bnn.inference.laplace.linearised import KINDS, joint_predictive, predictive
 from ppl_bnn.language.transforms import GaussianPrior, with_precision_factors
@@ -150,13 +150,15 @@ class LaplaceGaussian(Approximation):
     def _projected(self, problem: Problem, x: Any, memory: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """eta (B, D) and J A^-1 J' (B, D, D), without a Jacobian of weights if the structure needs none."""
         gaussian, centre = self.covariance, self.centre()
-        where = self._sites(problem) if isinstance(gaussian, Diagonal | Kronecker) else None
-        if where is None:
+        where = Where.of(problem, self.positions)
+        # Parts of sites have no factors of their own.
+        if where.kept is not None or not isinstance(gaussian, Diagonal | Kronecker):
             for _, eta, jacobian in jacobians(problem, centre, x, memory, self.positions):
                 yield eta, gaussian.project(jacobian)
             return
-        parts = {name: gaussian.part(positions) for name, positions in where.items()}
-        for part in linear_factors(problem, centre, x, None, memory, tuple(where)):
+        slices = site_slices(problem, where.sites)
+        parts = {name: gaussian.part(np.arange(at.start, at.stop)) for name, at in slices.items()}
+        for part in linear_factors(problem, centre, x, None, memory, where.sites):
             total = np.zeros((*part.eta.shape, part.eta.shape[1]))
             for site, columns, inputs, each in part.by_site():
                 gradients = np.zeros((len(each), total.shape[1], *each.shape[2:]))
@@ -166,14 +168,6 @@ class LaplaceGaussian(Approximation):
                 else:
                     total += parts[site].project_linear(inputs, gradients)
             yield part.eta, total
-
-    def _sites(self, problem: Problem) -> dict[str, np.ndarray] | None:
-        """The positions within the Gaussian of each site that it is over; None if it is over parts of sites."""
-        inside = np.zeros(len(self.flat_mode), dtype=bool)
-        inside[self._where] = True
-        place = np.where(inside, np.cumsum(inside) - 1, -1)
-        sites = {name: place[at] for name, at in site_slices(problem).items() if inside[at].any()}
-        return None if any(found.min() < 0 for found in sites.values()) else sites
 
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
         """The prediction without draws of weights. See `linearised.py` for the kinds."""
