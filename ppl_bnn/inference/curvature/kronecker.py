@@ -120,9 +120,8 @@ class KroneckerCurvature(DataCurvature):
         if not isinstance(prior, Mapping):
             if not self.nearest:
                 check_independent(prior)
-            positions = {block.name: gaussians.span(block.positions) for block in self.blocks}
-            diagonal = prior.ndim == 1
-            prior = {name: prior[at] if diagonal else prior[at][:, at] for name, at in positions.items()}
+            spans = {block.name: gaussians.span(block.positions) for block in self.blocks}
+            prior = {name: prior[at] if prior.ndim == 1 else prior[at][:, at] for name, at in spans.items()}
         return Kronecker(tuple(self._part(block, prior[block.name]) for block in self.blocks))
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:

@@ -75,10 +75,8 @@ class LaplaceFit:
 
     def mask(self, names: Sequence[str] | set[str]) -> np.ndarray:
         """Which positions of the flat vector are of these sites, (P,)."""
-        found = np.zeros(self.size, dtype=bool)
-        for name in names:
-            found[self.slices[name]] = True
-        return found
+        slices = self.slices.items()
+        return np.concatenate([np.full(at.stop - at.start, name in names) for name, at in slices])
 
     # -- what is not supported
 
@@ -344,7 +342,7 @@ class LaplaceFit:
             maps = linear_maps(self.problem, u)
             where, expected = "Laplace(weights='last_layer')", "a linear map whose weight is a site"
             UnsupportedError.check(maps, where, expected, "none", "names of sites")
-            weights = [site for site in (maps[-1].weight, maps[-1].bias) if site is not None]
+            weights = [maps[-1].weight, maps[-1].bias]
         named = [name for name in names if name in weights or name.rpartition(".")[0] in weights]
         return [*named, *(name for name in noise if name not in named)]
 
@@ -371,10 +369,8 @@ class LaplaceFit:
         names = ("curvature", "fisher", "samples", "rank", "sharing", "memory")
         settings: dict[str, Any] = {name: getattr(self.method, name) for name in names}
         settings |= {"structure": structure or self.method.structure, "seed": self.problem.seed}
-        if settings["structure"] == "lowrank":
-            settings["apart"] = hyperparameters.noise_sites(self.problem, u)
-        where = None if len(positions) == self.size else positions
-        found, passes = data_curvature(self.problem, u, positions=where, **settings)
+        settings |= {"positions": positions, "apart": hyperparameters.noise_sites(self.problem, u)}
+        found, passes = data_curvature(self.problem, u, **settings)
         self.passes += passes
         nearest = isinstance(found, KroneckerCurvature) and self.method.prior_approximation == "kron"
         return replace(found, nearest=True) if nearest else found

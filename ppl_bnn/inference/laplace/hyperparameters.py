@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,10 +26,9 @@ from ppl_bnn.language.likelihoods import Gaussian
 
 def _inside(problem: Problem, positions: np.ndarray) -> dict[str, np.ndarray]:
     """For each latent site, which of its elements are among the positions of the flat vector."""
-    slices = flat_vector.site_slices(problem)
     inside = np.zeros(sum(site.size for site in problem.program.latents), dtype=bool)
     inside[positions] = True
-    return {name: inside[at] for name, at in slices.items()}
+    return {name: inside[at] for name, at in flat_vector.site_slices(problem).items()}
 
 
 def log_likelihood(problem: Problem, u: Values) -> float:
@@ -92,8 +91,7 @@ def noise_sites(problem: Problem, u: Values) -> tuple[str, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class TunableNoise:
+class TunableNoise(NamedTuple):
     """The noise of a Gaussian likelihood: its site (None for a number), value, and the terms of the evidence."""
 
     site: str | None
@@ -105,16 +103,16 @@ def gaussian_noise(problem: Problem, u: Values) -> TunableNoise:
     """The noise of a Gaussian likelihood at the mode u; `UnsupportedError` unless it is one noise for all rows."""
     program, system = problem.program, problem.system
     where, got = "Laplace(noise='evidence')", type(program.likelihood).__name__
-    if not isinstance(program.likelihood, Gaussian):
-        raise UnsupportedError.of(where, "likelihoods.Gaussian(noise)", got, "noise='gaussian'")
+    good = isinstance(program.likelihood, Gaussian)
+    UnsupportedError.check(good, where, "likelihoods.Gaussian(noise)", got, "noise='gaussian'")
     x, y = flat_vector.first_rows(problem)
     w = program.constrain(flat_vector.system_values(problem, u), x, y)
     noise = network_output(program.model, w, x).likelihood.noise
     site = next((name for name, value in w.items() if value is noise), None)
-    if site is None and not isinstance(noise, int | float):
-        expected, advice = "a noise that is a number or a site of its own", "noise='mode', or marginal= with"
-        advice += " the sites that the noise is made of"
-        raise UnsupportedError.of(where, expected, "one that is computed", advice)
+    good = site is not None or isinstance(noise, int | float)
+    expected = "a noise that is a number or a site of its own"
+    advice = "noise='mode', or marginal= with the sites that the noise is made of"
+    UnsupportedError.check(good, where, expected, "one that is computed", advice)
     draws = {name: system.to_numpy(value)[None] for name, value in w.items()}
     eta = program.predictor_draws(draws, problem.inputs)[0].astype(float)
     outputs = eta.shape[-1] // 2

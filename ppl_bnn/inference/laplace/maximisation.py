@@ -7,6 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
+import scipy
 
 from ppl_bnn.core.errors import CurvatureError
 from ppl_bnn.core.progress import Progress, Silent
@@ -89,8 +90,6 @@ def maximise(
     As `fixed_point`, but `tolerance` bounds the gradient, in nats per unit of a log factor, and N K <= gamma is refused
     at the maximum only.
     """
-    from scipy.optimize import minimize
-
     point, history = _Point.of(evidence, factors, scale), list[float]()
 
     def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
@@ -99,7 +98,7 @@ def maximise(
 
     low, high = _bounds()
     if point.z.size:
-        result = minimize(
+        result = scipy.optimize.minimize(
             negative,
             point.z,
             jac=True,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+import scipy
 
 from ppl_bnn.core.errors import DivergenceError
 from ppl_bnn.core.progress import Progress, Silent
@@ -117,8 +117,6 @@ def marginal_mode(
     next box. After `evaluations` the best point is returned with converged=False. `DivergenceError` is raised for NaN,
     +inf, or a best point farther than `reach` from the start: the evidence rises without bound.
     """
-    from scipy.optimize import Bounds, minimize
-
     centre = np.array(start, float)
     labels = tuple(names) or tuple(f"phi[{i}]" for i in range(centre.size))
     history: list[np.ndarray] = []
@@ -142,8 +140,10 @@ def marginal_mode(
             low, high = centre - step, centre + step
             options = {"initial_tr_radius": step / 2.0, "final_tr_radius": tolerance / 2.0}
             options["maxfev"] = evaluations - len(history)
-            bounds: Any = Bounds(low, high)  # type: ignore[arg-type]
-            result = minimize(negative, centre, method="COBYQA", bounds=bounds, options=options)
+            bounds = list(zip(low, high, strict=True))
+            result = scipy.optimize.minimize(
+                negative, centre, method="COBYQA", bounds=bounds, options=options
+            )
             row = max(history, key=lambda row: row[-1])
             gained, best, centre = row[-1] - best, row[-1], row[:-1].copy()
             settled = result.status == 0
