@@ -173,16 +173,16 @@ def _normal_over_log_noise(mean: np.ndarray, covariance: np.ndarray) -> Predicti
     nodes, log_weights = _log_noise_rule(float(sd.max()), float((sd + shift.max(axis=1)).max()))
     z = nodes[:, None, None]
     log_scale = log_noise + slope_noise * z
-    if log_scale.max() > 300.0:
-        raise _infinite_noise(float(sd.max()))
+    _check_noise(log_scale.max() <= 300.0, float(sd.max()))
     scale = np.hypot(np.sqrt(within), np.exp(log_scale))
     return prediction(f + slope_f * z, within[None], scale, log_weights)
 
 
-def _infinite_noise(sd: float) -> CurvatureError:
+def _check_noise(finite: object, sd: float) -> None:
+    """Raise `CurvatureError` if log noise with standard deviations up to `sd` gives y no finite variance."""
     expected = "log noise whose variance leaves the variance of y finite"
     advice = "more rows, a tighter prior on the noise, or inputs nearer to the data"
-    return CurvatureError.of("", expected, f"a standard deviation of log noise up to {sd:.3g}", advice)
+    CurvatureError.check(finite, "", expected, f"a standard deviation of log noise up to {sd:.3g}", advice)
 
 
 def _log_noise_rule(sd: float, sharpness: float) -> tuple[np.ndarray, np.ndarray]:
@@ -336,8 +336,7 @@ def joint_predictive(likelihood: Any, mean: Any, joint: np.ndarray) -> JointPred
     noise_variances = _variances(joint[rows, :, rows, :])[:, outputs:]
     with np.errstate(over="ignore"):
         noise = np.exp(2.0 * (mean[:, outputs:] + noise_variances)).reshape(-1)
-    if not np.isfinite(noise).all():
-        raise _infinite_noise(float(np.sqrt(noise_variances.max())))
+    _check_noise(np.isfinite(noise).all(), float(np.sqrt(noise_variances.max())))
     return JointPrediction(mean[:, :outputs].reshape(-1), f, f + np.diag(noise))
 
 
