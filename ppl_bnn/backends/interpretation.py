@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from ppl_bnn.backends.native import Model
+from ppl_bnn.backends.protocol import Function
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution, check_no_nested
 from ppl_bnn.language.primitives import Interpretation, Message
@@ -95,17 +96,19 @@ def interpreted(model: Model, interpretation: Callable[[], Interpretation]) -> M
 
 
 def resolved(
-    specification: Distribution, family: Callable[[str], Any], array: Callable[[Any], Any], **options: Any
+    specification: Distribution, own: Mapping[str, Any], module: Any, array: Function, **options: Any
 ) -> Any:
-    """The system's distribution of a specification, `family(name)(array(argument), ..., **options)`.
+    """The system's distribution of a specification, `family(array(argument), ..., **options)`.
 
-    `ModelError` is raised for an argument that is a distribution itself.
+    The family is one of our `own` by name, or one of the `module` of the system. `ModelError` is raised for an argument
+    that is a distribution itself.
     """
-    made, given = family(specification.family), specification.arguments
+    made = own.get(specification.family) or getattr(module, specification.family)
+    given = specification.arguments
     if specification.family == "Censored":
         base = given["base"]
         arguments = {name: array(value) for name, value in base.arguments.items()}
-        result = made(resolved(base, family, array, **options), base.family, arguments, **options)
+        result = made(resolved(base, own, module, array, **options), base.family, arguments, **options)
     else:
         check_no_nested(specification)
         result = made(**{name: array(value) for name, value in given.items()}, **options)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppl_bnn.backends.protocol import Function
 from ppl_bnn.core import arrays
 from ppl_bnn.core.arrays import Array, chunks, map_data, padded, row_count
 from ppl_bnn.language import ops
@@ -16,6 +17,8 @@ from ppl_bnn.language.handlers import recorded_linear
 if TYPE_CHECKING:
     from ppl_bnn.backends.program import Program
 
+# Site -> draws, in NumPy, with one leading axis (or one set of values).
+Draws = Mapping[str, np.ndarray]
 # Bytes that a prediction may take by default, besides its inputs and its result.
 MEMORY = 2**28
 # Bytes that the activations of a density over many draws may take.
@@ -28,16 +31,9 @@ OWN_CACHE, OWN_CACHE_ROWS, OWN_CACHE_WEIGHTS = 2**21, 500, 4
 
 
 def chunked_draws(
-    program: Program,
-    key: Hashable,
-    function: Callable[..., Array],
-    w: Mapping[str, np.ndarray],
-    x: Any,
-    shared: Any,
-    one: Mapping[str, np.ndarray],
-    memory: int,
+    program: Program, key: Hashable, function: Function, w: Draws, x: Any, fixed: Any, one: Draws, memory: int
 ) -> np.ndarray:
-    """eta (S, N, D) of function(w, x, shared) over draws w; `one` is a single set of constrained values.
+    """eta (S, N, D) of function(w, x, fixed) over draws w; `one` is a single set of constrained values.
 
     One compiled function is used for all chunks (the last is padded).
     """
@@ -69,24 +65,22 @@ def chunked_draws(
     batched = program.cached((key, batch), lambda: system.batched(columns, batch))
     result = np.empty((count, stored // 8, rows), dtype=system.to_numpy(like).dtype)
 
-    def draws(piece: tuple[int, int]) -> dict[str, Array]:
-        return {name: system.asarray(padded(v[slice(*piece)], draw_chunk)) for name, v in w.items()}
-
     def fill(values: dict[str, Array], of_draws: tuple[int, int], of_rows: tuple[int, int]) -> None:
         part = map_data(lambda a: system.asarray(padded(a[slice(*of_rows)], row_chunk)), x)
-        batched(values, (part, shared), result[slice(*of_draws), :, slice(*of_rows)])
+        batched(values, (part, fixed), result[slice(*of_draws), :, slice(*of_rows)])
 
-    pieces = (
-        (values, of_draws, of_rows)
-        for of_draws in chunks(count, draw_chunk)
-        for values in [draws(of_draws)]
-        for of_rows in chunks(rows, row_chunk)
-    )
-    system.each(fill, pieces, threads)
+    def pieces() -> Iterator[tuple[Any, ...]]:
+        for of_draws in chunks(count, draw_chunk):
+            part = slice(*of_draws)
+            values = {name: system.asarray(padded(value[part], draw_chunk)) for name, value in w.items()}
+            for of_rows in chunks(rows, row_chunk):
+                yield values, of_draws, of_rows
+
+    system.each(fill, pieces(), threads)
     return result.transpose(0, 2, 1)
 
 
-def seeded_draws(program: Program, w: Mapping[str, np.ndarray], x: Any, seed: int, memory: int) -> np.ndarray:
+def seeded_draws(program: Program, w: Draws, x: Any, seed: int, memory: int) -> np.ndarray:
     """eta (S, N, D) of programs that draw random numbers: per-row variables, and plain models of a system."""
     system = program.system
     count, rows = len(next(iter(w.values()))), row_count(x)
@@ -121,7 +115,7 @@ def seeded_draws(program: Program, w: Mapping[str, np.ndarray], x: Any, seed: in
     return result
 
 
-def _bytes_per_row(program: Program, one: Mapping[str, np.ndarray], x: Any) -> tuple[int, int]:
+def _bytes_per_row(program: Program, one: Draws, x: Any) -> tuple[int, int]:
     """Bytes of one row of one draw during the computation (inputs and outputs of all linear maps), and after it."""
     # Where rows interact, a single row is not a valid input of the model.
     first = map_data(lambda a: np.asarray(a if program.coupled else a[:1]), x)

@@ -191,11 +191,8 @@ def _recognised(distribution: Any) -> _Recognised | None:
         family = "NormalMixture" if found[0] == "Normal" else families.MIXTURE + found[0]
         return family, {"weights": lambda: mixing.probs, **found[1]}
     if kind == "MixtureOfNormals":
-        return "NormalMixture", {
-            "weights": lambda: ops.softmax(base.logits),
-            "loc": lambda: base.loc,
-            "scale": lambda: base.scale,
-        }
+        weights = {"weights": lambda: ops.softmax(base.logits)}
+        return "NormalMixture", weights | _read(base, loc="loc", scale="scale")
     if kind.startswith("ZeroInflated"):
         found = _recognised(base.base_dist)
         if found is None or not families.known(families.ZEROS + found[0]):
@@ -206,18 +203,19 @@ def _recognised(distribution: Any) -> _Recognised | None:
     if kind.endswith("TruncatedDistribution"):
         if type(base.base_dist).__name__ != "Normal":
             return None
-        return "TruncatedNormal", {
-            "low": lambda: getattr(base, "low", -FAR),
-            "high": lambda: getattr(base, "high", FAR),
-            "loc": lambda: base.base_dist.loc,
-            "scale": lambda: base.base_dist.scale,
-        }
+        bounds = {"low": lambda: getattr(base, "low", -FAR), "high": lambda: getattr(base, "high", FAR)}
+        return "TruncatedNormal", bounds | _read(base.base_dist, loc="loc", scale="scale")
     for each in type(base).__mro__:
         name = each.__name__.removesuffix("Logits").removesuffix("Probs")
         if name in _NAMED or name in _SAME:
             family, names = _NAMED.get(name) or (name, {same: same for same in _SAME[name]})
-            return family, {own: functools.partial(getattr, base, theirs) for own, theirs in names.items()}
+            return family, _read(base, **names)
     return None
+
+
+def _read(distribution: Any, **names: str) -> dict[str, Callable[[], Any]]:
+    """Parameters by our names, as functions that read the attributes of these names of the system."""
+    return {own: functools.partial(getattr, distribution, theirs) for own, theirs in names.items()}
 
 
 def _last_axis(distribution: Any) -> int:

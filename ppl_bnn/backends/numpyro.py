@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import contextvars
-import functools
 import hashlib
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import jax
@@ -25,10 +24,10 @@ from numpyro.distributions.transforms import ExpTransform, biject_to
 from numpyro.primitives import Messenger
 
 from ppl_bnn.backends import interpretation, protocol
-from ppl_bnn.backends.native import Model, called
+from ppl_bnn.backends.native import Model
 from ppl_bnn.backends.protocol import Function, Given, Site, TracedSite
 from ppl_bnn.backends.turns import Turn
-from ppl_bnn.core.arrays import cores, row_count
+from ppl_bnn.core.arrays import cores
 from ppl_bnn.core.processes import refuse_forked
 from ppl_bnn.language.distributions import Distribution, censored_log_prob
 
@@ -125,24 +124,15 @@ class Censored(numpyro.distributions.Distribution):
 
 
 def _mixture_of_normals(loc: Any, scale: Any, weights: Mapping[str, Any], **options: Any) -> Any:
-    return numpyro.distributions.MixtureSameFamily(
-        numpyro.distributions.Categorical(**weights, **options),
-        numpyro.distributions.Normal(loc, scale, **options),
-        **options,
-    )
+    mixing = numpyro.distributions.Categorical(**weights, **options)
+    parts = numpyro.distributions.Normal(loc, scale, **options)
+    return numpyro.distributions.MixtureSameFamily(mixing, parts, **options)
 
 
 # Families that NumPyro does not have, or has for vectors only, or with other arguments.
-_CLASSES = (
-    MultivariateNormal,
-    MultivariateLogNormal,
-    KroneckerNormal,
-    EmpiricalBayes,
-    ImproperLogUniform,
-    Censored,
-)
+_NORMALS = (MultivariateNormal, MultivariateLogNormal, KroneckerNormal)
 _OWN: dict[str, Any] = {
-    **{kind.__name__: kind for kind in _CLASSES},
+    **{kind.__name__: kind for kind in (*_NORMALS, EmpiricalBayes, ImproperLogUniform, Censored)},
     "NormalMixture": lambda weights, scales, **options: _mixture_of_normals(
         jnp.zeros_like(scales), scales, {"probs": weights}, **options
     ),
@@ -165,10 +155,7 @@ def _as_array(value: Any) -> Any:
 def resolve(specification: Distribution, validate: bool | None = None) -> Any:
     """The NumPyro distribution of a specification; with `validate` False, NumPyro does not check its arguments."""
     return interpretation.resolved(
-        specification,
-        lambda name: _OWN.get(name) or getattr(numpyro.distributions, name),
-        _as_array,
-        validate_args=validate,
+        specification, _OWN, numpyro.distributions, _as_array, validate_args=validate
     )
 
 
@@ -259,10 +246,9 @@ class _Keys:
 
 
 def _cuda_devices() -> int:
-    try:
+    with suppress(RuntimeError):
         return len(jax.devices("gpu"))
-    except RuntimeError:
-        return 0
+    return 0
 
 
 class NumPyro(protocol.System):
@@ -273,6 +259,7 @@ class NumPyro(protocol.System):
     turn = Turn()
     transforms = jax
     biject_to = staticmethod(biject_to)
+    all_rows = _AllRows
     randomness: Any = _Keys
     to_numpy: Any = staticmethod(np.asarray)
     split: Any = staticmethod(jax.random.split)
@@ -299,16 +286,6 @@ class NumPyro(protocol.System):
 
     def native(self, model: Model, population: int | None = None, record: bool = True) -> Model:
         return as_numpyro(model, population, record)
-
-    def plain(self, model: Model) -> Model:
-        inner = called(model)
-
-        @functools.wraps(inner)
-        def native(x: Any, y: Any = None, **keywords: Any) -> Any:
-            with _AllRows(row_count(x)):
-                return inner(x, y, **keywords)
-
-        return native
 
     def trace(self, native: Any, x: Any, y: Any, given: Given, seed: Any) -> Mapping[str, Any]:
         assign = _Assign(native, given)

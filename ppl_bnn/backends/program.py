@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.backends.many_draws import DENSITY_MEMORY, MEMORY, chunked_draws, seeded_draws
+from ppl_bnn.backends.many_draws import DENSITY_MEMORY, MEMORY, Draws, chunked_draws, seeded_draws
 from ppl_bnn.backends.native import Model, check_observation, native_eta, native_likelihood, unwrap
 from ppl_bnn.backends.protocol import Site, System, TracedSite
 from ppl_bnn.core import arrays
@@ -75,33 +75,21 @@ class Program:
         elif observed not in names:
             raise unknown_name("observed site", observed, names)
         if not described:
-            raise ModelError.of(
-                "", "at least one random variable or parameter", "none", "a prior over the weights"
-            )
+            expected = "at least one random variable or parameter"
+            raise ModelError.of("", expected, "none", "a prior over the weights")
         targets = (row_count(x),) if y is None else tuple(y.shape)
-        outputs, deterministic = None, ()
+        facts: dict[str, Any] = {"coupled": any(msg.kind == "coupled" for msg in record.messages)}
         if language:
             (end,) = (msg.arguments for msg in record.messages if msg.kind == "observe")
-            likelihood, outputs = end["likelihood"].form, int(end["f"].shape[-1])
+            likelihood, facts["outputs"] = end["likelihood"].form, int(end["f"].shape[-1])
         else:
             observation = next(site for site in observations if site.name == observed)
             check_observation(observed, observation.distribution, targets)
             likelihood = native_likelihood(observation.distribution, targets)
-            deterministic = tuple(site.name for site in others if site.kind == "deterministic")
-        return cls(
-            system=chosen,
-            model=model,
-            native=native,
-            language=language,
-            observed=observed,
-            sites={site.name: site for site in described},
-            likelihood=likelihood,
-            rows=row_count(x),
-            outputs=outputs,
-            coupled=any(msg.kind == "coupled" for msg in record.messages),
-            target_shape=targets,
-            deterministic=deterministic,
-        )
+            facts["deterministic"] = tuple(site.name for site in others if site.kind == "deterministic")
+        facts |= {"likelihood": likelihood, "rows": row_count(x), "target_shape": targets}
+        sites = {site.name: site for site in described}
+        return cls(chosen, model, native, language, observed, sites, **facts)
 
     def rebound(self, x: Any, y: Any) -> Program:
         """The same program in the present session, for data of the same columns and any number of rows."""
@@ -113,11 +101,8 @@ class Program:
 
     def classes(self, y: np.ndarray) -> int:
         """The number of classes; for a plain model without this information it follows from the labels."""
-        if self.likelihood.classes is not None:
-            return self.likelihood.classes
-        if self.likelihood.family == "Bernoulli":
-            return 2
-        return int(np.max(y)) + 1 if self.outputs is None else self.outputs
+        known = self.likelihood.classes or {"Bernoulli": 2}.get(self.likelihood.family) or self.outputs
+        return known or int(np.max(y)) + 1
 
     # -- sites
 
@@ -214,14 +199,14 @@ class Program:
 
     # -- many draws at once, NumPy in and out
 
-    def constrain_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> dict[str, np.ndarray]:
+    def constrain_draws(self, u: Draws, x: Any, y: Any) -> dict[str, np.ndarray]:
         """NumPy: constrain draws with one leading axis; x and y are arrays of the system."""
         function = self.cached("constrain", lambda: self.mapped(self.constrain))
         w = function(self._arrays(u), x, y)
         # JAX returns a dict in alphabetical order; other code needs the sites in the order of the program.
         return {name: self.system.to_numpy(w[name]) for name in self.sites if name in w}
 
-    def deterministic_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> dict[str, np.ndarray]:
+    def deterministic_draws(self, u: Draws, x: Any, y: Any) -> dict[str, np.ndarray]:
         """NumPy: the deterministic sites of a plain model, for draws of u with one leading axis."""
         if not self.deterministic:
             return {}
@@ -234,20 +219,18 @@ class Program:
         found = self.cached("deterministic", lambda: self.mapped(sites))(self._arrays(u), x, y)
         return {name: self.system.to_numpy(found[name]) for name in self.deterministic}
 
-    def _arrays(self, values: Mapping[str, np.ndarray]) -> dict[str, Array]:
+    def _arrays(self, values: Draws) -> dict[str, Array]:
         return {name: self.system.asarray(value) for name, value in values.items()}
 
-    def log_joint_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> np.ndarray:
+    def log_joint_draws(self, u: Draws, x: Any, y: Any) -> np.ndarray:
         """NumPy: log joint of draws with one leading axis, shape (S,)."""
         return self._density_draws(self.cached("log_joint", lambda: self.mapped(self.log_joint)), u, x, y)
 
-    def log_prior_draws(self, u: Mapping[str, np.ndarray], x: Any, y: Any) -> np.ndarray:
+    def log_prior_draws(self, u: Draws, x: Any, y: Any) -> np.ndarray:
         """NumPy: log prior of draws with one leading axis, shape (S,)."""
         return self._density_draws(self.cached("log_prior", lambda: self.mapped(self.log_prior)), u, x, y)
 
-    def _density_draws(
-        self, function: Callable[..., Any], u: Mapping[str, np.ndarray], x: Any, y: Any
-    ) -> np.ndarray:
+    def _density_draws(self, function: Callable[..., Any], u: Draws, x: Any, y: Any) -> np.ndarray:
         """A density for many draws, with as many at a time as memory allows: it stores draws x rows x units."""
         count = len(next(iter(u.values())))
         units = sum(value.shape[-1] if value.ndim > 1 else 1 for value in u.values())
@@ -258,9 +241,7 @@ class Program:
             parts.append(self.system.to_numpy(function(values, x, y))[: stop - start])
         return np.concatenate(parts)
 
-    def predictor_draws(
-        self, w: Mapping[str, np.ndarray], x: Any, seed: int = 0, memory: int = MEMORY
-    ) -> np.ndarray:
+    def predictor_draws(self, w: Draws, x: Any, seed: int = 0, memory: int = MEMORY) -> np.ndarray:
         """NumPy: eta (S, N, D) of constrained draws with one leading axis; x is NumPy, too.
 
         `seed` is that of per-row latent variables, `memory` bounds the bytes besides the inputs and the result.
@@ -274,12 +255,7 @@ class Program:
         return chunked_draws(self, "predictor", lambda w, x, _: self.predictor(w, x), w, x, None, one, memory)
 
     def linearised_draws(
-        self,
-        around: Mapping[str, np.ndarray],
-        deviations: Mapping[str, np.ndarray],
-        x: Any,
-        data: tuple[Any, Any],
-        memory: int = MEMORY,
+        self, around: Draws, deviations: Draws, x: Any, data: tuple[Any, Any], memory: int = MEMORY
     ) -> np.ndarray:
         """NumPy: the linearised predictor eta(u) + J (u' - u), (S, N, D), for u `around` and u' - u `deviations`.
 
@@ -341,7 +317,7 @@ class Program:
         """The value of a site in unconstrained coordinates."""
         return site.value if site.kind == "param" else self.system.unconstrain(site.distribution, site.value)
 
-    def unconstrain(self, w: Mapping[str, np.ndarray], x: Any, y: Any) -> dict[str, np.ndarray]:
+    def unconstrain(self, w: Draws, x: Any, y: Any) -> dict[str, np.ndarray]:
         """NumPy: one set of constrained values (all sites) in unconstrained coordinates."""
         seed = next(iterate_seeds(self.system.seeds(0, 1)))
         sites = self.system.run(self.native, x, y, values=self._arrays(w), seed=seed)
@@ -377,7 +353,7 @@ class Problem:
         """Number of training rows."""
         return row_count(self.inputs) if self.streamed else self.program.rows
 
-    def log_joint_draws(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
+    def log_joint_draws(self, u: Draws) -> np.ndarray:
         """NumPy: log joint over all rows of draws with one leading axis, shape (S,)."""
         program = self.program
         if not self.streamed:
@@ -390,7 +366,7 @@ class Problem:
             total += program.log_joint_draws(u, x, y).astype(np.float64) - log_prior
         return total
 
-    def log_prior_draws(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
+    def log_prior_draws(self, u: Draws) -> np.ndarray:
         """NumPy: log prior of draws with one leading axis, shape (S,)."""
         return self.program.log_prior_draws(u, self.x, self.y)
 

@@ -6,6 +6,7 @@ validation, random states. A fit therefore leaves every global unchanged, also w
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,12 +15,12 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from ppl_bnn.backends.native import Model, unwrap
+from ppl_bnn.backends.native import Model, called, unwrap
 from ppl_bnn.backends.turns import Turn
-from ppl_bnn.core.arrays import Array
+from ppl_bnn.core.arrays import Array, row_count
 from ppl_bnn.core.errors import DeviceError, InputError, UnsupportedError
 
-Values = Mapping[str, Array] | None
+Known = Mapping[str, Array] | None
 Function = Callable[..., Any]
 SYSTEMS = ("numpyro", "pyro")
 
@@ -103,7 +104,8 @@ class System(Protocol):
     `maps_randomness`: whether `vmap` supports sampling, each element with its own seed. `turn` is held by the one
     thread that traces a program or computes eagerly, because a system has one stack of handlers for all threads. `run`
     and sessions acquire it; other code that uses the handlers of a system has to acquire it too. `transforms` is the
-    module with the derivatives, which have the same names and arguments in jax and torch.func.
+    module with the derivatives, which have the same names and arguments in jax and torch.func. `all_rows(N)` is the
+    handler that makes plates be over all N rows.
     """
 
     name: str
@@ -111,6 +113,7 @@ class System(Protocol):
     turn: Turn
     transforms: Any
     biject_to: Any
+    all_rows: Any
 
     def session(self, dtype: str, device: str, threads: int | None = None) -> AbstractContextManager[str]:
         """A context in which everything runs in this floating type on this device; every global is restored.
@@ -136,16 +139,21 @@ class System(Protocol):
 
         Plates are over all rows. The user's object is not changed.
         """
-        ...
+        inner = called(self.in_session(model))
+
+        @functools.wraps(inner)
+        def native(x: Any, y: Any = None, **keywords: Any) -> Any:
+            with self.all_rows(row_count(x)):
+                return inner(x, y, **keywords)
+
+        return native
+
+    def in_session(self, model: Model) -> Model:
+        """A model written in the system itself, in the floating type of the session."""
+        return model
 
     def run(
-        self,
-        native: Model,
-        x: Any,
-        y: Any,
-        values: Values = None,
-        unconstrained: bool = False,
-        seed: Any = None,
+        self, native: Any, x: Any, y: Any, values: Known = None, unconstrained: bool = False, seed: Any = None
     ) -> list[TracedSite]:
         """Run a native model with the given values (constrained, or unconstrained) and list its sites in order."""
         given = Given(values or {}, unconstrained, self.biject_to)
@@ -226,10 +234,8 @@ class System(Protocol):
 def check_unconstrained(name: Any, constraint: Any, real: Any) -> None:
     """Refuse a parameter with a constraint: parameters are optimised without transformation."""
     if constraint not in (None, real):
-        advice = "transforming a free parameter in the model"
-        raise UnsupportedError.of(
-            f"param {name!r}", "a parameter without a constraint", "a constrained one", advice
-        )
+        wanted, advice = "a parameter without a constraint", "transforming a free parameter in the model"
+        raise UnsupportedError.of(f"param {name!r}", wanted, "a constrained one", advice)
 
 
 def traced_sites(trace: Mapping[str, Any], log_dets: Mapping[str, Array], drawn: bool) -> list[TracedSite]:

@@ -26,11 +26,10 @@ with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
     from pyro.poutine.messenger import Messenger
 from ppl_bnn.backends import protocol
 from ppl_bnn.backends.interpretation import SystemInterpretation, interpreted
-from ppl_bnn.backends.native import Model, called
+from ppl_bnn.backends.native import Model
 from ppl_bnn.backends.protocol import Function, Given, Site, TracedSite
 from ppl_bnn.backends.pyro_distributions import current_settings, resolve
 from ppl_bnn.backends.pyro_session import TURN, opened, outside, rest, resting, typed
-from ppl_bnn.core.arrays import row_count
 from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError
 from ppl_bnn.core.processes import refuse_forked
 from ppl_bnn.language.distributions import Distribution
@@ -203,6 +202,8 @@ class Pyro(protocol.System):
     turn = TURN
     transforms = torch.func
     biject_to = staticmethod(biject_to)
+    all_rows = _InSession
+    in_session: Any = staticmethod(_in_session)
     outside: Any = staticmethod(outside)
 
     @contextmanager
@@ -227,22 +228,8 @@ class Pyro(protocol.System):
     def native(self, model: Model, population: int | None = None, record: bool = True) -> Model:
         return as_pyro(model, population, record)
 
-    def plain(self, model: Model) -> Model:
-        inner = called(_in_session(model))
-
-        @functools.wraps(inner)
-        def native(x: Any, y: Any = None, **keywords: Any) -> Any:
-            with _InSession(row_count(x)):
-                return inner(x, y, **keywords)
-
-        return native
-
     def trace(self, native: Any, x: Any, y: Any, given: Given, seed: Any) -> Mapping[str, Any]:
-        if seed is not None:
-            # Under vmap a seed has no single value; each draw then takes random numbers from the generator that
-            # `seeds` set.
-            with suppress(RuntimeError):
-                _set_seed(int(seed))
+        _set_seed(seed)
         rest()
         with TURN, _Assign(given):
             try:
@@ -265,9 +252,7 @@ class Pyro(protocol.System):
         return torch.zeros(count, dtype=floating())
 
     def randomness(self, seed: Any) -> _Generator:
-        if seed is not None:
-            with suppress(RuntimeError):
-                _set_seed(int(seed))
+        _set_seed(seed)
         return _Generator()
 
     def value_and_grad(self, function: Function) -> Callable[..., tuple[Any, Any]]:
@@ -275,21 +260,14 @@ class Pyro(protocol.System):
 
         # torch returns (gradient, value), JAX (value, gradient).
         def swapped(*arguments: Any) -> tuple[Any, Any]:
-            gradient, value = both(*arguments)
-            return value, gradient
+            return both(*arguments)[::-1]
 
         return swapped
 
     def hessian(self, function: Function) -> Function:
-        inner = torch.func.hessian(function)
-
-        @functools.wraps(function)
-        def quiet(*arguments: Any) -> Any:
-            # At the first forward-mode derivative of a process torch scripts its own code, which it deprecates.
-            with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
-                return inner(*arguments)
-
-        return quiet
+        # At the first forward-mode derivative of a process torch scripts its own code, which it deprecates.
+        quiet, quieter = ignored(category=FutureWarning), ignored(category=DeprecationWarning)
+        return quiet(quieter(super().hessian(function)))
 
     def vmap(self, function: Function, in_axes: Any = 0) -> Function:
         # Without randomness="different" torch.func.vmap refuses a program that draws random numbers, as Pyro's do.
@@ -357,13 +335,7 @@ class Pyro(protocol.System):
         return draws, found.forward
 
     def compile(self, function: Function) -> Function:
-        @functools.wraps(function)
-        def without_gradients(*arguments: Any) -> Any:
-            rest()
-            with torch.no_grad():
-                return function(*arguments)
-
-        return without_gradients
+        return resting(torch.no_grad()(function))
 
 
 # Operations whose result does not share memory with an argument: matrix products, and elementwise operations.
@@ -420,11 +392,18 @@ def _cuda_devices() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _set_seed(seed: int) -> None:
-    """Seed the generators that the session saves: torch.manual_seed would change those of all devices."""
-    torch.default_generator.manual_seed(seed)
-    if torch.get_default_device().type == "cuda":
-        torch.cuda.manual_seed(seed)
+def _set_seed(seed: Any) -> None:
+    """Seed the generators that the session saves: torch.manual_seed would change those of all devices.
+
+    None keeps their state. Under vmap a seed has no single value; each draw then takes random numbers from the
+    generator that `seeds` set.
+    """
+    if seed is None:
+        return
+    with suppress(RuntimeError):
+        torch.default_generator.manual_seed(int(seed))
+        if torch.get_default_device().type == "cuda":
+            torch.cuda.manual_seed(int(seed))
 
 
 SYSTEM = Pyro()

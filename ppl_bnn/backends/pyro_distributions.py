@@ -175,12 +175,9 @@ def _normal(shape: Any, like: Any) -> Any:
 
 
 # Families that Pyro does not have, or has in a form or with arguments that are not suitable here.
-_CLASSES: tuple[Any, ...] = (
-    *(NormalMixture, MixtureOfNormals, MultivariateNormal, MultivariateLogNormal),
-    *(KroneckerNormal, EmpiricalBayes, ImproperLogUniform, Censored),
-)
+_NORMALS = (NormalMixture, MixtureOfNormals, MultivariateNormal, MultivariateLogNormal, KroneckerNormal)
 _OWN: dict[str, Any] = {
-    **{kind.__name__: kind for kind in _CLASSES},
+    **{kind.__name__: kind for kind in (*_NORMALS, EmpiricalBayes, ImproperLogUniform, Censored)},
     "NegativeBinomial": lambda concentration, logits: pyro.distributions.NegativeBinomial(
         concentration, logits=logits
     ),
@@ -194,27 +191,22 @@ _RESOLVED: dict[Any, Any] = {}
 _MOST_RESOLVED = 512
 
 
-def _family(name: str) -> Any:
-    return _OWN.get(name) or getattr(pyro.distributions, name)
-
-
 def resolve(specification: Distribution, settings: Any = None) -> Any:
     """The Pyro distribution of a specification; `settings`: the `current_settings()` of a run.
 
     It is cached if all arguments are plain numbers: its construction takes longer than the evaluation of its density.
     """
     arguments = tuple(specification.arguments.values())
-    if not all(map(_is_constant, arguments)):
-        return resolved(specification, _family, _as_tensor)
-    settings = settings or current_settings()
-    key = (specification.family, arguments, specification.shape, specification.event_dims, settings)
-    found = _RESOLVED.get(key)
-    if found is None:
-        found = resolved(specification, _family, _as_tensor)
-        if _may_be_kept(torch.as_tensor(0.0)):
-            if len(_RESOLVED) >= _MOST_RESOLVED:
-                _RESOLVED.clear()
-            _RESOLVED[key] = found
+    constant = all(map(_is_constant, arguments))
+    shape = specification.shape, specification.event_dims
+    key = (specification.family, arguments, shape, settings or current_settings()) if constant else None
+    if key is not None and key in _RESOLVED:
+        return _RESOLVED[key]
+    found = resolved(specification, _OWN, pyro.distributions, _as_tensor)
+    if key is not None and _may_be_kept(torch.as_tensor(0.0)):
+        if len(_RESOLVED) >= _MOST_RESOLVED:
+            _RESOLVED.clear()
+        _RESOLVED[key] = found
     return found
 
 

@@ -45,11 +45,9 @@ def written_in(model: Model, x: Any, y: Any, preferred: str) -> Literal["languag
     for name in _hinted(model) or [preferred, *(name for name in SYSTEMS if name != preferred)]:
         try:
             in_language, sites = _probe(system(name), model, x, y)
-        except MissingFrameworkError as error:
-            failures[name] = error
-        except BNNError:
-            raise
         except Exception as error:
+            if isinstance(error, BNNError) and not isinstance(error, MissingFrameworkError):
+                raise
             failures[name] = error
         else:
             if in_language:
@@ -57,12 +55,10 @@ def written_in(model: Model, x: Any, y: Any, preferred: str) -> Literal["languag
             if sites:
                 return "numpyro" if name == "numpyro" else "pyro"
     if is_torch_module(model):
-        raise ModelError.of(
-            "",
-            "a PyroModule whose weights are PyroSample, or a function (x, y=None)",
-            f"the torch module {type(model).__name__}, whose weights have no priors",
-            "bnn.module('net', x, network) in a model that ends with bnn.observe",
-        ) from next(iter(failures.values()), None)
+        expected = "a PyroModule whose weights are PyroSample, or a function (x, y=None)"
+        got = f"the torch module {type(model).__name__}, whose weights have no priors"
+        advice = "bnn.module('net', x, network) in a model that ends with bnn.observe"
+        raise ModelError.of("", expected, got, advice) from next(iter(failures.values()), None)
     for name, error in failures.items():
         raise ModelError(f"running the model in {name} failed: {type(error).__name__}: {error}") from error
     expected = "a model written with bnn.sample and bnn.observe, or in NumPyro or Pyro"

@@ -114,9 +114,8 @@ class Turn:
 
 def progress_outside(progress: Progress, outside: Callable[[], AbstractContextManager[None]]) -> Progress:
     """Wrap a progress so that each of its calls runs in `outside()`: it may be a user's own object and run any code."""
-    return (
-        progress if isinstance(progress, Silent | _ProgressOutside) else _ProgressOutside(progress, outside)
-    )
+    harmless = isinstance(progress, Silent | _ProgressOutside)
+    return progress if harmless else _ProgressOutside(progress, outside)
 
 
 class _ProgressOutside:

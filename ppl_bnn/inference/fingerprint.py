@@ -76,27 +76,21 @@ def identity(value: Any, outer: tuple[int, ...] = ()) -> Any:
     if isinstance(function, types.FunctionType):
         held = [_content(cell) for cell in function.__closure__ or ()]
         parts = {"defaults": function.__defaults__, "keywords": function.__kwdefaults__, "held": held}
-        return {
-            "function": _named(function),
-            **_code(function),
-            **{name: each(part) for name, part in parts.items() if part},
-        }
+        found = {name: each(part) for name, part in parts.items() if part}
+        return {"function": _named(function), **_code(function), **found}
     if callable(getattr(value, "state_dict", None)):
         # A torch module: its `repr` lists its layers and contains no memory address.
-        return {
-            "class": _named(type(value)),
-            "layers": repr(value),
-            "state": each(cast(Any, value).state_dict()),
-        }
+        state = each(cast(Any, value).state_dict())
+        return {"class": _named(type(value)), "layers": repr(value), "state": state}
     if is_nnx(value):
         graph, state = sys.modules["flax.nnx"].split(value)
         leaves = sys.modules["jax"].tree_util.tree_leaves(state)
         return {"class": _named(type(value)), "layers": _ADDRESS.sub("", repr(graph)), "state": each(leaves)}
     if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
         if not cast(Any, type(value)).__dataclass_params__.frozen:
             return {"class": _named(type(value))}
-        fields = {name: each(getattr(value, name)) for name in names if name not in _PLACES}
+        names = [field.name for field in dataclasses.fields(value) if field.name not in _PLACES]
+        fields = {name: each(getattr(value, name)) for name in names}
         return {"class": _named(type(value)), **fields}
     if callable(value):
         if hasattr(value, "__qualname__"):
@@ -164,12 +158,12 @@ def _content(cell: types.CellType) -> Any:
 def _state(value: Any) -> dict[str, Any]:
     """The attributes of an object; an attribute that is not a plain value is replaced by its class."""
     plain = (bool, int, float, str, list, tuple, Mapping, np.ndarray, types.FunctionType, functools.partial)
-    return {
-        name: part
-        if isinstance(part, plain) or part is None or callable(part) or hasattr(part, "__array__")
-        else type(part).__name__
-        for name, part in sorted(getattr(value, "__dict__", {}).items())
-    }
+
+    def kept(part: Any) -> bool:
+        return isinstance(part, plain) or part is None or callable(part) or hasattr(part, "__array__")
+
+    attributes = sorted(getattr(value, "__dict__", {}).items())
+    return {name: part if kept(part) else type(part).__name__ for name, part in attributes}
 
 
 def _reach(name: str, value: Any, found: dict[str, str]) -> None:

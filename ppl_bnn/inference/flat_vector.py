@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
+from ppl_bnn.backends.protocol import Site
 from ppl_bnn.core.arrays import map_data, ravel
 from ppl_bnn.core.errors import InputError, UnsupportedError
 
@@ -74,12 +75,12 @@ def somewhere(problem: Problem) -> dict[str, np.ndarray]:
 
     No two elements of a site are equal: a curvature that changes with the value would otherwise look constant.
     """
-    return {
-        name: (0.1 + 0.2 * np.modf(np.arange(1, site.size + 1) * 0.6180339887498949)[0]).reshape(
-            site.unconstrained_shape
-        )
-        for name, site in problem.program.sites.items()
-    }
+
+    def values(site: Site) -> np.ndarray:
+        part, _ = np.modf(np.arange(1, site.size + 1) * 0.6180339887498949)
+        return (0.1 + 0.2 * part).reshape(site.unconstrained_shape)
+
+    return {name: values(site) for name, site in problem.program.sites.items()}
 
 
 @dataclass(frozen=True)

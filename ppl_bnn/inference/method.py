@@ -249,17 +249,11 @@ class Method(ABC):
         if original is not None and class_names is None:
             class_names = tuple(map(str, original))
         program = problem.program
-        shared = {f.name for f in dataclasses.fields(Outcome)} - {"approximation", "statistics"}
+        found = {f.name: getattr(outcome, f.name) for f in dataclasses.fields(outcome)}
+        approximation, statistics = found.pop("approximation"), found.pop("statistics")
+        found |= {name: getattr(problem, name) for name in ("seed", "dtype", "device", "data_hash")}
         info = FitInfo(
-            method=method.name,
-            ppl=method.ppl,
-            seed=problem.seed,
-            dtype=problem.dtype,
-            device=problem.device,
-            settings=method.settings(),
-            versions=versions(),
-            data_hash=problem.data_hash,
-            **{name: getattr(outcome, name) for name in shared},
+            method=method.name, ppl=method.ppl, settings=method.settings(), versions=versions(), **found
         )
         return Posterior(
             model=model,
@@ -267,15 +261,15 @@ class Method(ABC):
             observed=program.observed,
             inputs=problem.inputs,
             targets=problem.targets,
-            approximation=outcome.approximation,
+            approximation=approximation,
             info=info,
-            statistics=outcome.statistics,
+            statistics=statistics,
             standardisation=standardisation,
             feature_names=feature_names,
             class_names=class_names,
             labels=original,
             # A tuned posterior uses another program than the fit did, and builds it on demand.
-            programs={problem.device: program} if outcome.approximation.program(model) is model else {},
+            programs={problem.device: program} if approximation.program(model) is model else {},
         )
 
     @final
@@ -381,11 +375,8 @@ class Method(ABC):
         # A plain model of a system has no special priors.
         for site in program.latents if program.language else ():
             if site.family in SPECIAL and site.family not in self.serves_priors:
-                where, wanted = (
-                    f"{self.name}, site {site.name!r}",
-                    "a prior that this method knows the meaning of",
-                )
-                raise UnsupportedError.of(where, wanted, *SPECIAL[site.family])
+                wanted = "a prior that this method knows the meaning of"
+                raise UnsupportedError.of(f"{self.name}, site {site.name!r}", wanted, *SPECIAL[site.family])
 
     def _dtype(self, chosen: Any, device: str) -> str:
         if self.dtype != "auto":

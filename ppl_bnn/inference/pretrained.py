@@ -112,13 +112,9 @@ def _of_layers(module: Any, problem: Problem) -> dict[str, np.ndarray]:
         layers = network_layers.dict_layers(paths, "kernel", "/", network_layers.from_flax)
         layers = network_layers.in_order_of(wanted, layers)
     _check(wanted, layers)
-    values = {}
-    for each, layer in zip(wanted, layers, strict=True):
-        assert each.weight is not None
-        values[each.weight] = _reordered(each, layer)
-        if layer.bias is not None:
-            assert each.bias is not None
-            values[each.bias] = layer.bias
+    pairs = list(zip(wanted, layers, strict=True))
+    values = {each.weight: _reordered(each, layer) for each, layer in pairs}
+    values |= {each.bias: layer.bias for each, layer in pairs if layer.bias is not None}
     return {name: values[name] for name in problem.program.sites if name in values}
 
 
@@ -271,27 +267,17 @@ def _parameters_for(module: ProgramModule, start: Any) -> dict[str, np.ndarray]:
     given = _given(module, start)
     expected, got = _differences(module, given)
     if expected or got:
-        wanted = (
-            f"its parameters, among them {_some(expected)}"
-            if expected
-            else f"its {len(use.parameters)} parameters alone"
-        )
+        wanted = f"its {len(use.parameters)} parameters alone"
+        if expected:
+            wanted = f"its parameters, among them {_some(expected)}"
         advice = (
             "a trained network of the class and the sizes of the one in the model, or start={'site': array}"
         )
         raise InputError.of(word, wanted, _some(got), advice)
-    values: dict[str, np.ndarray] = {}
-    computed, moved = [], []
-    for parameter, site, held in zip(use.parameters, module.sites, use.held, strict=True):
-        value = as_array(parameter.name, given[parameter.name])
-        if held:
-            if not _same(value, parameter.own):
-                moved.append(parameter.name)
-        elif site is None:
-            computed.append(f"{use.name}.{parameter.name}")
-        else:
-            values[site] = value
-    _refuse_computed(computed)
+    values = {each.name: as_array(each.name, given[each.name]) for each in use.parameters}
+    rows = list(zip(use.parameters, module.sites, use.held, strict=True))
+    moved = [each.name for each, _, held in rows if held and not _same(values[each.name], each.own)]
+    _refuse_computed([f"{use.name}.{each.name}" for each, site, held in rows if site is None and not held])
     further, constants = use.framework.further_names(use.network), use.framework.constants(use.network)
     for name, value in given.items():
         if name in further and not _same(value, given[further[name]]):
@@ -306,7 +292,7 @@ def _parameters_for(module: ProgramModule, start: Any) -> dict[str, np.ndarray]:
             "priors.Point(), which begins at the start"
         )
         raise InputError.of(word, wanted, f"others of {_some(map(repr, moved))}", advice)
-    return values
+    return {site: values[each.name] for each, site, held in rows if site is not None and not held}
 
 
 def _is_of_its_kind(module: ProgramModule, start: Any) -> bool:

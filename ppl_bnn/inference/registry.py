@@ -135,9 +135,9 @@ def row(name: str) -> MethodRow:
 
 
 def _found(plain: str) -> MethodRow | None:
-    for each in ROWS.values():
-        if _plain(each.name) == plain:
-            return each
+    exact = {_plain(name): each for name, each in ROWS.items()}
+    if plain in exact:
+        return exact[plain]
     for each in ROWS.values():
         if each.member is not None and plain.startswith(each.name):
             member = _found(plain.removeprefix(each.name))

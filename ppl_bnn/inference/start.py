@@ -121,12 +121,10 @@ def refuse_without_centre(start: Any) -> None:
     else:
         good, got = getattr(start, "finds_centre", True), getattr(start, "name", "")
     if not good:
-        raise UnsupportedError.of(
-            "start",
-            "a start with a centre, to be taken as the mode",
-            f"{got}, whose draws, members or components have none in common",
-            "start=MAP(), or optimise=True, which begins at a draw and finds the mode",
-        )
+        expected = "a start with a centre, to be taken as the mode"
+        got = f"{got}, whose draws, members or components have none in common"
+        advice = "start=MAP(), or optimise=True, which begins at a draw and finds the mode"
+        raise UnsupportedError.of("start", expected, got, advice)
 
 
 def missing_sites(problem: Problem, start: Start) -> list[str]:

@@ -157,11 +157,8 @@ class _JaxDescent(Descent):
         self._count = 0
 
     def _inputs(self, stretch: Stretch) -> dict[str, Any]:
-        given = {
-            "rates": stretch.rates,
-            "averaged": stretch.averaged.astype(float),
-            "weights": stretch.weights,
-        }
+        averaged = stretch.averaged.astype(float)
+        given = {"rates": stretch.rates, "averaged": averaged, "weights": stretch.weights}
         return given | self._batch(stretch.indices)
 
     def advance(self, stretch: Stretch) -> np.ndarray:
@@ -195,9 +192,8 @@ class _JaxDescent(Descent):
         import jax
 
         leaves = enumerate(jax.tree.leaves(self._kept()))
-        return {f"state{index}": np.asarray(leaf) for index, leaf in leaves} | {
-            "count": np.asarray(self._count)
-        }
+        found = {f"state{index}": np.asarray(leaf) for index, leaf in leaves}
+        return found | {"count": np.asarray(self._count)}
 
     def _kept(self) -> Any:
         """The part of the carry that the next step depends on."""
@@ -302,10 +298,8 @@ class _TorchDescent(Descent):
     def state(self) -> dict[str, np.ndarray]:
         import torch
 
-        kept: dict[str, Any] = {
-            "count": np.asarray(self._count),
-            "generator": torch.get_rng_state().numpy().copy(),
-        }
+        kept: dict[str, Any] = {"count": np.asarray(self._count)}
+        kept["generator"] = torch.get_rng_state().numpy().copy()
         for name, leaf in self._leaves.items():
             kept[f"value:{name}"] = self._iterates[name]
             kept[f"total:{name}"] = self._totals[name]

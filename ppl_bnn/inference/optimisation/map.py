@@ -142,13 +142,6 @@ class MAP(Method):
         else:
             figures |= {"validation_score": mode.held_score, "best_step": float(mode.best_step or 0)}
             target = f"early stopping on {self.validation:.0%} of the rows, held out"
-        return Outcome(
-            approximation=Point(mode.u),
-            history={"loss": mode.losses},
-            compile_seconds=mode.compile_seconds,
-            run_seconds=mode.run_seconds,
-            gradient_evaluations=mode.evaluations,
-            warnings=mode.warnings,
-            figures=figures,
-            target=target,
-        )
+        found = {name: getattr(mode, name) for name in ("compile_seconds", "run_seconds", "warnings")}
+        found |= {"gradient_evaluations": mode.evaluations, "history": {"loss": mode.losses}}
+        return Outcome(Point(mode.u), figures=figures, target=target, **found)

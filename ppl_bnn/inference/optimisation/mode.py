@@ -19,7 +19,7 @@ from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort
-from ppl_bnn.inference.flat_vector import flat_sites
+from ppl_bnn.inference.flat_vector import Values, flat_sites
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.optimisation.loops import STRETCH, loop_of
 from ppl_bnn.inference.start import Start, central_start, resolve_start
@@ -103,6 +103,10 @@ class Search:
     jacobian: bool = True
     title: str = "MAP"
 
+    def begin(self, problem: Problem, restart: int = 0) -> dict[str, np.ndarray]:
+        """The `starting_point`."""
+        return starting_point(problem, self.start, self.progress, restart)
+
     def diverged(self, mean: float, done: int) -> DivergenceError:
         """The error for a mean loss that is not finite."""
         advice = f"learning_rate={self.learning_rate / 10:g}, or standardise=True"
@@ -118,7 +122,7 @@ def find_mode(problem: Problem, *, held: Collection[str] = (), restart: int = 0,
     search = Search(**settings)
     jacobian, steps = search.jacobian, search.steps
     program = problem.program
-    u0 = starting_point(problem, search.start, search.progress, restart)
+    u0 = search.begin(problem, restart)
     fixed = {name: problem.system.asarray(u0[name]) for name in held}
 
     def loss(u: Mapping[str, Any], x: Any, y: Any) -> Any:
@@ -148,7 +152,7 @@ def find_mode(problem: Problem, *, held: Collection[str] = (), restart: int = 0,
     return replace(mode, run_seconds=watch())
 
 
-def _adam_of_optax(problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray]) -> Any:
+def _adam_of_optax(problem: Problem, loss: Callable[..., Any], u0: Values) -> Any:
     """The state of Adam over a dict of arrays, and its step (see `loop_of`)."""
     import jax
     import optax
@@ -165,7 +169,7 @@ def _adam_of_optax(problem: Problem, loss: Callable[..., Any], u0: Mapping[str, 
     return (u, adam.init(u)), step
 
 
-def _adam_of_torch(problem: Problem, loss: Callable[..., Any], u0: Mapping[str, np.ndarray]) -> Any:
+def _adam_of_torch(problem: Problem, loss: Callable[..., Any], u0: Values) -> Any:
     import torch
 
     u = {name: problem.system.asarray(value).requires_grad_() for name, value in u0.items()}
@@ -279,10 +283,10 @@ class Refinement:
             log_joint = program.log_joint(program.unravel(flat), x, y, scale, jacobian)
             return 0.5 * (penalty * (flat - location) ** 2).sum() - log_joint
 
-        function = system.value_and_grad(loss)
-        if system.name == "numpyro":
-            function = program.cached(("refinement", jacobian), lambda: system.compile(function))
-        self._problem, self._function = problem, function
+        def build() -> Callable[..., Any]:
+            return system.compile(system.value_and_grad(loss))
+
+        self._problem, self._function = problem, program.cached(("refinement", jacobian), build)
         self.evaluations = 0
 
     def value_and_grad(self, flat: np.ndarray, changes: Changes | None = None) -> tuple[float, np.ndarray]:
@@ -295,9 +299,7 @@ class Refinement:
         self.evaluations += 1
         return float(value), system.to_numpy(gradient).astype(np.float64)
 
-    def standing(
-        self, u: Mapping[str, np.ndarray], held: Collection[str] = ()
-    ) -> tuple[float, float, float | None]:
+    def standing(self, u: Values, held: Collection[str] = ()) -> tuple[float, float, float | None]:
         """(log joint, norm of its gradient, rise along the gradient in nats if there are kinks, otherwise None).
 
         The rise is over coordinates of sites that are not `held`.
@@ -327,27 +329,17 @@ class Refinement:
         return max(0.0, value - float(np.nanmin(values)))
 
     def found(
-        self,
-        u: dict[str, np.ndarray],
-        losses: np.ndarray,
-        polish: bool,
-        held: Collection[str] = (),
-        **more: Any,
+        self, u: Values, losses: np.ndarray, polish: bool, held: Collection[str] = (), **more: Any
     ) -> Mode:
         """The `Mode` at the end `u` of Adam with these `losses`, after L-BFGS if wanted; `more` are further fields."""
         if polish and self._problem.dtype == "float64":
             u = self.mode(u, held=held)
         log_joint, norm, rise = self.standing(u, held)
         count = len(losses) + self.evaluations
-        return Mode(u, log_joint, norm, losses, evaluations=count, rise=rise, **more)
+        return Mode(dict(u), log_joint, norm, losses, evaluations=count, rise=rise, **more)
 
     def mode(
-        self,
-        u: Mapping[str, np.ndarray],
-        *,
-        held: Collection[str] = (),
-        changes: Changes | None = None,
-        steps: int = REFINING,
+        self, u: Values, *, held: Collection[str] = (), changes: Changes | None = None, steps: int = REFINING
     ) -> dict[str, np.ndarray]:
         """The mode reached from u in at most `steps` iterations; the sites `held` stay."""
         from scipy.optimize import minimize

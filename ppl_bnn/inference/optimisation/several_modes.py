@@ -15,16 +15,11 @@ from ppl_bnn.core.errors import DivergenceError
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.optimisation.loops import STRETCH, adam, loop_of
-from ppl_bnn.inference.optimisation.mode import (
-    WAIT,
-    Mode,
-    Plateau,
-    Refinement,
-    Search,
-    find_mode,
-    starting_point,
-)
+from ppl_bnn.inference.optimisation.mode import WAIT, Mode, Plateau, Refinement, Search, find_mode
 from ppl_bnn.language import ops
+
+# (remaining rows, held-out rows)
+Split = tuple[np.ndarray, np.ndarray]
 
 
 def find_modes(
@@ -46,7 +41,7 @@ def find_modes(
     begins = np.zeros((count, program.parameter_count))
     for index, problem in enumerate(problems):
         try:
-            begins[index] = flat_sites(problem, starting_point(problem, search.start, search.progress))
+            begins[index] = flat_sites(problem, search.begin(problem))
         except DivergenceError as error:
             found[index] = error
     loop = _adam_of_each(problems, splits, begins, jacobian)
@@ -78,11 +73,8 @@ def find_modes(
                     found[index] = search.diverged(mean, done)
                 running[index] = found[index] is None and not plateau.reached
             good = losses[:, [each is None for each in found]]
-            task.update(
-                done if running.any() else steps,
-                loss=float(good.mean()) if good.size else float("nan"),
-                running=float(running.sum()),
-            )
+            loss = float(good.mean()) if good.size else float("nan")
+            task.update(done if running.any() else steps, loss=loss, running=float(running.sum()))
     flats = read("flat" if validation is None else "best")
     scores = None if validation is None else read("score")
     for index, problem in enumerate(problems):
@@ -102,10 +94,7 @@ def find_modes(
 
 
 def _adam_of_each(
-    problems: Sequence[Problem],
-    splits: Sequence[tuple[np.ndarray, np.ndarray]] | None,
-    begins: np.ndarray,
-    jacobian: bool,
+    problems: Sequence[Problem], splits: Sequence[Split] | None, begins: np.ndarray, jacobian: bool
 ) -> Any:
     """The loop of Adam over several problems at once, from the flat vectors `begins`, (problems, P).
 
@@ -140,18 +129,12 @@ def _adam_of_each(
             new |= {name: ops.where(better, value, state[name]) for name, value in now.items()}
         return new, value
 
-    return loop_of(
-        first,
-        step,
-        {name: system.asarray(value) for name, value in state.items()},
-        {"rate": np.zeros((1, count))},
-        tuple(data),
-        axes=(axis,) * len(data),
-        key=("adam of each", jacobian),
-    )
+    begin = {name: system.asarray(value) for name, value in state.items()}
+    axes, key = (axis,) * len(data), ("adam of each", jacobian)
+    return loop_of(first, step, begin, {"rate": np.zeros((1, count))}, tuple(data), axes=axes, key=key)
 
 
-def held_out(problem: Problem, share: float) -> tuple[np.ndarray, np.ndarray]:
+def held_out(problem: Problem, share: float) -> Split:
     """(remaining rows, held-out rows), both sorted and not empty: a random split by the seed of the problem."""
     rows = problem.rows
     held = min(max(1, round(share * rows)), rows - 1)

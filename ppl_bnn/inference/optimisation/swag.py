@@ -21,13 +21,7 @@ from ppl_bnn.inference.curvature.conditioning import conditioning
 from ppl_bnn.inference.curvature.gaussians import LowRankCovariance
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.loops import (
-    chosen_rows,
-    level,
-    loop_of,
-    refuse_free_parameters,
-    rows_per_step,
-)
+from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.mode import Mode, effort_of_mode, starting_point
 from ppl_bnn.inference.optimisation.several_modes import find_modes, stacked_rows
 from ppl_bnn.inference.start import Start
@@ -43,6 +37,8 @@ NOISE_ROWS = 256
 NARROW = 0.1
 # Maximum number of steps that are compiled together.
 LONGEST = 1000
+# What a path and an `Outcome` both have.
+SPENT = ("gradient_evaluations", "compile_seconds", "run_seconds")
 
 
 @dataclass
@@ -212,11 +208,11 @@ class SWAG(Method):
         return Effort(steps, steps + 1, steps + 1, numbers=self.rank * size.parameters).after(begin)
 
     def check_support(self, problem: Problem) -> None:
-        refuse_free_parameters(self.name, problem)
+        loops.refuse_free_parameters(self.name, problem)
         size, _ = self._lengths(problem.rows)
         # N rows drawn with replacement are not all rows, so rows must be separable for any batch size.
         if size != problem.rows or size > 1:
-            rows_per_step(self.name, problem, size - (size == problem.rows), advice="NUTS or SVI")
+            loops.rows_per_step(self.name, problem, size - (size == problem.rows), advice="NUTS or SVI")
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         (outcome,) = self.run_together([problem], progress)
@@ -291,7 +287,7 @@ class SWAG(Method):
         total = self.burn_in + self.collections
         for path in paths:
             path.moments, path.losses = _Moments(len(path.flat), self.rank), np.full(total, np.nan)
-            path.evaluations += total * every * size / first.rows + (self.learning_rate is None)
+            path.gradient_evaluations += total * every * size / first.rows + (self.learning_rate is None)
         with closing(progress.task(f"{self.name} x {count} ({first.system.name})", total * every)) as task:
             for stretch in range(total):
                 values = []
@@ -334,7 +330,10 @@ class SWAG(Method):
         )
         u = {name: value[None] for name, value in approximation.mean.items()}
         log_joint = float(problem.log_joint_draws(u)[0])
-        settled = _settled(path.losses[self.burn_in :])
+        # Whether the mean losses of the two halves of the collections agree.
+        losses = path.losses[self.burn_in :]
+        half = len(losses) // 2
+        settled = half >= 2 and loops.level(losses[:half], losses[half:], 3.0)
         warnings = [*path.warnings]
         if not settled:
             warnings.append(
@@ -360,20 +359,15 @@ class SWAG(Method):
                 f"{self.name}: {still} of {len(variance)} coordinates did not move, as no row has a gradient there: "
                 "they have no spread, and the density is over the others"
             )
+        figures = {"learning_rate": path.rate, "collections": float(self.collections)}
+        figures |= {"converged": float(settled), "log_joint": log_joint}
         return Outcome(
-            approximation=approximation,
+            approximation,
             history={"loss": path.losses},
             warnings=tuple(warnings),
-            figures={
-                "learning_rate": path.rate,
-                "collections": float(self.collections),
-                "converged": float(settled),
-                "log_joint": log_joint,
-            },
+            figures=figures,
             target="the noise of SGD, not the posterior",
-            gradient_evaluations=path.evaluations,
-            compile_seconds=path.compile_seconds,
-            run_seconds=path.run_seconds,
+            **{name: getattr(path, name) for name in SPENT},
         )
 
 
@@ -386,7 +380,7 @@ class _Trajectory:
 
     problem: Problem
     flat: np.ndarray
-    evaluations: float = 0.0
+    gradient_evaluations: float = 0.0
     compile_seconds: float = 0.0
     run_seconds: float = 0.0
     warnings: tuple[str, ...] = ()
@@ -449,12 +443,6 @@ def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
     return float(np.trace(products)), float(np.linalg.eigvalsh(products)[-1])
 
 
-def _settled(losses: np.ndarray) -> bool:
-    """Whether the mean losses of the two halves agree within 3 standard errors or 0.1 nats."""
-    half = len(losses) // 2
-    return half >= 2 and level(losses[:half], losses[half:], 3.0)
-
-
 def _descent_of_each(paths: Sequence[_Trajectory], size: int, length: int) -> Any:
     """The loop of gradient descent on several paths at once, on batches of `size` rows."""
     first, count = paths[0].problem, len(paths)
@@ -467,16 +455,10 @@ def _descent_of_each(paths: Sequence[_Trajectory], size: int, length: int) -> An
     value_and_grad = first.system.value_and_grad(loss)
 
     def step(flat: Any, given: Mapping[str, Any], key: Any, x: Any, y: Any) -> tuple[Any, Any]:
-        value, gradient = value_and_grad(flat, *chosen_rows(given, x, y))
+        value, gradient = value_and_grad(flat, *loops.chosen_rows(given, x, y))
         return flat - given["rate"] * gradient, value
 
-    return loop_of(
-        first,
-        step,
-        first.system.asarray(np.stack([path.flat for path in paths])),
-        {"rate": np.zeros((1, count)), "rows": np.zeros((1, count, size), dtype=np.int64)},
-        (x, y),
-        length=length,
-        axes=(axis, axis),
-        key=("swag", scale, length),
-    )
+    begin = first.system.asarray(np.stack([path.flat for path in paths]))
+    example = {"rate": np.zeros((1, count)), "rows": np.zeros((1, count, size), dtype=np.int64)}
+    key = ("swag", scale, length)
+    return loops.loop_of(first, step, begin, example, (x, y), length=length, axes=(axis, axis), key=key)

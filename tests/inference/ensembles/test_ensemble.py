@@ -16,7 +16,7 @@ from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.inference.ensembles.members import Members, mixture
 from ppl_bnn.inference.method import Method, Outcome
-from ppl_bnn.inference.optimisation import several_modes
+from ppl_bnn.inference.optimisation import mode
 from ppl_bnn.inference.optimisation.several_modes import held_out
 from ppl_bnn.inference.sampling.sampler import Sampler
 from ppl_bnn.posterior.approximation import Chains, Point
@@ -375,13 +375,13 @@ def test_a_failed_member_is_named():
 
 
 def test_one_of_those_fitted_together_fails(ppl, monkeypatch):
-    begin = several_modes.starting_point
+    begin = mode.starting_point
 
     def broken(problem, *arguments):
         u = begin(problem, *arguments)
         return {name: value * np.nan for name, value in u.items()} if problem.seed == seed_of(1) else u
 
-    monkeypatch.setattr(several_modes, "starting_point", broken)
+    monkeypatch.setattr(mode, "starting_point", broken)
     method = MAP(ppl=ppl, steps=100, polish=False)
     posterior = bnn.fit(small_network, X, Y, Ensemble(method, 3, tolerate=1))
     assert posterior.shape == (1, 2)
