@@ -30,10 +30,8 @@ from ppl_bnn.posterior.posterior import Posterior
 # A folder is the location of a fit and does not affect its result.
 _PLACES = ("checkpoint",)
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-_LIBRARIES = tuple(
-    str(Path(path).resolve())
-    for path in {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
-)
+_FOLDERS = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+_LIBRARIES = tuple(str(Path(path).resolve()) for path in _FOLDERS)
 
 
 def identity(value: Any, outer: tuple[int, ...] = ()) -> Any:

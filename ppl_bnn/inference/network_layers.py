@@ -205,6 +205,11 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
         yield path, tree
 
 
+def by_path(parameters: Mapping[str, Any], separator: str) -> dict[str, Any]:
+    """The leaves of nested parameters by their path in one string, without the collection "params" of Flax."""
+    return {separator.join(path): value for path, value in leaves(without_collection(parameters))}
+
+
 def in_order_of(wanted: list[ProgramMap], layers: list[NetworkLayer]) -> list[NetworkLayer]:
     """Layers from a dict without a meaningful order, in the order of the program.
 

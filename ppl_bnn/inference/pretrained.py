@@ -32,7 +32,7 @@ from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.inference import network_layers
 from ppl_bnn.inference.flat_vector import first_rows
-from ppl_bnn.inference.network_layers import NetworkLayer, ProgramMap, as_array, leaves
+from ppl_bnn.inference.network_layers import NetworkLayer, ProgramMap, as_array, by_path
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import NetworkFunction, RecordMessages
 from ppl_bnn.language.modules.module import framework_of
@@ -105,8 +105,7 @@ def _of_layers(module: Any, problem: Problem) -> dict[str, np.ndarray]:
         layers = network_layers.dict_layers(module, "weight", ".", network_layers.from_torch)
     else:
         if framework is None:
-            found = leaves(network_layers.without_collection(module))
-            paths = {"/".join(path): value for path, value in found}
+            paths = by_path(module, "/")
         else:
             paths = {name.replace(".", "/"): value for name, value in _named(framework, module).items()}
         layers = network_layers.dict_layers(paths, "kernel", "/", network_layers.from_flax)
@@ -305,7 +304,7 @@ def _is_of_its_kind(module: ProgramModule, start: Any) -> bool:
 def _given(module: ProgramModule, start: Any) -> dict[str, Any]:
     if framework_of(start) is not None:
         return _named(module.use.framework, start)
-    return {".".join(path): value for path, value in leaves(network_layers.without_collection(start))}
+    return by_path(start, ".")
 
 
 def _named(framework: Framework, network: Any) -> dict[str, Any]:
@@ -364,11 +363,9 @@ def _check(wanted: list[ProgramMap], layers: list[NetworkLayer]) -> None:
     """Raise an error that lists both sides unless the layers match the maps in order."""
 
     def fits(each: ProgramMap, layer: NetworkLayer) -> bool:
-        return (
-            (each.kind, each.shape, each.has_bias) == (layer.kind, layer.weight.shape, layer.bias is not None)
-            and (layer.bias is None or layer.bias.shape == each.shape[-1:])
-            and (layer.geometry is None or layer.geometry == each.geometry)
-        )
+        shapes = (each.shape, each.shape[-1:] if each.has_bias else None)
+        given = (layer.weight.shape, None if layer.bias is None else layer.bias.shape)
+        return each.kind == layer.kind and shapes == given and layer.geometry in (None, each.geometry)
 
     if len(wanted) == len(layers) and all(map(fits, wanted, layers)):
         return

@@ -26,6 +26,8 @@ from ppl_bnn.posterior.approximation import Approximation
 # Steps between two checks of the losses.
 STRETCH = 100
 FINAL_RATE = 0.1
+# What errors about batches advise.
+ALL_ROWS = "batch_size=None"
 State = dict[str, Any]
 # (state, inputs of this step, x, y, randomness) -> (state, loss)
 Rule = Callable[..., tuple[State, Any]]
@@ -35,11 +37,7 @@ Rule = Callable[..., tuple[State, Any]]
 
 
 def rows_per_step(
-    method: str,
-    problem: Problem,
-    batch_size: int | None,
-    streamed: bool = False,
-    advice: str = "batch_size=None",
+    method: str, problem: Problem, batch_size: int | None, streamed: bool = False, advice: str = ALL_ROWS
 ) -> int | None:
     """The rows of a batch, None if each step takes all rows; refuses a model whose rows cannot be separated.
 
@@ -49,7 +47,7 @@ def rows_per_step(
         return None
     if batch_size > problem.rows:
         where, wanted = f"{method} batch_size", f"at most the {problem.rows} rows there are"
-        raise InputError.of(where, wanted, repr(batch_size), "batch_size=None")
+        raise InputError.of(where, wanted, repr(batch_size), ALL_ROWS)
     program = problem.program
     if program.has_local or program.coupled:
         wanted = "a model whose rows can be taken apart, for mini-batches"
