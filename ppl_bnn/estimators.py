@@ -30,12 +30,11 @@ from ppl_bnn.backends.protocol import Model
 from ppl_bnn.backends.systems import written_in
 from ppl_bnn.core.errors import InputError, UnknownNameError, check_known
 from ppl_bnn.evaluation.comparison.run import bind_classes
-from ppl_bnn.inference import registry
 from ppl_bnn.inference.method import Method
 from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.zoo.files import keyword_only
-from ppl_bnn.zoo.support import declared
+from ppl_bnn.zoo.support import named
 
 
 class _Estimator(BaseEstimator):
@@ -210,7 +209,7 @@ class _Estimator(BaseEstimator):
 
     def _chosen_method(self) -> Method:
         if isinstance(self.method, str):
-            return registry.row(self.method).build(declared().served(self.method)[0])
+            return named(self.method)
         if isinstance(self.method, Method):
             return self.method
         got = f"the class {self.method.__name__}" if isinstance(self.method, type) else repr(self.method)

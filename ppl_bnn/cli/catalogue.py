@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,11 +16,13 @@ from ppl_bnn.cli.console import (
     keeping,
     listing,
     new_console,
+    say,
     show_prior_problems,
     show_reading,
 )
+from ppl_bnn.cli.options import argument, option
 from ppl_bnn.cli.plan import card_of, load_model, plan_of, settings_of, sketch_of
-from ppl_bnn.core.errors import InputError, unknown_name
+from ppl_bnn.core.errors import InputError, check_known
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.core.warning_filters import ignored
 
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
     from ppl_bnn.zoo import Sketch
 
 PRIOR = "prior.png"
+INPUTS = "A data set (see `ppl-bnn data`), for the number of inputs."
+PICTURE = "Where the picture is kept: a folder, or a file where it ends in .png."
 
 
 def advise(
@@ -41,7 +45,7 @@ def advise(
     drop: options.Drop = None,
     task: options.Task = None,
     set_: options.Set = None,
-    seconds: Annotated[float, options.option("How long a fit may take.", default=True)] = 300.0,
+    seconds: Annotated[float, option("How long a fit may take.", default=True)] = 300.0,
     methods: options.Methods = None,
     device: options.Device = "auto",
 ) -> None:
@@ -60,22 +64,18 @@ def advise(
 
 def bench(
     context: typer.Context,
-    name: Annotated[str | None, options.argument("A study or benchmark.", "NAME", complete.studies)] = None,
+    name: Annotated[str | None, argument("A study or benchmark.", "NAME", complete.studies)] = None,
 ) -> None:
     """Run a study of the project by its name; without one, list them.
 
     Further options are those of the study: --tiny runs all of it in seconds or a few minutes, --help lists the others.
     Tables, figures and verdicts go to ./ppl-bnn-results/NAME, or to --out.
     """
-    from rich.text import Text
-
     from ppl_bnn.zoo import studies
 
     if name is None:
-        listed = listing(("study", "what it is"))
-        for each, file in studies.studies().items():
-            listed.add_row(each, Text(studies.summary(file)))
-        new_console().print(listed)
+        known = ((each, studies.summary(file)) for each, file in studies.studies().items())
+        new_console().print(listing(("study", "what it is"), known))
         return
     arguments = list(context.args)
     has_place = any(each in ("--help", "-h", "--out") or each.startswith("--out=") for each in arguments)
@@ -90,7 +90,7 @@ def bench(
 
 def models(
     name: Annotated[
-        str | None, options.argument("Show the whole card of this model.", "NAME", complete.models)
+        str | None, argument("Show the whole card of this model.", "NAME", complete.models)
     ] = None,
 ) -> None:
     """List the models of the zoo with what fits them, or show one as `ppl-bnn show` does."""
@@ -101,13 +101,12 @@ def models(
     from ppl_bnn.zoo.support import declared
 
     if name is not None:
-        _show(name, None, [])
+        show(name)
         return
-    cards, support = zoo.models(), declared()
-    console = new_console()
-    grid = listing(("model", "what it is, and which methods fit it", "task, data", "size"), right=(3,))
+    support, console = declared(), new_console()
+    rows: list[tuple[Any, ...]] = []
     unread: dict[str, str] = {}
-    for card in cards.values():
+    for card in zoo.models().values():
         features = tables.datasets()[card.data].features if card.data else 1
         sketch, why = sketch_of(zoo.load(card.name), features)
         if why:
@@ -116,10 +115,11 @@ def models(
         if sketch is not None and sketch.per_row:
             size += f"\n+{digits(sketch.per_row)} a row"
         what = Text.assemble(card.summary, "\n", (f"Methods: {support.summary(card.name)}.", "dim"))
-        grid.add_row(card.name, what, f"{task}\n{card.data or '-'}", size)
-    console.print(grid)
+        rows.append((card.name, what, f"{task}\n{card.data or '-'}", size))
+    console.print(listing(("model", "what it is, and which methods fit it", "task, data", "size"), rows, {3}))
     for name, why in unread.items():
-        console.print(Text(f"{name} was not read: outside of a system it ends in {why}", style="yellow"))
+        text = f"{name} was not read: outside of a system it ends in {why}"
+        console.print(text, markup=False, style="yellow")
     single = support.shortened(row for row in support.methods if len(support.served(row)) == 1)
     console.print(
         "Size: the number of parameters on the default data. Methods: those declared to fit it, in both systems but "
@@ -131,39 +131,24 @@ def models(
 
 
 def show(
-    model: Annotated[str, options.argument(options.A_MODEL, "MODEL", complete.models)],
-    data: Annotated[
-        str | None,
-        options.option(
-            "A data set (see `ppl-bnn data`), for the number of inputs.",
-            "NAME",
-            default="the model's",
-            complete=complete.datasets,
-        ),
-    ] = None,
+    model: Annotated[str, argument(options.HELP["model"], "MODEL", complete.models)],
+    data: Annotated[str | None, option(INPUTS, "NAME", "the model's", complete.datasets)] = None,
     set_: options.Set = None,
 ) -> None:
     """Show a model: its card, its sites with priors and shapes, its number of parameters, and what cannot fit it."""
-    _show(model, data, set_ or [])
-
-
-def _show(model: str, data: str | None, settings: list[str]) -> None:
-    from rich.text import Text
-
     from ppl_bnn.datasets import tables
 
     card, is_file = card_of(model, "show")
     known = tables.datasets()
-    if data is not None and data not in known:
-        raise unknown_name("data set", data, known)
-    arguments = settings_of(settings)
+    check_known("data set", [] if data is None else [data], known)
+    arguments = settings_of(set_ or [])
     function = load_model(model, is_file, arguments)
     console = new_console()
-    console.print(Text(card.name, style="bold"))
-    console.print(Text(card.docstring), soft_wrap=True)
+    console.print(card.name, markup=False, style="bold")
+    say(console, card.docstring)
     shown = card.arguments | {name: repr(value) for name, value in arguments.items()}
     listed = ", ".join(f"{name}={value}" for name, value in shown.items()) or "none"
-    console.print(Text(f"\nArguments (--set NAME=VALUE): {listed}\nFile: {card.path}\n"), soft_wrap=True)
+    say(console, f"\nArguments (--set NAME=VALUE): {listed}\nFile: {card.path}\n")
     source = data or card.data
     if source is None and card.example is None:
         console.print("Its sites depend on the number of inputs: --data NAME shows them.", markup=False)
@@ -174,49 +159,43 @@ def _show(model: str, data: str | None, settings: list[str]) -> None:
         title = f"On {source}, with {inputs} inputs:"
     sketch, unread = sketch_of(function, inputs, bool(arguments) and not is_file)
     if sketch is None:
-        console.print(Text(f"Its sites are not listed: outside of a system it ends in {unread}"))
+        console.print(f"Its sites are not listed: outside of a system it ends in {unread}", markup=False)
         return
-    _show_sites(console, sketch, title)
+    console.print(title, markup=False, style="bold")
+    _show_sites(console, sketch)
     if not is_file:
         _show_methods(console, card.name)
 
 
-def _show_sites(console: Console, sketch: Sketch, title: str) -> None:
-    from rich.text import Text
-
-    grid = listing(("site", "prior", "shape", "numbers"), right=(3,))
+def _show_sites(console: Console, sketch: Sketch) -> None:
+    rows = []
     for site in sketch.sites:
         shape = " x ".join(map(str, site.shape)) or "-"
         each = "each row: " if site.local else ""
-        grid.add_row(site.name, Text(site.prior), each + shape, digits(site.size))
+        rows.append((site.name, site.prior, each + shape, digits(site.size)))
+    grid = listing(("site", "prior", "shape", "numbers"), rows, {3})
     grid.add_section()
     grid.add_row("in all", "", "", digits(sketch.shared), style="bold")
     if sketch.per_row:
         grid.add_row("and for each row", "", "", digits(sketch.per_row), style="bold")
-    console.print(Text(title, style="bold"))
     console.print(grid)
     computed = any("..." in words for words in (sketch.likelihood, *(site.prior for site in sketch.sites)))
     legend = "\n...: computed from other sites" if computed else ""
-    console.print(Text(f"y, given x and these: {sketch.likelihood}{legend}"))
+    console.print(f"y, given x and these: {sketch.likelihood}{legend}", markup=False)
 
 
 def _show_methods(console: Console, name: str) -> None:
     """The methods that fit a model of the zoo, and why the others do not."""
-    from rich.text import Text
-
     from ppl_bnn.zoo.support import declared
 
     support = declared()
-    missing, doubtful = support.missing(name), support.doubtful(name)
-    console.print(Text(f"\nMethods that fit it: {support.summary(name)}.", style="bold"))
-    for heading, rules in (("does not fit", missing), ("may fail", doubtful)):
-        if not rules:
-            continue
-        grid = listing((heading, "why"))
-        grid.columns[0].no_wrap, grid.columns[0].max_width = False, 30
-        for rule, names in rules.items():
-            grid.add_row(", ".join(names), Text(rule.reason))
-        console.print(grid)
+    console.print(f"\nMethods that fit it: {support.summary(name)}.", markup=False, style="bold")
+    for heading, rules in (("does not fit", support.missing(name)), ("may fail", support.doubtful(name))):
+        if rules:
+            rows = ((", ".join(names), rule.reason) for rule, names in rules.items())
+            grid = listing((heading, "why"), rows)
+            grid.columns[0].no_wrap, grid.columns[0].max_width = False, 30
+            console.print(grid)
 
 
 def prior(
@@ -226,23 +205,14 @@ def prior(
     drop: options.Drop = None,
     task: options.Task = None,
     set_: options.Set = None,
-    draws: Annotated[int, options.option("How many draws from the prior.", default=True)] = 500,
-    seed: Annotated[int, options.option("For the draws.", default=True)] = 0,
-    out: Annotated[
-        Path | None,
-        options.option(
-            "Where the picture is kept: a folder, or a file where it ends in .png.",
-            "DIR|FILE.png",
-            default="./ppl-bnn-results/MODEL-DATA",
-        ),
-    ] = None,
+    draws: Annotated[int, option("How many draws from the prior.", default=True)] = 500,
+    seed: Annotated[int, option("For the draws.", default=True)] = 0,
+    out: Annotated[Path | None, option(PICTURE, "DIR|FILE.png", options.OUT)] = None,
 ) -> None:
     """Draw the prior predictive distribution of a model, before it is fitted, as a picture.
 
     Curves for one input, class maps for two, else intervals row by row; in the units that `compare` fits in.
     """
-    from rich.text import Text
-
     check_seed(seed)
     if draws < 2:
         raise InputError.of("--draws", "a whole number of at least 2", str(draws), "--draws 500")
@@ -255,33 +225,20 @@ def prior(
     from ppl_bnn.reporting.prior_figures import prior_figure
 
     # Pyro draws without compiling first, unlike JAX; a plain NumPyro model runs in NumPyro in any case.
-    drawn = prior_predictive(
-        plan.model,
-        table.x,
-        table.y,
-        draws=draws,
-        seed=seed,
-        ppl="pyro",
-        standardise=True,
-        feature_names=tuple(table.feature_names),
-        class_names=table.class_names,
-    )
-    figure = prior_figure(
-        drawn.predict,
-        table.x,
-        table.y,
-        title=f"{plan.name} on {table.name}, before it has seen a target: {draws} draws from the prior",
-        target_name=table.target_name,
-        feature_names=table.feature_names,
-    )
+    names = {"feature_names": tuple(table.feature_names), "class_names": table.class_names}
+    settings: dict[str, Any] = {"draws": draws, "seed": seed, "ppl": "pyro", "standardise": True, **names}
+    drawn = prior_predictive(plan.model, table.x, table.y, **settings)
+    title = f"{plan.name} on {table.name}, before it has seen a target: {draws} draws from the prior"
+    shown: dict[str, Any] = {"target_name": table.target_name, "feature_names": table.feature_names}
+    figure = prior_figure(drawn.predict, table.x, table.y, title=title, **shown)
     plan.out.mkdir(parents=True, exist_ok=True)
     file = picture or plan.out / PRIOR
     with ignored("Glyph .* missing from"):
         write_whole(file, lambda path: figure.savefig(path, dpi=100, format="png"))
     console = new_console()
-    console.print(Text(_expected(drawn.predict(table.x), table)))
+    console.print(_expected(drawn.predict(table.x), table), markup=False)
     show_prior_problems(console, plan)
-    console.print(Text(f"Kept: {file}", style="bold"), soft_wrap=True)
+    say(console, f"Kept: {file}", "bold")
 
 
 def _expected(prediction: Prediction, table: Table) -> str:
@@ -289,9 +246,8 @@ def _expected(prediction: Prediction, table: Table) -> str:
     import numpy as np
 
     if prediction.is_classes:
-        each = prediction.take_draws(
-            np.linspace(0, prediction.draws - 1, min(100, prediction.draws)).astype(int)
-        )
+        some = np.linspace(0, prediction.draws - 1, min(100, prediction.draws)).astype(int)
+        each = prediction.take_draws(some)
         sure = [each.take_draws([draw]).probabilities.max(axis=1).mean() for draw in range(each.draws)]
         return (
             f"Before it has seen a target, a draw gives its most probable class of a row a probability of "
@@ -315,19 +271,17 @@ def _expected(prediction: Prediction, table: Table) -> str:
 
 def data() -> None:
     """List the data sets."""
-    from rich.text import Text
-
     from ppl_bnn.datasets import tables
 
-    console = new_console()
-    grid = listing(("data set", "task", "rows", "features", "where from", "bytes to fetch"), right=(2, 3, 5))
-    licences: dict[str, list[str]] = {}
-    for card in tables.datasets().values():
+    console, cards = new_console(), tables.datasets().values()
+    headings = ("data set", "task", "rows", "features", "where from", "bytes to fetch")
+    rows = []
+    for card in cards:
         size = digits(card.bytes) if card.bytes else "-"
-        grid.add_row(card.name, card.task, digits(card.rows), str(card.features), card.where, size)
-        licences.setdefault(card.licence, []).append(card.name)
-    console.print(grid)
-    console.print("[bold]Licences[/]")
-    for licence, names in licences.items():
-        console.print(Text(f"- {', '.join(names)}: {licence}"))
+        rows.append((card.name, card.task, digits(card.rows), str(card.features), card.where, size))
+    console.print(listing(headings, rows, {2, 3, 5}))
+    console.print("Licences", style="bold")
+    for licence in dict.fromkeys(card.licence for card in cards):
+        names = ", ".join(card.name for card in cards if card.licence == licence)
+        console.print(f"- {names}: {licence}", markup=False)
     console.print("\nOr any CSV file: ppl-bnn compare --data FILE.csv --target COLUMN", markup=False)

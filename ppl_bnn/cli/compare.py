@@ -26,6 +26,7 @@ from ppl_bnn.cli.console import (
     show_reading,
     warnings_shown,
 )
+from ppl_bnn.cli.options import option
 from ppl_bnn.core.errors import ClusterError, InputError
 from ppl_bnn.core.progress import Bars
 from ppl_bnn.inference.registry import ROWS
@@ -44,12 +45,23 @@ HELP = {
     "methods": f"What to compare, separated by commas. Known: {', '.join(ROWS)}.",
     "ppl": "numpyro or pyro for all methods, or svi=pyro,nuts=numpyro.",
     "reference": "Which of the methods the others are measured against.",
+    "draws": "Draws of each chain, of the methods that have them.",
+    "budget": "After which a sampler ends with the draws it has.",
+    "seed": "For the split into training and test rows, and for every method.",
+    "quick": "Tiny sizes: shows in seconds that all runs, and nothing else.",
+    "report": "Write report.html, too: a page to read and to show; also of a grid.",
     "grid": "Many models, data sets, splits, methods and seeds, as the file says; of the other options only those "
     "below, --out and --report count.",
+    "engine": "For a grid: local, sequential, dask://HOST:PORT or ray://HOST:PORT.",
+    "jobs": "For a grid: how many cells at once.",
+    "resume": "For a grid: go on with what is there, or compute it again.",
+    "retry": "For a grid: compute failed cells again.",
     "memory": "For a grid: what a process of this machine may hold, such as 4GB or 500MB; a cell that needs more "
     "has failed.",
 }
 SYSTEMS = ",".join(["numpyro", *(f"{name}=pyro" for name in plan.IN_PYRO)])
+REFERENCE = f"{plan.REFERENCE}, if it is among them"
+SHARE = "a fair part of the machine's"
 
 
 def compare(
@@ -60,62 +72,25 @@ def compare(
     drop: options.Drop = None,
     task: options.Task = None,
     set_: options.Set = None,
-    methods: Annotated[
-        str, options.option(HELP["methods"], "LIST", default=True, complete=complete.methods)
-    ] = ",".join(plan.DEFAULT),
-    ppl: Annotated[
-        str | None, options.option(HELP["ppl"], "SYSTEM", default=SYSTEMS, complete=complete.systems)
-    ] = None,
-    reference: Annotated[
-        str | None,
-        options.option(
-            HELP["reference"],
-            "METHOD",
-            default=f"{plan.REFERENCE}, if it is among them",
-            complete=complete.method,
-        ),
-    ] = None,
-    draws: Annotated[
-        int | None, options.option("Draws of each chain, of the methods that have them.")
-    ] = None,
-    warmup: Annotated[int | None, options.option("Draws of each chain before these.")] = None,
-    chains: Annotated[int | None, options.option("How many chains.")] = None,
-    steps: Annotated[int | None, options.option("Steps of the methods that optimise.")] = None,
-    budget: Annotated[
-        float | None, options.option("After which a sampler ends with the draws it has.", "SECONDS")
-    ] = None,
+    methods: Annotated[str, option(HELP["methods"], "LIST", True, complete.methods)] = ",".join(plan.DEFAULT),
+    ppl: Annotated[str | None, option(HELP["ppl"], "SYSTEM", SYSTEMS, complete.systems)] = None,
+    reference: Annotated[str | None, option(HELP["reference"], "METHOD", REFERENCE, complete.method)] = None,
+    draws: Annotated[int | None, option(HELP["draws"])] = None,
+    warmup: Annotated[int | None, option("Draws of each chain before these.")] = None,
+    chains: Annotated[int | None, option("How many chains.")] = None,
+    steps: Annotated[int | None, option("Steps of the methods that optimise.")] = None,
+    budget: Annotated[float | None, option(HELP["budget"], "SECONDS")] = None,
     device: options.Device = "auto",
-    seed: Annotated[
-        int, options.option("For the split into training and test rows, and for every method.", default=True)
-    ] = 0,
-    quick: Annotated[
-        bool, typer.Option("--quick", help="Tiny sizes: shows in seconds that all runs, and nothing else.")
-    ] = False,
-    out: Annotated[
-        Path | None, options.option("Where results are kept.", "DIR", default="./ppl-bnn-results/MODEL-DATA")
-    ] = None,
-    report: Annotated[
-        bool,
-        typer.Option("--report", help="Write report.html, too: a page to read and to show; also of a grid."),
-    ] = False,
-    grid: Annotated[Path | None, options.option(HELP["grid"], "FILE.toml")] = None,
-    engine: Annotated[
-        str,
-        options.option("For a grid: local, sequential, dask://HOST:PORT or ray://HOST:PORT.", default=True),
-    ] = "local",
-    jobs: Annotated[
-        int | None, options.option("For a grid: how many cells at once.", default="what there is room for")
-    ] = None,
-    resume: Annotated[
-        bool,
-        typer.Option("--resume/--anew", help="For a grid: go on with what is there, or compute it again."),
-    ] = True,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="For a grid: compute failed cells again.")
-    ] = False,
-    memory: Annotated[
-        str | None, options.option(HELP["memory"], "SIZE", default="a fair part of the machine's")
-    ] = None,
+    seed: Annotated[int, option(HELP["seed"], default=True)] = 0,
+    quick: Annotated[bool, typer.Option("--quick", help=HELP["quick"])] = False,
+    out: Annotated[Path | None, option("Where results are kept.", "DIR", options.OUT)] = None,
+    report: Annotated[bool, typer.Option("--report", help=HELP["report"])] = False,
+    grid: Annotated[Path | None, option(HELP["grid"], "FILE.toml")] = None,
+    engine: Annotated[str, option(HELP["engine"], default=True)] = "local",
+    jobs: Annotated[int | None, option(HELP["jobs"], default="what there is room for")] = None,
+    resume: Annotated[bool, typer.Option("--resume/--anew", help=HELP["resume"])] = True,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help=HELP["retry"])] = False,
+    memory: Annotated[str | None, option(HELP["memory"], "SIZE", SHARE)] = None,
 ) -> None:
     """Fit one model by several methods, and show the results and the cost of each.
 
@@ -124,7 +99,9 @@ def compare(
     started = time.monotonic()
     _check_grid_options(context, grid)
     if grid is not None:
-        _run_grid(grid, out, engine, jobs, resume, retry_failed, memory, report)
+        settings = {"engine": engine, "jobs": jobs, "resume": resume, "retry_failed": retry_failed}
+        settings["memory"] = _bytes_of(memory, engine)
+        _run_grid(grid, out or Path("ppl-bnn-results") / grid.stem, report, settings)
         return
     names = plan.method_names(methods)
     systems = plan.systems_of(names, ppl)
@@ -137,36 +114,30 @@ def compare(
     resolve_device(device)
     planned = plan.plan_of(model, data, target, drop or [], task, set_ or [], seed, quick, out)
     errors = new_console(error=True)
-    _announce(errors, planned, chosen, quick)
+    _announce(errors, planned, chosen)
     show_prior_problems(errors, planned)
     if "numpyro" in systems.values():
         remember_compilations()
     with keeping(planned.out):
         settings = {"reference": measure, "seed": seed, "device": device}
-        failed = _fit_and_show(errors, planned, chosen, settings, quick, report)
+        failed = _fit_and_show(errors, planned, chosen, settings, report)
     new_console().print(f"[dim]{in_seconds(time.monotonic() - started)} in all[/]")
     if failed:
         raise typer.Exit(1)
 
 
 def _fit_and_show(
-    errors: Console,
-    planned: plan.Plan,
-    chosen: dict[str, Method],
-    settings: dict[str, Any],
-    quick: bool,
-    report: bool,
+    errors: Console, planned: plan.Plan, chosen: dict[str, Method], settings: dict[str, Any], report: bool
 ) -> bool:
     """Fit, show and save what was planned; returns whether a method failed."""
-    from rich.markup import escape
-
     from ppl_bnn.evaluation.comparison.folder import ComparisonNotWrittenError
     from ppl_bnn.evaluation.comparison.run import compare as run
     from ppl_bnn.reporting.terminal import show
 
     table, bars, console = planned.table, StatusBars(errors), new_console()
-    card = table.card()
-    kept = {name: card[name] for name in ("name", "description", "provenance", "licence") if name in card}
+    card, kept = table.card(), ("name", "description", "provenance", "licence")
+    settings |= {name: getattr(table, name) for name in ("feature_names", "class_names", "target_name")}
+    settings["card"] = {"model": planned.name} | {name: card[name] for name in kept if name in card}
     for file in (NOTES, REPORT):
         (planned.out / file).unlink(missing_ok=True)
 
@@ -176,22 +147,11 @@ def _fit_and_show(
         if report and result.posteriors:
             _write_report(errors, result, planned.out)
 
+    train, test = ((table.x[rows], table.y[rows]) for rows in (planned.train, planned.test))
+    options: dict[str, Any] = {"progress": bars, "standardise": True, "out": planned.out}
     try:
         with warnings_shown(errors):
-            result = run(
-                planned.model,
-                (table.x[planned.train], table.y[planned.train]),
-                (table.x[planned.test], table.y[planned.test]),
-                chosen,
-                progress=bars,
-                standardise=True,
-                out=planned.out,
-                feature_names=table.feature_names,
-                class_names=table.class_names,
-                target_name=table.target_name,
-                card={"model": planned.name, **kept},
-                **settings,
-            )
+            result = run(planned.model, train, test, chosen, **options, **settings)
     except (KeyboardInterrupt, ComparisonNotWrittenError) as interrupt:
         bars.rest()
         partial = getattr(interrupt, "partial", None)
@@ -204,10 +164,10 @@ def _fit_and_show(
         bars.rest()
     show(console, result, NOTES)
     write_notes(result)
-    if quick:
-        console.print("[yellow]--quick: nothing here is expected to have converged, or to mean anything.[/]")
+    if planned.quick:
+        say(console, "--quick: nothing here is expected to have converged, or to mean anything.", "yellow")
     # A path is not wrapped, because it could not be copied; a list of names is.
-    console.print(f"[bold]Kept in {escape(str(planned.out))}/[/]", soft_wrap=True)
+    say(console, f"Kept in {planned.out}/", "bold")
     figure = ["figure.png"] if (planned.out / "figure.png").is_file() else []
     files = [*(f"{name}.nc" for name in result.trees), "comparison.csv", NOTES, *figure, "comparison.json"]
     console.print(", ".join([*files, *([REPORT] if report and result.posteriors else [])]))
@@ -223,39 +183,28 @@ def _write_report(errors: Console, result: Comparison | GridResult, folder: Path
 
 def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
     """Refuse options without effect: those of a single comparison with --grid, and those of a grid without it."""
-    found = [name for name in context.params if typed(context, name) and name not in OF_BOTH]
-    wrong = [name for name in found if (name in OF_GRID) is (grid is None)]
-    if not wrong:
-        return
-    words = (f"--{name.strip('_').replace('_', '-')}" if name != "model" else "MODEL" for name in wrong)
-    called = ", ".join(words)
-    if grid is None:
+    given = [name for name in context.params if _typed(context, name) and name not in OF_BOTH]
+    wrong = [name for name in given if (name in OF_GRID) is (grid is None)]
+    called = ", ".join(
+        f"--{name.strip('_').replace('_', '-')}" if name != "model" else "MODEL" for name in wrong
+    )
+    if wrong and grid is None:
         raise InputError.of("--grid", f"a grid, which {called} is about", "none", "--grid FILE.toml")
-    expected = "a file that says all that is fitted"
-    raise InputError.of("--grid", expected, f"{called} beside it", "keys of the file")
+    if wrong:
+        expected = "a file that says all that is fitted"
+        raise InputError.of("--grid", expected, f"{called} beside it", "keys of the file")
 
 
-def typed(context: typer.Context, name: str) -> bool:
+def _typed(context: typer.Context, name: str) -> bool:
     """Whether an option was given on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _run_grid(
-    file: Path,
-    out: Path | None,
-    engine: str,
-    jobs: int | None,
-    resume: bool,
-    retry_failed: bool,
-    memory: str | None,
-    report: bool,
-) -> None:
-    settings: dict[str, Any] = {"retry_failed": retry_failed, "memory": _bytes_of(memory, engine)}
+def _run_grid(file: Path, folder: Path, report: bool, settings: dict[str, Any]) -> None:
     from ppl_bnn.evaluation.grid.grid import Grid, GridInterrupted
     from ppl_bnn.evaluation.grid.result import GridResult
 
-    folder = out or Path("ppl-bnn-results") / file.stem
     with keeping(folder):
         grid = Grid.from_toml(file)
         errors = new_console(error=True)
@@ -264,7 +213,7 @@ def _run_grid(
             say(errors, sentence, "dim")
         with warnings_shown(errors):
             try:
-                result = grid.run(folder, engine, jobs, resume, progress=Bars(), **settings)
+                result = grid.run(folder, progress=Bars(), **settings)
             except (GridInterrupted, ClusterError):
                 if report and len((partial := GridResult.load(folder)).cells):
                     _write_report(errors, partial, folder)
@@ -305,30 +254,30 @@ _GRID_COSTS = {"gap_mean": "gap (sd)", "run_seconds": "run (s)", "failures": "fa
 
 def _show_grid(console: Console, result: GridResult) -> None:
     """A block for each model and data set: scores, paired differences to the best method, the gap, the cost."""
+    from ppl_bnn.evaluation.grid.cell import Cell
+    from ppl_bnn.evaluation.grid.result import LABELS
+
     table: Any = result.table()
     for (model, data), block in table.groupby(level=["model", "data"], sort=False):
         console.print(f"\n{model} on {data}", markup=False, style="bold")
-        # heading -> the text of a row
-        columns: dict[str, Any] = {"splits": lambda row: f"{row['splits']:.0f}"}
         scores = [name for name in _GRID_SCORES if name in block]
-        for index, name in enumerate(scores):
-            if index:
-                columns[name] = lambda row, name=name: _plain(row[name], 3)
-            else:
-                heading = "log score" if name == "log_score" else name
-                columns[heading] = lambda row, name=name: _with_error(row, name)
-                columns["behind best"] = lambda row, name=name: _with_error(row, f"{name}_to_best")
-        if not scores:
-            columns["behind best"] = lambda row: "-"
-        for name in [name for name in _GRID_COSTS if name in block]:
-            places = 0 if name == "failures" else 2
-            columns[_GRID_COSTS[name]] = lambda row, name=name, places=places: _plain(row[name], places)
-        listed = listing(("method", *columns), tuple(range(1, len(columns) + 1)))
-        for column in listed.columns:
+        costs = [name for name in _GRID_COSTS if name in block]
+        # The differences are those of the first score.
+        compared = [scores[0], f"{scores[0]}_to_best"] if scores else [""]
+        named = [name.replace("log_score", "log score") for name in scores[:1]]
+        headings = ["splits", *named, "behind best", *scores[1:], *(_GRID_COSTS[name] for name in costs)]
+        rows = [
+            [
+                *(method, f"{row['splits']:.0f}", *(_with_error(row, name) for name in compared)),
+                *(_plain(row[name], 3) for name in scores[1:]),
+                *(_plain(row[name], 0 if name == "failures" else 2) for name in costs),
+            ]
+            for (_, _, method), row in block.iterrows()
+        ]
+        grid = listing(("method", *headings), rows, range(1, len(headings) + 1))
+        for column in grid.columns:
             column.no_wrap = True
-        for (_, _, method), row in block.iterrows():
-            listed.add_row(method, *(text(row) for text in columns.values()))
-        console.print(listed)
+        console.print(grid)
     console.print(
         "Means over splits; ±: standard error over splits, corrected for the training rows that splits share. Behind "
         "best: the difference in log score, paired over splits. Gap: of the mean function from the reference's, in its "
@@ -337,11 +286,10 @@ def _show_grid(console: Console, result: GridResult) -> None:
     )
     failed: Any = result.cells[result.cells["failure"] != ""]
     for _, row in failed.iterrows():
-        cell = f"{row['model']} on {row['data']}, {row['split']}, by {row['method']}, seed {row['seed']}"
-        say(console, f"{cell}: {row['failure']}")
+        say(console, f"{Cell(*row[[*LABELS, 'key']])}: {row['failure']}")
     if len(failed):
         advice = "A cell that has failed counts as finished: --retry-failed computes it again."
-        if any("memory" in failure.lower() for failure in failed["failure"]):
+        if failed["failure"].str.contains("memory", case=False).any():
             advice += (
                 " For want of memory give a process more with --memory, or run fewer at once with --jobs."
             )
@@ -363,30 +311,25 @@ def _with_error(row: Any, column: str) -> str:
     return _plain(value, 3) + ("" if math.isnan(error) else f" ± {_plain(error, 3)}")
 
 
-def _announce(console: Console, planned: plan.Plan, methods: dict[str, Method], quick: bool) -> None:
-    from rich.markup import escape
+def _announce(console: Console, planned: plan.Plan, methods: dict[str, Method]) -> None:
+    from rich.text import Text
 
-    table = planned.table
+    table, rows = planned.table, len(planned.train)
     size = f", {planned.parameters} parameters" if planned.parameters else ""
-    names = ", ".join(f"{called(method)} ({method.ppl})" for method in methods.values())
     classes = f", {len(table.class_names)} classes" if table.class_names else ""
-    console.print(
-        f"[bold]{escape(planned.name)}[/]{size}, on [bold]{escape(table.name)}[/]: {len(planned.train)} training and "
-        f"{len(planned.test)} test rows, {table.x.shape[1]} features{classes}"
-    )
+    about = f"{rows} training and {len(planned.test)} test rows, {table.x.shape[1]} features{classes}"
+    bold = [(name, "bold") for name in (planned.name, table.name)]
+    console.print(Text.assemble(bold[0], f"{size}, on ", bold[1], f": {about}"))
     show_reading(console, table)
-    console.print(f"by {names}")
+    console.print(f"by {', '.join(f'{called(method)} ({method.ppl})' for method in methods.values())}")
     if planned.unread:
-        console.print(
-            f"[dim]its size is not known: outside of a system it ends in {escape(planned.unread)}[/]"
-        )
-    if quick:
-        console.print("[yellow]--quick: tiny sizes and few rows; nothing is expected to converge[/]")
-    if len(planned.train) > MANY_ROWS and "nuts" in methods:
-        console.print(
-            f"[yellow]NUTS goes through all {len(planned.train)} rows for every gradient: this may take hours. "
-            "--methods svi,map is quicker.[/]"
-        )
+        text = f"its size is not known: outside of a system it ends in {planned.unread}"
+        console.print(text, style="dim", markup=False)
+    if planned.quick:
+        console.print("--quick: tiny sizes and few rows; nothing is expected to converge", style="yellow")
+    if rows > MANY_ROWS and "nuts" in methods:
+        text = f"NUTS goes through all {rows} rows for every gradient: this may take hours."
+        console.print(f"{text} --methods svi,map is quicker.", style="yellow")
 
 
 def called(method: Method) -> str:

@@ -9,7 +9,7 @@ import re
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,7 +43,7 @@ def new_console(error: bool = False) -> Console:
     """A console for standard output or errors, of 100 columns if it is no terminal and COLUMNS is not set."""
     from rich.console import Console
 
-    console = Console(stderr=error, highlight=False)
+    console = Console(stderr=error, highlight=False, emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = WIDTH
     return console
@@ -229,11 +229,15 @@ def digits(number: int) -> str:
     return f"{number:,}".replace(",", " ")
 
 
-def listing(headings: tuple[str, ...], right: tuple[int, ...] = ()) -> Any:
+def listing(headings: Sequence[str], rows: Iterable[Sequence[Any]], right: Container[int] = ()) -> Any:
+    """A table of texts, which are not read as markup; `right` has the numbers of the columns of numbers."""
     from rich import box
     from rich.table import Table as Grid
+    from rich.text import Text
 
     grid = Grid(box=box.SIMPLE_HEAD, pad_edge=False)
     for index, heading in enumerate(headings):
         grid.add_column(heading, justify="right" if index in right else "left", no_wrap=index == 0)
+    for row in rows:
+        grid.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     return grid

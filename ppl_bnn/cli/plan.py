@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn.core.errors import BNNError, InputError, unknown_name
+from ppl_bnn.core.errors import BNNError, InputError, check_known, unknown_name
 from ppl_bnn.core.names import clean, for_file
 from ppl_bnn.inference.registry import ROWS, method_class, row
 
@@ -53,7 +53,8 @@ MOST_WHOLE = 10**6
 class Plan:
     """What will be run: the model, the table, and its `train` and `test` rows.
 
-    `out` is the folder of the results, `parameters` the number of parameters, or `unread` why it is not known.
+    `out` is the folder of the results, `parameters` the number of parameters, or `unread` why it is not known. `quick`:
+    whether its rows are few, and sizes tiny.
     """
 
     name: str
@@ -63,7 +64,8 @@ class Plan:
     test: Any
     out: Path
     parameters: int | None
-    unread: str = ""
+    unread: str
+    quick: bool
 
 
 def method_names(methods: str) -> list[str]:
@@ -83,8 +85,7 @@ def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
     for word in ppl.split(","):
         method, equals, system = (part.strip() for part in word.rpartition("="))
         system = system.lower()
-        if system not in SYSTEMS:
-            raise unknown_name("system", system, SYSTEMS)
+        check_known("system", [system], SYSTEMS)
         if not equals:
             systems = dict.fromkeys(names, system)
             continue
@@ -142,11 +143,8 @@ def methods_of(systems: Mapping[str, str], quick: bool, sizes: Mapping[str, Any]
     given = {key: value for key, value in sizes.items() if value is not None}
     for size in given:
         if not any(size in _sizes_of(name) for name in systems):
-            having = [name for name in ROWS if size in _sizes_of(name)]
-            expected, advice = (
-                f"a method that has {size} ({', '.join(having)})",
-                f"no --{size}, or another of --methods",
-            )
+            having = ", ".join(name for name in ROWS if size in _sizes_of(name))
+            expected, advice = f"a method that has {size} ({having})", f"no --{size}, or another of --methods"
             raise InputError.of(f"--{size}", expected, ", ".join(systems), advice)
     return {name: method_of(name, system, quick, given) for name, system in systems.items()}
 
@@ -171,8 +169,7 @@ def plan_of(
     """Make the plan, checking first what needs no data; `keeps`: whether anything will be written to the folder."""
     from ppl_bnn.datasets import tables
 
-    if task is not None and task not in tables.TASKS:
-        raise unknown_name("task", task, tables.TASKS)
+    check_known("task", [] if task is None else [task], tables.TASKS)
     card, is_file = (None, False) if model is None else card_of(model, "compare")
     source = data or (card.data if card is not None else "diabetes")
     if source is None:
@@ -214,7 +211,7 @@ def plan_of(
     if keeps:
         _check_folder(folder)
     size = None if sketch is None else sketch.shared
-    return Plan(name, function, table, train, test, folder, size, unread)
+    return Plan(name, function, table, train, test, folder, size, unread, quick)
 
 
 def card_of(model: str, command: str) -> tuple[Card, bool]:

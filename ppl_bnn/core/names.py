@@ -46,9 +46,8 @@ def clean_all(names: Iterable[object] | None) -> tuple[str, ...] | None:
 
 def clean_lines(text: object) -> str:
     """`clean` line by line, with blanks kept, for messages that quote names from outside."""
-    return "".join(
-        REPLACED if letter not in "\n\t" and _is_unseen(letter) else letter for letter in str(text)
-    )
+    letters = (REPLACED if each not in "\n\t" and _is_unseen(each) else each for each in str(text))
+    return "".join(letters)
 
 
 def _is_unseen(letter: str) -> bool:
@@ -82,9 +81,8 @@ def for_spreadsheet(frame: Any) -> Any:
 def _guarded(value: Any) -> Any:
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
-    return (
-        value if re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|-|[-+]?inf", value, re.I) else f"'{value}"
-    )
+    number = re.fullmatch(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|-|[-+]?inf", value, re.I)
+    return value if number else f"'{value}"
 
 
 def for_file(name: object) -> str:

@@ -5,7 +5,6 @@ A model file loaded by its location cannot be imported by name in another proces
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import math
 import multiprocessing
@@ -89,7 +88,8 @@ def unordered(
 
 def written(payload: Any, model: Any) -> bytes:
     """Serialise an object that holds a model, for `read` in another process; any error of pickling is raised."""
-    cloudpickle = _cloudpickle()
+    import cloudpickle
+
     function = model
     while isinstance(function, partial):
         function = function.func
@@ -107,15 +107,6 @@ def written(payload: Any, model: Any) -> bytes:
 def read(blob: bytes) -> Any:
     """The object that `written` serialised. Only for bytes from another process of the same program."""
     return pickle.loads(blob)
-
-
-def _cloudpickle() -> Any:
-    try:
-        import cloudpickle
-    except ImportError:
-        # joblib before 1.6 bundles its own copy.
-        cloudpickle = importlib.import_module("joblib.externals.cloudpickle")
-    return cloudpickle
 
 
 # Id of the process in which a session was first opened. A forked child inherits the id of its parent.

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 from ppl_bnn.core.errors import InputError
@@ -89,23 +90,17 @@ class Bars:
 
 
 @dataclass
-class _FunctionTask(SilentTask):
-    """A task that calls a function at every update."""
+class _Calls:
+    """A progress that calls a function at every update of a task."""
 
-    call: Callable[[str, int, int, dict[str, float]], Any]
-    title: str
-    total: int
-
-    def update(self, done: int, **figures: float) -> None:
-        self.call(self.title, done, self.total, figures)
-
-
-@dataclass
-class _FunctionProgress:
     call: Callable[[str, int, int, dict[str, float]], Any]
 
     def task(self, title: str, total: int) -> Task:
-        return _FunctionTask(self.call, title, total)
+        def update(done: int, **figures: float) -> None:
+            self.call(title, done, total, figures)
+
+        calling: Any = SimpleNamespace(update=update, close=SilentTask().close)
+        return calling
 
 
 def resolve(progress: Any) -> Progress:
@@ -121,6 +116,6 @@ def resolve(progress: Any) -> Progress:
     if hasattr(progress, "task") and not isinstance(progress, type):
         return progress
     if callable(progress) and not isinstance(progress, type):
-        return _FunctionProgress(progress)
+        return _Calls(progress)
     expected = "True, False, a function (title, done, total, figures) or a Progress"
     raise InputError.of("progress", expected, repr(progress), "progress=True")

@@ -34,15 +34,11 @@ class OneOf:
 
 def whole(least: int = 1, most: float = math.inf, note: str = "") -> Check:
     """A whole number from `least` to `most`; `note` says what the bound means."""
-    wanted = (
-        f"a whole number of at least {least}"
-        if most == math.inf
-        else f"a whole number from {least} to {most}"
-    )
+    bounds = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
 
     def check(value: Any) -> str | None:
         good = isinstance(value, int | np.integer) and not isinstance(value, bool) and least <= value <= most
-        return None if good else wanted + note
+        return None if good else f"a whole number {bounds}{note}"
 
     return check
 
@@ -90,14 +86,9 @@ def check_settings(settings: Any, name: str) -> None:
     InputError is raised for a value that is not accepted, UnknownNameError for an unknown name.
     """
     for field in dataclasses.fields(settings):
-        declared = next(
-            (
-                base.__dataclass_fields__[field.name].metadata
-                for base in type(settings).__mro__
-                if "check" in getattr(base, "__dataclass_fields__", {}).get(field.name, field).metadata
-            ),
-            None,
-        )
+        fields = (vars(base).get("__dataclass_fields__", {}) for base in type(settings).__mro__)
+        metadata = (each[field.name].metadata for each in fields if field.name in each)
+        declared = next((each for each in metadata if "check" in each), None)
         if declared is None:
             continue
         value, check = getattr(settings, field.name), declared["check"]

@@ -210,10 +210,8 @@ class Reader:
             words = decoded(words)
             check_kind(words, kinds)
         if version < sealed_since:
-            text = (
-                f"{file} was written by an older version and has no checksum: damage to it would not be seen"
-            )
-            warnings.warn(text, UserWarning, stacklevel=3)
+            older = "was written by an older version and has no checksum: damage to it would not be seen"
+            warnings.warn(f"{file} {older}", UserWarning, stacklevel=3)
         return words
 
     def json(self, file: Path, content: bytes | str, schema: Any) -> Any:

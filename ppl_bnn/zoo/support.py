@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ppl_bnn import zoo
 from ppl_bnn.backends.protocol import SYSTEMS
@@ -21,6 +21,9 @@ from ppl_bnn.core.errors import BNNError, InputError, check_known
 from ppl_bnn.core.plain_values import read_toml
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.registry import ROWS, MethodRow
+
+if TYPE_CHECKING:
+    from ppl_bnn.inference.method import Method
 
 FILE = "methods.toml"
 # Errors by which a cell may be refused; any other error comes from a computation.
@@ -143,6 +146,11 @@ class Declarations:
 def declared() -> Declarations:
     """The declarations of the zoo's own file."""
     return read(zoo.MODELS_FOLDER / FILE, tuple(zoo.models()))
+
+
+def named(method: str) -> Method:
+    """A method by the name of its row at its default settings, in the first system in which it exists."""
+    return registry.row(method).build(declared().served(method)[0])
 
 
 def read(path: Path, models: tuple[str, ...], rows: Mapping[str, MethodRow] = ROWS) -> Declarations:

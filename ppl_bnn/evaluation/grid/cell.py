@@ -173,10 +173,6 @@ class Work:
         """The keyword arguments of the fit."""
         return {name: value for name, value in vars(self).items() if name not in ("model", "method")}
 
-    def written(self) -> bytes:
-        """Pickled bytes for `computed`; raises any error of pickling if a part cannot be pickled."""
-        return processes.written(self, self.model)
-
 
 # A process that computes several cells of one model uses one function for all, so that it is compiled once.
 _read = functools.lru_cache(maxsize=4)(processes.read)
@@ -187,17 +183,16 @@ def computed(
 ) -> bytes:
     """The content of the file of a cell.
 
-    `work` is from `Work.written`, `parts` the key's parts as JSON, `x` and `y` the whole table in original units,
-    `train` and `test` the row numbers of the split.
+    `work` is a `Work` that `processes.written` has pickled, `parts` the key's parts as JSON, `x` and `y` the whole
+    table in original units, `train` and `test` the row numbers of the split.
     """
     begun, clock = time.time(), time.perf_counter()
     # Another process was writing the entry that this one read, so this one compiled it itself.
     with recorded() as caught, ignored("Error (reading|writing) persistent compilation cache"):
         try:
             task = _read(work)
-            fit = functools.partial(
-                task.method.fit, task.model, x[train], y[train], seed=seed, **task.options
-            )
+            rows = x[train], y[train]
+            fit = functools.partial(task.method.fit, task.model, *rows, seed=seed, **task.options)
             record = fitted("", fit, x[test], y[test], seed, task.device)
             arrays = _kept(record, y[test])
         except Exception as error:
@@ -263,12 +258,10 @@ def gap(arrays: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray], classes:
     With `classes`, mean functions are (N, C). Raises InputError for missing arrays, other shapes, or a reference
     without spread.
     """
-    if "mean" not in arrays or "mean" not in of:
-        expected = "two mean functions with their variances"
-        raise InputError.of("", expected, "one at most", "a prediction of draws")
-    if arrays["mean"].shape != of["mean"].shape:
-        expected = f"a mean function of shape {of['mean'].shape}"
-        raise InputError.of("", expected, f"{arrays['mean'].shape}", "the same rows")
+    both, expected = "mean" in arrays and "mean" in of, "two mean functions with their variances"
+    InputError.check(both, "", expected, "one at most", "a prediction of draws")
+    shape, wanted = arrays["mean"].shape, of["mean"].shape
+    InputError.check(shape == wanted, "", f"a mean function of shape {wanted}", shape, "the same rows")
     found = scores.mean_function_gap(arrays["mean"], arrays["variance"], of["mean"], of["variance"], classes)
     return found["mean_gap"], found["sd_ratio"]
 

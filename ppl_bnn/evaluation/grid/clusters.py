@@ -13,12 +13,11 @@ import re
 import socket
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.core.errors import ClusterError, InputError, message
@@ -56,27 +55,25 @@ class Disconnected(Exception):
     """The connection to a cluster ended; the cluster may still be running."""
 
 
-class Cluster(ABC):
+class Cluster(Protocol):
     """A connection to a cluster."""
 
-    @abstractmethod
     def room(self) -> int:
         """Number of tasks that are computed at once."""
+        ...
 
-    @abstractmethod
     def submit(self, function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
         """Start a task, and return its handle."""
 
-    @abstractmethod
     def finished(self, handles: list[Any]) -> list[Any]:
         """The handles that are finished, after a short wait."""
+        ...
 
-    @abstractmethod
     def result(self, handle: Any) -> Any:
         """The result of a finished task; raises the error if its process ended."""
 
-    def forget(self, handles: list[Any]) -> None:  # noqa: B027 - only where tasks outlive the connection
-        """Cancel tasks whose results are no longer needed."""
+    def forget(self, handles: list[Any]) -> None:
+        """Where tasks outlive the connection, cancel those whose results are no longer needed."""
 
     def answers(self) -> bool:
         """Whether the head of the cluster can be reached."""
@@ -149,14 +146,13 @@ def computed(
         before = len(waiting)
         try:
             with contextlib.ExitStack() as stack:
-                try:
-                    with _disconnections():
-                        cluster = stack.enter_context(connect())
-                except InputError as error:
-                    if not losses:
-                        raise
-                    raise _gone(name, error.__cause__ or error) from error
                 with _disconnections():
+                    try:
+                        cluster = stack.enter_context(connect())
+                    except InputError as error:
+                        if not losses:
+                            raise
+                        raise _gone(name, error.__cause__ or error) from error
                     room = cluster.room()
                 if room < 1 and not losses:
                     raise InputError.of("engine", "a cluster with processes", f"{name}, without", "some")
@@ -190,42 +186,39 @@ def _rounds(
     # The last of them is next. The last try of a task comes after all others, and nothing runs beside it.
     left = sorted(waiting, key=lambda number: (count[number] < tries - 1, -number))
     seen = looked = time.monotonic()
-    try:
-        while left or running:
-            with _disconnections():
+    with _disconnections():
+        try:
+            while left or running:
                 while left and len(running) < min(max(room, 1), jobs or room or 1):
                     if running and count[left[-1]] == tries - 1:
                         break
                     number = left.pop()
                     running[cluster.submit(function, waiting[number])] = number
                 done = cluster.finished(list(running))
-            if time.monotonic() - looked > CHECK:
-                if not cluster.answers():
-                    raise Disconnected("it does not answer")
-                with _disconnections():
-                    room = cluster.room()
-                looked = time.monotonic()
-                seen = looked if room else seen
-                if looked - seen > RESTART:
-                    raise _gone("the cluster", Disconnected("it has no process left"))
-            for handle in done:
-                number = running.pop(handle)
-                try:
-                    with _disconnections():
+                if time.monotonic() - looked > CHECK:
+                    if not cluster.answers():
+                        raise Disconnected("it does not answer")
+                    room, looked = cluster.room(), time.monotonic()
+                    seen = looked if room else seen
+                    if looked - seen > RESTART:
+                        raise _gone("the cluster", Disconnected("it has no process left"))
+                for handle in done:
+                    number = running.pop(handle)
+                    try:
                         result = cluster.result(handle)
-                except Exception as error:
-                    if not _is(error, _ENDED):
-                        raise
-                    count[number] += 1
-                    # Dask has already retried it as often.
-                    if count[number] < tries and not _is(error, {"KilledWorker"}):
-                        left.insert(0 if count[number] == tries - 1 else len(left), number)
-                        continue
-                    result = Lost(_why_ended(error))
-                yield number, result
-    finally:
-        with contextlib.suppress(Exception):
-            cluster.forget(list(running))
+                    except Exception as error:
+                        if not _is(error, _ENDED):
+                            raise
+                        count[number] += 1
+                        # Dask has already retried it as often.
+                        if count[number] < tries and not _is(error, {"KilledWorker"}):
+                            left.insert(0 if count[number] == tries - 1 else len(left), number)
+                            continue
+                        result = Lost(_why_ended(error))
+                    yield number, result
+        finally:
+            with contextlib.suppress(Exception):
+                cluster.forget(list(running))
 
 
 @contextlib.contextmanager
@@ -234,7 +227,7 @@ def _disconnections() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if _is(error, _ENDED) or not _is(error, _CUT):
+        if _is(error, _ENDED) or not _is(error, _CUT) or isinstance(error, ClusterError):
             raise
         raise Disconnected(f"{type(error).__name__}: {error}") from error
 
@@ -259,13 +252,9 @@ class _OnDask(Cluster):
 
     def room(self) -> int:
         most = max((threads := self.client.nthreads()).values(), default=1)
-        if most != 1:
-            raise InputError.of(
-                "engine",
-                "processes of one thread each, as a fit sets globals of torch and JAX",
-                f"dask://{self.address}, with up to {most} threads in one",
-                "dask worker --nthreads 1 --nworkers N",
-            )
+        expected = "processes of one thread each, as a fit sets globals of torch and JAX"
+        got = f"dask://{self.address}, with up to {most} threads in one"
+        InputError.check(most == 1, "engine", expected, got, "dask worker --nthreads 1 --nworkers N")
         return len(threads)
 
     def submit(self, function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
@@ -405,8 +394,6 @@ def _connect(ray: Any, address: str) -> None:
         with environment(_OF_RAY):
             ray.init(address=place, log_to_driver=False, logging_level="ERROR")
     except ConnectionError as error:
-        got, advice = (
-            f"ray://{address.removeprefix('ray://')}: {error}",
-            "GRPC_ENABLE_FORK_SUPPORT=0 ray start --head",
-        )
+        got = f"ray://{address.removeprefix('ray://')}: {error}"
+        advice = "GRPC_ENABLE_FORK_SUPPORT=0 ray start --head"
         raise InputError.of("engine", "a cluster that answers", got, advice) from error

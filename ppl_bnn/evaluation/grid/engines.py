@@ -21,6 +21,7 @@ import os
 import re
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -174,13 +175,9 @@ def outcomes(
     if engine.kind == "sequential":
         yield from ((number, function(*task)) for number, task in numbered.items())
     elif engine.kind == "local":
-        count, each = share(jobs, device, memory)
-        yield from clusters.computed(
-            lambda: on_processes(count, each), "local", function, numbered, None, tries=2
-        )
+        connect = partial(on_processes, *share(jobs, device, memory))
+        yield from clusters.computed(connect, "local", function, numbered, None, tries=2)
     else:
-        *_, connect = _CLUSTERS[engine.kind]
+        connect = partial(_CLUSTERS[engine.kind][-1], engine.address, device)
         with ignored("Sending large graph", everywhere=True):
-            yield from clusters.computed(
-                lambda: connect(engine.address, device), str(engine), function, numbered, jobs
-            )
+            yield from clusters.computed(connect, str(engine), function, numbered, jobs)

@@ -25,10 +25,10 @@ import numpy as np
 from ppl_bnn import zoo
 from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.backends.systems import written_in
-from ppl_bnn.core import stored
-from ppl_bnn.core.errors import ClusterError, DamagedError, InputError, unknown_name
+from ppl_bnn.core import processes, stored
+from ppl_bnn.core.errors import ClusterError, DamagedError, InputError, check_known
 from ppl_bnn.core.files import writable
-from ppl_bnn.core.progress import Progress, Task, resolve
+from ppl_bnn.core.progress import Progress, resolve
 from ppl_bnn.core.settings import whole
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.datasets import splits, tables
@@ -38,8 +38,8 @@ from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import engines
 from ppl_bnn.evaluation.grid.cell import Cell, Store, Work
 from ppl_bnn.evaluation.grid.result import CELLS, FORMAT, KIND, MANIFEST, GridResult, read_manifest
-from ppl_bnn.inference import registry
 from ppl_bnn.inference.method import Method
+from ppl_bnn.zoo.support import named
 
 LOCK = ".lock"
 MOST_SEEDS = 10**6
@@ -110,17 +110,14 @@ class Grid:
         }
         known = settled["data"]
         if isinstance(self.splits, Mapping):
-            for label in self.splits:
-                if label not in known:
-                    raise unknown_name("data set in splits", label, known)
+            check_known("data set in splits", self.splits, known)
             for label in [each for each in known if each not in self.splits]:
                 got = f"none for {label!r}"
                 raise InputError.of("splits", "splits for each data set", got, "'random:5@0.9'")
             settled["splits"] = {label: splits.check(self.splits[label]) for label in known}
         else:
             settled["splits"] = splits.check(self.splits)
-        if self.reference is not None and self.reference not in settled["methods"]:
-            raise unknown_name("reference", self.reference, settled["methods"])
+        check_known("reference", [] if self.reference is None else [self.reference], settled["methods"])
         if not isinstance(self.standardise, bool):
             raise InputError.of("standardise", "True or False", repr(self.standardise), "standardise=True")
         resolve_device(self.device)
@@ -231,19 +228,20 @@ class Grid:
                 # Existing cells would count as finished if this run were stopped.
                 for planned in waiting:
                     store.path(planned.cell.key).unlink(missing_ok=True)
-            meter = _Meter(plan, waiting, store, resolve(progress))
             arguments = [tasks[planned] for planned in waiting]
             limits: dict[str, Any] = {"jobs": jobs, "device": self.device, "memory": memory}
             try:
                 # Closed at once however this ends, so that no process continues with cells that are not needed.
-                with closing(engines.outcomes(place, cells.computed, arguments, **limits)) as results:
+                with (
+                    closing(_Meter(plan, waiting, store, resolve(progress))) as meter,
+                    closing(engines.outcomes(place, cells.computed, arguments, **limits)) as results,
+                ):
                     for number, content in results:
                         planned = waiting[number]
                         if isinstance(content, engines.Lost):
                             content = cells.packed({"failure": content.reason}, planned.parts, {})
                         store.write(planned.cell.key, content)
                         meter.finished(planned.cell)
-                meter.close()
                 return _saved(folder)
             except (KeyboardInterrupt, ClusterError) as error:
                 partial = _saved(folder)
@@ -251,8 +249,6 @@ class Grid:
                 if isinstance(error, ClusterError):
                     raise ClusterError(f"{error}; {kept}") from error
                 raise GridInterrupted(f"interrupted; {kept}", partial) from error
-            finally:
-                meter.close()
 
 
 def _saved(folder: Path) -> GridResult:
@@ -306,8 +302,7 @@ def _name_of_model(model: Any) -> str:
 
 def _data(where: str, given: Any) -> Any:
     if isinstance(given, str):
-        if given not in tables.datasets():
-            raise unknown_name("data set", given, tables.datasets())
+        check_known("data set", [given], tables.datasets())
         return given
     if not isinstance(given, Table):
         advice = "ppl_bnn.data.read_csv(path, target)"
@@ -317,9 +312,7 @@ def _data(where: str, given: Any) -> Any:
 
 def _method(where: str, given: Any) -> Method:
     if isinstance(given, str):
-        from ppl_bnn.zoo.support import declared
-
-        return registry.row(given).build(declared().served(given)[0])
+        return named(given)
     check_method(where, given)
     if getattr(given, "checkpoint", None) is not None:
         expected = "a method without a checkpoint, as each cell is another fit"
@@ -341,14 +334,25 @@ def _seeds(given: Any) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False)
+class _Fits:
+    """What the cells of one model, data set and method have in common: also these parts of their keys."""
+
+    model: str
+    data: str
+    method: str
+    table: Table
+    work: Work
+    parts: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
 class _Planned:
-    """A cell, the parts of its key (JSON), its split, its table, and what the cells of its method have in common."""
+    """A cell, the parts of its key (JSON), its split, and what it has in common with others."""
 
     cell: Cell
     parts: str
     split: splits.Split
-    table: Table
-    work: Work
+    fits: _Fits
 
 
 @dataclass(frozen=True)
@@ -374,23 +378,19 @@ class _Plan:
 
         Raises InputError for a model or a method that cannot be sent to another process.
         """
-        written: dict[int, bytes] = {}
-        for planned in self.cells:
-            if id(planned.work) in written:
-                continue
+        written: dict[_Fits, bytes] = {}
+        for fits in dict.fromkeys(planned.fits for planned in self.cells):
             try:
-                written[id(planned.work)] = replace(planned.work, device=device).written()
+                written[fits] = processes.written(replace(fits.work, device=device), fits.work.model)
             except Exception as error:
-                where = f"{planned.cell.model} by {planned.cell.method}"
+                where = f"{fits.model} by {fits.method}"
                 got, advice = f"{type(error).__name__}: {error}", "a model at the top of a module"
                 raise InputError.of(where, "what can be sent to another process", got, advice) from error
-        return {
-            each: (
-                *(written[id(each.work)], each.parts, each.table.x, each.table.y),
-                *(each.split.train, each.split.test, each.cell.seed),
-            )
-            for each in self.cells
-        }
+        tasks = {}
+        for each in self.cells:
+            rows = each.fits.table.x, each.fits.table.y, each.split.train, each.split.test
+            tasks[each] = (written[each.fits], each.parts, *rows, each.cell.seed)
+        return tasks
 
     def manifest(self, grid: Grid) -> dict[str, Any]:
         """The data that identify the folder of this grid, and the files of its cells."""
@@ -417,67 +417,47 @@ class _Plan:
 def _planned(grid: Grid) -> _Plan:
     found = {label: tables.load(each) if isinstance(each, str) else each for label, each in grid.data.items()}
     parted = {label: splits.splits_of(table, grid._splits_of(label)) for label, table in found.items()}
-    hashes = {label: cells.of_data(table) for label, table in found.items()}
-    # (data, model) -> part of the key of the model, and for each method its part of the key and its work.
-    pairs: dict[tuple[str, str], tuple[dict[str, Any], dict[str, tuple[dict[str, Any], Work]]]] = {}
+    device = cells.of_device(grid.device)
+    every: list[_Fits] = []
     left_out: list[str] = []
     for data, table in found.items():
         names, of_classes = tuple(table.feature_names), table.task == "classification"
+        of_data = cells.of_data(table)
         for name, model in grid.models.items():
             bound = bind_classes(model, table.y, table.class_names) if of_classes else model
-            sketch = _sketch(bound, table)
+            sketch, own = _seen(bound, table)
             if sketch is not None and sketch.task != table.task:
                 left_out.append(f"{name} is a model for {sketch.task}, and {data} for {table.task}.")
                 continue
-            own = _own_system(bound, table, sketch)
-            works = {
-                label: (
-                    cells.of_method(method, own or method.ppl),
-                    Work(bound, method, grid.standardise, grid.device, names, table.class_names),
-                )
-                for label, method in grid.methods.items()
-            }
-            pairs[data, name] = cells.of_model(bound, sketch), works
-    if not pairs:
+            common = {"model": cells.of_model(bound, sketch), "data": of_data, "device": device}
+            for label, method in grid.methods.items():
+                work = Work(bound, method, grid.standardise, grid.device, names, table.class_names)
+                of_method = cells.of_method(method, own or method.ppl)
+                parts = {**common, "method": of_method, "standardise": grid.standardise}
+                every.append(_Fits(name, data, label, table, work, parts))
+    if not every:
         got = " ".join(left_out)
         raise InputError.of("models, data", "a model for the task of a data set", got, "others")
     planned = []
     for position in range(max(map(len, parted.values()))):
         for seed in grid.seeds:
-            for (data, name), (of_model, works) in pairs.items():
-                if position >= len(parted[data]):
-                    continue
-                split = parted[data][position]
-                for label, (of_method, work) in works.items():
-                    parts = {
-                        "model": of_model,
-                        "method": of_method,
-                        "data": hashes[data],
-                        "split": cells.of_split(split),
-                        "seed": seed,
-                        "standardise": grid.standardise,
-                        "device": cells.of_device(grid.device),
-                    }
-                    cell = Cell(name, data, split.name, label, seed, cells.key_of(parts))
-                    planned.append(_Planned(cell, json.dumps(parts), split, found[data], work))
+            for fits in (each for each in every if position < len(parted[each.data])):
+                split = parted[fits.data][position]
+                parts = {**fits.parts, "split": cells.of_split(split), "seed": seed}
+                cell = Cell(fits.model, fits.data, split.name, fits.method, seed, cells.key_of(parts))
+                planned.append(_Planned(cell, json.dumps(parts), split, fits))
     return _Plan(planned, found, tuple(left_out))
 
 
-def _sketch(model: Any, table: Table) -> zoo.Sketch | None:
-    """The sites and the task of a model; None for one written in a system, which cannot be run outside of it."""
+def _seen(model: Any, table: Table) -> tuple[zoo.Sketch | None, str | None]:
+    """The sites and the task of a model; or the system that it is written in, which then fits it for any method."""
     with suppress(Exception):
-        return zoo.sketch(model, table.x.shape[1])
-    return None
-
-
-def _own_system(model: Any, table: Table, sketch: zoo.Sketch | None) -> str | None:
-    """The system that a model is written in, which then fits it for any method; None for the language."""
-    if sketch is None:
-        # The cells of a model that cannot be read report why it cannot be fitted.
-        with suppress(Exception):
-            found = written_in(model, table.x, table.y, "numpyro")
-            return None if found == "language" else found
-    return None
+        return zoo.sketch(model, table.x.shape[1]), None
+    # A model of a system cannot be run outside of it. The cells of one that cannot be read report why.
+    with suppress(Exception):
+        system = written_in(model, table.x, table.y, "numpyro")
+        return None, None if system == "language" else system
+    return None, None
 
 
 # --- the folder -------------------------------------------------------------------------------------------
@@ -546,7 +526,7 @@ class _Meter:
             if planned.cell.key not in self._left:
                 self._take(planned.cell)
         self._begun, self._busy = time.monotonic(), 0.0
-        self._task: Task | None = progress.task("Grid", self._total)
+        self._task = progress.task("Grid", self._total)
         self._update()
 
     def _take(self, cell: Cell) -> float:
@@ -576,11 +556,8 @@ class _Meter:
         figures = {"failed": float(self._failed)}
         if not math.isnan(left := self.seconds_left()):
             figures["minutes_left"] = left / 60.0
-        if self._task is not None:
-            self._task.update(self._total - sum(self._labels[key] for key in self._left), **figures)
+        self._task.update(self._total - sum(self._labels[key] for key in self._left), **figures)
 
     def close(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            with suppress(Exception):
-                task.close()
+        with suppress(Exception):
+            self._task.close()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bnn.core import stored
-from ppl_bnn.core.errors import InputError, unknown_name
+from ppl_bnn.core.errors import InputError, check_known
 from ppl_bnn.core.files import writable, write_whole
 from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import shown
@@ -153,8 +153,7 @@ class GridResult:
             got = f"{folder}, without {MANIFEST}"
             raise InputError.of("folder", "the folder of a grid", got, "the folder given to `run`")
         axes = manifest["axes"]
-        if reference is not None and reference not in axes["methods"]:
-            raise unknown_name("reference", reference, axes["methods"])
+        check_known("reference", [] if reference is None else [reference], axes["methods"])
         reference = reference or manifest["reference"]
         store = cells.Store(Path(folder) / CELLS)
         planned = [cells.Cell(*entry) for entry in manifest["cells"]]
@@ -163,11 +162,7 @@ class GridResult:
         store.warn_of_unsealed()
         finished = [cell for cell in planned if cell.key in found]
         rows = {cell.labels: _row(cell, found[cell.key]) for cell in finished}
-        notes = {
-            key: words.get("notes", {})
-            | ({"warnings": " ".join(words["warnings"])} if words.get("warnings") else {})
-            for key, words in found.items()
-        }
+        notes = {key: _notes(words) for key, words in found.items()}
         if reference is not None:
             _measure_gaps(finished, reference, found, store, rows, notes)
         return cls(
@@ -209,14 +204,7 @@ class GridResult:
         pd.DataFrame
             NaN if a method has no result. Methods and splits without any result are left out.
         """
-        import pandas as pd
-
-        every: Any = self.cells
-        done = every[(every["failure"] == "") & every[score].notna()]
-        names = ["model", "data", "split"]
-        if done.empty:
-            return pd.DataFrame(index=pd.MultiIndex.from_arrays([[], [], []], names=names))
-        found = done.pivot_table(index=names, columns="method", values=score, aggfunc="mean", sort=False)
+        found = _by_split(self.cells, score, ["model", "data", "split"])
         return found[[name for name in self.axes["methods"] if name in found.columns]]
 
     def table(self, *, corrected: bool = True) -> pd.DataFrame:
@@ -347,9 +335,12 @@ def _row(cell: cells.Cell, words: Mapping[str, Any]) -> dict[str, Any]:
     row |= {name: value for name, value in words.get("figures", {}).items() if value is not None}
     row |= words.get("costs", {})
     row |= {"ppl": words.get("ppl", ""), "failure": words["failure"], "key": cell.key}
-    if words.get("rows"):
-        row["train_rows"], row["test_rows"] = words["rows"]
-    return row
+    return row | dict(zip(("train_rows", "test_rows"), words.get("rows", ()), strict=False))
+
+
+def _notes(words: Mapping[str, Any]) -> dict[str, str]:
+    warned = {"warnings": " ".join(words["warnings"])} if words.get("warnings") else {}
+    return words.get("notes", {}) | warned
 
 
 def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -375,20 +366,18 @@ def _measure_gaps(
         groups.setdefault((cell.model, cell.data, cell.split, cell.seed), []).append(cell)
     for group in groups.values():
         target = next((cell for cell in group if cell.method == reference), None)
-        if target is None or found[target.key]["failure"]:
+        fitted = [cell for cell in group if not found[cell.key]["failure"]]
+        if target not in fitted:
             why = f"The reference, {reference}, " + ("has not been fitted." if target is None else "failed.")
-            for cell in group:
-                if not found[cell.key]["failure"]:
-                    notes[cell.key].setdefault("gap_mean", why)
+            for cell in fitted:
+                notes[cell.key].setdefault("gap_mean", why)
             continue
         rows[target.labels]["reference"] = standing(rows[target.labels])
         classes = found[target.key]["task"] == "classification"
         of = store.arrays(target.key)
         floor = _floor(of, classes)
-        for cell in group:
+        for cell in fitted:
             row, texts = rows[cell.labels], notes[cell.key]
-            if found[cell.key]["failure"]:
-                continue
             if isinstance(floor, str):
                 texts.setdefault("gap_mean_floor", floor)
             else:
@@ -437,10 +426,10 @@ def _settings(finished: list[cells.Cell], store: cells.Store, manifest: Mapping[
 # --- tables ---------------------------------------------------------------------------------------------------
 
 
-def _by_split(block: Any, column: str) -> Any:
+def _by_split(block: Any, column: str, index: str | list[str] = "split") -> Any:
     """Split x method: the mean over seeds of the available results."""
     done = block[(block["failure"] == "") & block[column].notna()]
-    return done.pivot_table(index="split", columns="method", values=column, aggfunc="mean", sort=False)
+    return done.pivot_table(index=index, columns="method", values=column, aggfunc="mean", sort=False)
 
 
 def best_method(by_split: Any, larger: bool) -> str:

@@ -39,14 +39,15 @@ Paths are relative to the file.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppl_bnn import zoo
 from ppl_bnn.backends.protocol import SYSTEMS
-from ppl_bnn.core.errors import BNNError, InputError, unknown_name
+from ppl_bnn.core.errors import BNNError, InputError, check_known
 from ppl_bnn.core.plain_values import read_toml
 from ppl_bnn.datasets import tables
 from ppl_bnn.inference import registry
@@ -83,10 +84,12 @@ class _Reader:
     _building: list[str] = field(default_factory=list)
 
     def grid(self, kind: type[Grid]) -> Grid:
-        self._check_keys("", self.content, _KEYS)
+        with self._at():
+            check_known("key", self.content, _KEYS)
         for key in _OF:
             if key not in self.content:
-                raise self._error(key, f"the {key} of the grid", "none", f"{key} = [...]")
+                where = f"{self.name}, {key}"
+                raise InputError.of(where, f"the {key} of the grid", "none", f"{key} = [...]")
         entries = {axis: self._axis(axis) for axis in _OF}
         models = {label: self._model(label, entry) for label, entry in entries["models"].items()}
         data = {label: self._data(label, entry) for label, entry in entries["data"].items()}
@@ -95,7 +98,8 @@ class _Reader:
         own = {label: entry["splits"] for label, entry in entries["data"].items() if "splits" in entry}
         if own:
             rest["splits"] = dict.fromkeys(data, rest.get("splits", kind.splits)) | own
-        return self._at("", lambda: kind(models, data, methods, **rest))
+        with self._at():
+            return kind(models, data, methods, **rest)
 
     def _axis(self, key: str) -> dict[str, dict[str, Any]]:
         """Label -> entry of an axis; a name stands for an entry without further settings."""
@@ -106,58 +110,56 @@ class _Reader:
             names = given if isinstance(given, list) else [None]
             pairs = [(_label(key, name) if isinstance(name, str) else "", {word: name}) for name in names]
         found: dict[str, dict[str, Any]] = {}
+        where = f"{self.name}, {key}"
         for name, entry in pairs:
             if not isinstance(entry, dict) or not isinstance(entry.get(word, ""), str) or not name:
                 expected = f"a list of names, or tables [{key}.LABEL]"
-                raise self._error(key, expected, repr(entry), f"[{key}.{name or 'LABEL'}]")
+                raise InputError.of(where, expected, repr(entry), f"[{key}.{name or 'LABEL'}]")
             if name in found:
-                raise self._error(key, "labels that differ", f"{name!r} twice", f"[{key}.LABEL]")
+                raise InputError.of(where, "labels that differ", f"{name!r} twice", f"[{key}.LABEL]")
             found[name] = entry
         return found
 
     def _model(self, label: str, entry: Mapping[str, Any]) -> Any:
-        where = f"models.{label}"
-        self._check_keys(where, entry, _OF["models"])
-        name, arguments = entry.get("model", label), self._table(where, entry, "arguments")
-        if name.endswith(".py"):
-            return self._at(where, lambda: zoo.from_file(self._file(name), **arguments))
-        return self._at(where, lambda: zoo.load(name, **arguments))
+        with self._at(f"models.{label}"):
+            check_known("key", entry, _OF["models"])
+            name, arguments = entry.get("model", label), _table(entry, "arguments")
+            if name.endswith(".py"):
+                return zoo.from_file(self._file(name), **arguments)
+            return zoo.load(name, **arguments)
 
     def _data(self, label: str, entry: Mapping[str, Any]) -> Any:
-        where = f"data.{label}"
-        self._check_keys(where, entry, _OF["data"])
-        if "file" in entry:
-            if "data" in entry or "options" in entry:
-                raise self._error(where, "file or data", "both", "one of them")
-            target = entry.get("target")
-            if not isinstance(target, str):
-                raise self._error(where, "target, the column to predict", repr(target), "target = 'y'")
-            drop, task = entry.get("drop", ()), entry.get("task")
-            return self._at(
-                where, lambda: tables.read_csv(self._file(entry["file"]), target, drop=drop, task=task)
-            )
-        if of_file := [key for key in ("target", "drop", "task") if key in entry]:
-            raise self._error(where, f"a file for {', '.join(of_file)}", "none", "file = 'mine.csv'")
-        name, options = entry.get("data", label), self._table(where, entry, "options")
-        if name not in tables.datasets():
-            raise self._at(where, lambda: unknown_name("data set", name, tables.datasets()))
-        return self._at(where, lambda: tables.load(name, **options)) if options else name
+        with self._at(f"data.{label}"):
+            check_known("key", entry, _OF["data"])
+            of_file = [key for key in ("target", "drop", "task") if key in entry]
+            if "file" in entry:
+                if "data" in entry or "options" in entry:
+                    raise InputError.of("", "file or data", "both", "one of them")
+                target, drop, task = entry.get("target"), entry.get("drop", ()), entry.get("task")
+                if not isinstance(target, str):
+                    raise InputError.of("", "target, the column to predict", repr(target), "target = 'y'")
+                return tables.read_csv(self._file(entry["file"]), target, drop=drop, task=task)
+            if of_file:
+                raise InputError.of("", f"a file for {', '.join(of_file)}", "none", "file = 'mine.csv'")
+            name, options = entry.get("data", label), _table(entry, "options")
+            check_known("data set", [name], tables.datasets())
+            return tables.load(name, **options) if options else name
 
     def _method(self, label: str, given: Mapping[str, Mapping[str, Any]]) -> Method:
         """The method of that label, or of that row if the file has no such label."""
         entry, where = given.get(label, {}), f"methods.{label}"
-        self._check_keys(where, entry, _OF["methods"])
-        if label in self._building:
-            nested = " of ".join([*self._building, label])
-            raise self._error(where, "methods made of others", nested, "fewer of them")
-        row = self._at(where, lambda: registry.row(str(entry.get("method", label))))
-        ppl = entry.get("ppl", next(iter(declared().served(row.name))))
-        for key in ("ppl", "member", "start"):
-            if not isinstance(entry.get(key, ""), str):
-                raise self._error(where, f"{key}, a name", repr(entry[key]), f"{key} = 'map'")
-        if ppl not in SYSTEMS:
-            raise self._at(where, lambda: unknown_name("system", ppl, SYSTEMS))
-        settings = dict(self._table(where, entry, "settings"))
+        with self._at(where):
+            check_known("key", entry, _OF["methods"])
+            if label in self._building:
+                nested = " of ".join([*self._building, label])
+                raise InputError.of("", "methods made of others", nested, "fewer of them")
+            row = registry.row(str(entry.get("method", label)))
+            ppl = entry.get("ppl", declared().served(row.name)[0])
+            for key in ("ppl", "member", "start"):
+                value = entry.get(key, "")
+                InputError.check(isinstance(value, str), "", f"{key}, a name", repr(value), f"{key} = 'map'")
+            check_known("system", [ppl], SYSTEMS)
+            settings = dict(_table(entry, "settings"))
         self._building.append(label)
         for key in ("member", "start"):
             if key in entry:
@@ -165,7 +167,8 @@ class _Reader:
                 # A row is made for the system of the method that it is part of.
                 settings[key] = self._method(other, {other: {"ppl": ppl}, **given})
         self._building.pop()
-        return self._at(where, lambda: row.build(ppl, **settings))
+        with self._at(where):
+            return row.build(ppl, **settings)
 
     def _file(self, name: Any) -> Path:
         """The path of a file that the grid names; a folder, a pipe or a device is refused."""
@@ -177,31 +180,23 @@ class _Reader:
             raise InputError.of("", "a regular file", f"{path}, something else", "the path of a file")
         return path
 
-    def _table(self, where: str, entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-        found = entry.get(key, {})
-        if not isinstance(found, Mapping):
-            raise self._error(where, f"{key}, a table", repr(found), f"{key} = {{ name = value }}")
-        return found
-
-    def _check_keys(self, where: str, names: Iterable[str], known: tuple[str, ...]) -> None:
-        for name in names:
-            if name not in known:
-                raise self._at(where, lambda name=name: unknown_name("key", name, known))
-
-    def _error(self, where: str, expected: str, got: str, advice: str) -> InputError:
-        return InputError.of(f"{self.name}, {where}", expected, got, advice)
-
-    def _at(self, where: str, action: Callable[[], Any]) -> Any:
-        """The result of `action`; errors that it raises or returns are prefixed with the file and key."""
-        place = ", ".join(word for word in (self.name, where) if word)
+    @contextmanager
+    def _at(self, *where: str) -> Iterator[None]:
+        """A block whose errors are prefixed with the file and the key."""
+        place = ", ".join((self.name, *where))
         try:
-            found = action()
+            yield
         except BNNError as error:
             raise type(error)(f"{place}: {error}") from error
         except (TypeError, ValueError, ArithmeticError, AttributeError, LookupError) as error:
             # A value of a type that a method does not expect.
             raise InputError(f"{place}: {error}") from error
-        return type(found)(f"{place}: {found}") if isinstance(found, BNNError) else found
+
+
+def _table(entry: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    found, advice = entry.get(key, {}), f"{key} = {{ name = value }}"
+    InputError.check(isinstance(found, Mapping), "", f"{key}, a table", repr(found), advice)
+    return found
 
 
 def _label(axis: str, name: str) -> str:
