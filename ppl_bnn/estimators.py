@@ -356,9 +356,8 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         X, y = validate_data(self, X, y, dtype=self._dtype(), ensure_min_samples=2)
         check_classification_targets(y)
         self.classes_, labels = np.unique(y, return_inverse=True)
-        if len(self.classes_) < 2:
-            got = f"the one class {self.classes_[0]!r}"
-            raise InputError.of("y", "at least two classes", got, "more data")
+        got = f"the one class {self.classes_[0]!r}"
+        InputError.check(len(self.classes_) > 1, "y", "at least two classes", got, "more data")
         self._fit(X, labels, tuple(map(str, self.classes_)))
         return self
 

@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppl_bnn.cli import complete, options
-from ppl_bnn.cli.console import (
-    check_seed,
-    digits,
-    keeping,
-    listing,
-    new_console,
-    say,
-    show_prior_problems,
-    show_reading,
-)
+from ppl_bnn.cli import complete, console, options
 from ppl_bnn.cli.options import argument, option
 from ppl_bnn.cli.plan import card_of, load_model, plan_of, settings_of, sketch_of
 from ppl_bnn.core.errors import InputError, check_known
@@ -52,14 +42,14 @@ def advise(
     """Estimate which methods finish in time on this machine, and name the limitations of each. Nothing is fitted."""
     names = None if methods is None else [word.strip() for word in methods.split(",") if word.strip()]
     plan = plan_of(model, data, target, drop or [], task, set_ or [], 0, False, None, keeps=False)
-    show_reading(new_console(error=True), plan.table)
+    console.show_reading(console.new_console(error=True), plan.table)
     from ppl_bnn.evaluation.advice import advise as ask
 
-    console = new_console()
+    screen = console.new_console()
     x, y = plan.table.x[plan.train], plan.table.y[plan.train]
     found = ask(plan.model, x, y, seconds=seconds, methods=names, device=device, standardise=True)
-    console.print(f"{plan.name} on {plan.table.name}", markup=False, style="bold")
-    console.print(found.text(console.width), markup=False, soft_wrap=True)
+    screen.print(f"{plan.name} on {plan.table.name}", markup=False, style="bold")
+    screen.print(found.text(screen.width), markup=False, soft_wrap=True)
 
 
 def bench(
@@ -75,14 +65,14 @@ def bench(
 
     if name is None:
         known = ((each, studies.summary(file)) for each, file in studies.studies().items())
-        new_console().print(listing(("study", "what it is"), known))
+        console.new_console().print(console.listing(("study", "what it is"), known))
         return
     arguments = list(context.args)
     has_place = any(each in ("--help", "-h", "--out") or each.startswith("--out=") for each in arguments)
     if "/" not in name and not has_place and name in studies.studies():
         arguments += ["--out", str(Path("ppl-bnn-results") / name)]
     written = re.search(r"(?:^|\0)--out[=\0]([^\0]+)", "\0".join(arguments))
-    with keeping(Path(written[1])) if written else contextlib.nullcontext():
+    with console.keeping(Path(written[1])) if written else contextlib.nullcontext():
         status = studies.run(name, arguments)
     if status:
         raise typer.Exit(status)
@@ -103,7 +93,7 @@ def models(
     if name is not None:
         show(name)
         return
-    support, console = declared(), new_console()
+    support, screen = declared(), console.new_console()
     rows: list[tuple[Any, ...]] = []
     unread: dict[str, str] = {}
     for card in zoo.models().values():
@@ -111,17 +101,19 @@ def models(
         sketch, why = sketch_of(zoo.load(card.name), features)
         if why:
             unread[card.name] = why
-        task, size = ("?", "?") if sketch is None else (sketch.task, digits(sketch.shared))
+        task, size = ("?", "?") if sketch is None else (sketch.task, console.digits(sketch.shared))
         if sketch is not None and sketch.per_row:
-            size += f"\n+{digits(sketch.per_row)} a row"
+            size += f"\n+{console.digits(sketch.per_row)} a row"
         what = Text.assemble(card.summary, "\n", (f"Methods: {support.summary(card.name)}.", "dim"))
         rows.append((card.name, what, f"{task}\n{card.data or '-'}", size))
-    console.print(listing(("model", "what it is, and which methods fit it", "task, data", "size"), rows, {3}))
+    screen.print(
+        console.listing(("model", "what it is, and which methods fit it", "task, data", "size"), rows, {3})
+    )
     for name, why in unread.items():
         text = f"{name} was not read: outside of a system it ends in {why}"
-        console.print(text, markup=False, style="yellow")
+        screen.print(text, markup=False, style="yellow")
     single = support.shortened(row for row in support.methods if len(support.served(row)) == 1)
-    console.print(
+    screen.print(
         "Size: the number of parameters on the default data. Methods: those declared to fit it, in both systems but "
         f"for {', '.join(single)}, which one of them has; a star stands for all variants. Each model is a file that "
         "can be copied and changed: `ppl-bnn show NAME` shows its card, its sites, its path and why a method does not "
@@ -143,15 +135,15 @@ def show(
     check_known("data set", [] if data is None else [data], known)
     arguments = settings_of(set_ or [])
     function = load_model(model, is_file, arguments)
-    console = new_console()
-    console.print(card.name, markup=False, style="bold")
-    say(console, card.docstring)
+    screen = console.new_console()
+    screen.print(card.name, markup=False, style="bold")
+    console.say(screen, card.docstring)
     shown = card.arguments | {name: repr(value) for name, value in arguments.items()}
     listed = ", ".join(f"{name}={value}" for name, value in shown.items()) or "none"
-    say(console, f"\nArguments (--set NAME=VALUE): {listed}\nFile: {card.path}\n")
+    console.say(screen, f"\nArguments (--set NAME=VALUE): {listed}\nFile: {card.path}\n")
     source = data or card.data
     if source is None and card.example is None:
-        console.print("Its sites depend on the number of inputs: --data NAME shows them.", markup=False)
+        screen.print("Its sites depend on the number of inputs: --data NAME shows them.", markup=False)
         return
     inputs, title = card.example, "On the example in its file:"
     if source is not None and (data is not None or card.example is None):
@@ -159,43 +151,43 @@ def show(
         title = f"On {source}, with {inputs} inputs:"
     sketch, unread = sketch_of(function, inputs, bool(arguments) and not is_file)
     if sketch is None:
-        console.print(f"Its sites are not listed: outside of a system it ends in {unread}", markup=False)
+        screen.print(f"Its sites are not listed: outside of a system it ends in {unread}", markup=False)
         return
-    console.print(title, markup=False, style="bold")
-    _show_sites(console, sketch)
+    screen.print(title, markup=False, style="bold")
+    _show_sites(screen, sketch)
     if not is_file:
-        _show_methods(console, card.name)
+        _show_methods(screen, card.name)
 
 
-def _show_sites(console: Console, sketch: Sketch) -> None:
+def _show_sites(screen: Console, sketch: Sketch) -> None:
     rows = []
     for site in sketch.sites:
         shape = " x ".join(map(str, site.shape)) or "-"
         each = "each row: " if site.local else ""
-        rows.append((site.name, site.prior, each + shape, digits(site.size)))
-    grid = listing(("site", "prior", "shape", "numbers"), rows, {3})
+        rows.append((site.name, site.prior, each + shape, console.digits(site.size)))
+    grid = console.listing(("site", "prior", "shape", "numbers"), rows, {3})
     grid.add_section()
-    grid.add_row("in all", "", "", digits(sketch.shared), style="bold")
+    grid.add_row("in all", "", "", console.digits(sketch.shared), style="bold")
     if sketch.per_row:
-        grid.add_row("and for each row", "", "", digits(sketch.per_row), style="bold")
-    console.print(grid)
+        grid.add_row("and for each row", "", "", console.digits(sketch.per_row), style="bold")
+    screen.print(grid)
     computed = any("..." in words for words in (sketch.likelihood, *(site.prior for site in sketch.sites)))
     legend = "\n...: computed from other sites" if computed else ""
-    console.print(f"y, given x and these: {sketch.likelihood}{legend}", markup=False)
+    screen.print(f"y, given x and these: {sketch.likelihood}{legend}", markup=False)
 
 
-def _show_methods(console: Console, name: str) -> None:
+def _show_methods(screen: Console, name: str) -> None:
     """The methods that fit a model of the zoo, and why the others do not."""
     from ppl_bnn.zoo.support import declared
 
     support = declared()
-    console.print(f"\nMethods that fit it: {support.summary(name)}.", markup=False, style="bold")
+    screen.print(f"\nMethods that fit it: {support.summary(name)}.", markup=False, style="bold")
     for heading, rules in (("does not fit", support.missing(name)), ("may fail", support.doubtful(name))):
         if rules:
             rows = ((", ".join(names), rule.reason) for rule, names in rules.items())
-            grid = listing((heading, "why"), rows)
+            grid = console.listing((heading, "why"), rows)
             grid.columns[0].no_wrap, grid.columns[0].max_width = False, 30
-            console.print(grid)
+            screen.print(grid)
 
 
 def prior(
@@ -213,14 +205,13 @@ def prior(
 
     Curves for one input, class maps for two, else intervals row by row; in the units that `compare` fits in.
     """
-    check_seed(seed)
-    if draws < 2:
-        raise InputError.of("--draws", "a whole number of at least 2", str(draws), "--draws 500")
+    console.check_seed(seed)
+    InputError.check(draws >= 2, "--draws", "a whole number of at least 2", draws, "--draws 500")
     picture = out if out is not None and out.suffix.lower() == ".png" and not out.is_dir() else None
     folder = out if picture is None else picture.parent
     plan = plan_of(model, data, target, drop or [], task, set_ or [], seed, False, folder)
     table = plan.table
-    show_reading(new_console(error=True), table)
+    console.show_reading(console.new_console(error=True), table)
     from ppl_bnn.diagnostics.prior_draws import prior_predictive
     from ppl_bnn.reporting.prior_figures import prior_figure
 
@@ -235,10 +226,10 @@ def prior(
     file = picture or plan.out / PRIOR
     with ignored("Glyph .* missing from"):
         write_whole(file, lambda path: figure.savefig(path, dpi=100, format="png"))
-    console = new_console()
-    console.print(_expected(drawn.predict(table.x), table), markup=False)
-    show_prior_problems(console, plan)
-    say(console, f"Kept: {file}", "bold")
+    screen = console.new_console()
+    screen.print(_expected(drawn.predict(table.x), table), markup=False)
+    console.show_prior_problems(screen, plan)
+    console.say(screen, f"Kept: {file}", "bold")
 
 
 def _expected(prediction: Prediction, table: Table) -> str:
@@ -273,15 +264,15 @@ def data() -> None:
     """List the data sets."""
     from ppl_bnn.datasets import tables
 
-    console, cards = new_console(), tables.datasets().values()
+    screen, cards = console.new_console(), tables.datasets().values()
     headings = ("data set", "task", "rows", "features", "where from", "bytes to fetch")
     rows = []
     for card in cards:
-        size = digits(card.bytes) if card.bytes else "-"
-        rows.append((card.name, card.task, digits(card.rows), str(card.features), card.where, size))
-    console.print(listing(headings, rows, {2, 3, 5}))
-    console.print("Licences", style="bold")
+        size = console.digits(card.bytes) if card.bytes else "-"
+        rows.append((card.name, card.task, console.digits(card.rows), str(card.features), card.where, size))
+    screen.print(console.listing(headings, rows, {2, 3, 5}))
+    screen.print("Licences", style="bold")
     for licence in dict.fromkeys(card.licence for card in cards):
         names = ", ".join(card.name for card in cards if card.licence == licence)
-        console.print(f"- {names}: {licence}", markup=False)
-    console.print("\nOr any CSV file: ppl-bnn compare --data FILE.csv --target COLUMN", markup=False)
+        screen.print(f"- {names}: {licence}", markup=False)
+    screen.print("\nOr any CSV file: ppl-bnn compare --data FILE.csv --target COLUMN", markup=False)

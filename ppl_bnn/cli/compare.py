@@ -10,22 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppl_bnn.cli import complete, options, plan
-from ppl_bnn.cli.console import (
-    NOTES,
-    REPORT,
-    StatusBars,
-    check_seed,
-    in_seconds,
-    keeping,
-    listing,
-    new_console,
-    remember_compilations,
-    say,
-    show_prior_problems,
-    show_reading,
-    warnings_shown,
-)
+from ppl_bnn.cli import complete, console, options, plan
 from ppl_bnn.cli.options import option
 from ppl_bnn.core.errors import ClusterError, InputError
 from ppl_bnn.core.progress import Bars
@@ -106,22 +91,22 @@ def compare(
     names = plan.method_names(methods)
     systems = plan.systems_of(names, ppl)
     measure = plan.reference_of(names, reference)
-    check_seed(seed)
+    console.check_seed(seed)
     sizes = {"draws": draws, "warmup": warmup, "chains": chains, "steps": steps, "budget": budget}
     chosen = plan.methods_of(systems, quick, sizes)
     from ppl_bnn.backends.protocol import resolve_device
 
     resolve_device(device)
     planned = plan.plan_of(model, data, target, drop or [], task, set_ or [], seed, quick, out)
-    errors = new_console(error=True)
+    errors = console.new_console(error=True)
     _announce(errors, planned, chosen)
-    show_prior_problems(errors, planned)
+    console.show_prior_problems(errors, planned)
     if "numpyro" in systems.values():
-        remember_compilations()
-    with keeping(planned.out):
+        console.remember_compilations()
+    with console.keeping(planned.out):
         settings = {"reference": measure, "seed": seed, "device": device}
         failed = _fit_and_show(errors, planned, chosen, settings, report)
-    new_console().print(f"[dim]{in_seconds(time.monotonic() - started)} in all[/]")
+    console.new_console().print(f"[dim]{console.in_seconds(time.monotonic() - started)} in all[/]")
     if failed:
         raise typer.Exit(1)
 
@@ -134,56 +119,59 @@ def _fit_and_show(
     from ppl_bnn.evaluation.comparison.run import compare as run
     from ppl_bnn.reporting.terminal import show
 
-    table, bars, console = planned.table, StatusBars(errors), new_console()
+    table, bars, screen = planned.table, console.StatusBars(errors), console.new_console()
     card, kept = table.card(), ("name", "description", "provenance", "licence")
-    settings |= {name: getattr(table, name) for name in ("feature_names", "class_names", "target_name")}
-    settings["card"] = {"model": planned.name} | {name: card[name] for name in kept if name in card}
-    for file in (NOTES, REPORT):
+    names = {name: getattr(table, name) for name in ("feature_names", "class_names", "target_name")}
+    card = {"model": planned.name} | {name: card[name] for name in kept if name in card}
+    for file in (console.NOTES, console.REPORT):
         (planned.out / file).unlink(missing_ok=True)
 
     def write_notes(result: Comparison) -> None:
         # Texts that are too long for a terminal.
-        (planned.out / NOTES).write_text(result.markdown(), encoding="utf-8")
+        (planned.out / console.NOTES).write_text(result.markdown(), encoding="utf-8")
         if report and result.posteriors:
             _write_report(errors, result, planned.out)
 
     train, test = ((table.x[rows], table.y[rows]) for rows in (planned.train, planned.test))
-    options: dict[str, Any] = {"progress": bars, "standardise": True, "out": planned.out}
+    settings = {**settings, **names, "card": card, "progress": bars, "standardise": True, "out": planned.out}
     try:
-        with warnings_shown(errors):
-            result = run(planned.model, train, test, chosen, **options, **settings)
+        with console.warnings_shown(errors):
+            result = run(planned.model, train, test, chosen, **settings)
     except (KeyboardInterrupt, ComparisonNotWrittenError) as interrupt:
         bars.rest()
         partial = getattr(interrupt, "partial", None)
         if partial is not None and partial.posteriors:
-            show(console, partial, NOTES)
+            show(screen, partial, console.NOTES)
             if not isinstance(interrupt, ComparisonNotWrittenError):
                 write_notes(partial)
         raise
     finally:
         bars.rest()
-    show(console, result, NOTES)
+    show(screen, result, console.NOTES)
     write_notes(result)
     if planned.quick:
-        say(console, "--quick: nothing here is expected to have converged, or to mean anything.", "yellow")
+        text = "--quick: nothing here is expected to have converged, or to mean anything."
+        screen.print(text, style="yellow")
     # A path is not wrapped, because it could not be copied; a list of names is.
-    say(console, f"Kept in {planned.out}/", "bold")
+    console.say(screen, f"Kept in {planned.out}/", "bold")
     figure = ["figure.png"] if (planned.out / "figure.png").is_file() else []
-    files = [*(f"{name}.nc" for name in result.trees), "comparison.csv", NOTES, *figure, "comparison.json"]
-    console.print(", ".join([*files, *([REPORT] if report and result.posteriors else [])]))
+    page = [console.REPORT] if report and result.posteriors else []
+    trees = [f"{name}.nc" for name in result.trees]
+    screen.print(", ".join([*trees, "comparison.csv", console.NOTES, *figure, "comparison.json", *page]))
     return bool(result.failures)
 
 
 def _write_report(errors: Console, result: Comparison | GridResult, folder: Path) -> None:
     from ppl_bnn.reporting.page import report as write
 
-    with warnings_shown(errors):
-        write(result, folder / REPORT)
+    with console.warnings_shown(errors):
+        write(result, folder / console.REPORT)
 
 
 def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
     """Refuse options without effect: those of a single comparison with --grid, and those of a grid without it."""
-    given = [name for name in context.params if _typed(context, name) and name not in OF_BOTH]
+    sources = {name: context.get_parameter_source(name) for name in context.params if name not in OF_BOTH}
+    given = [name for name, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE"]
     wrong = [name for name in given if (name in OF_GRID) is (grid is None)]
     called = ", ".join(
         f"--{name.strip('_').replace('_', '-')}" if name != "model" else "MODEL" for name in wrong
@@ -195,23 +183,17 @@ def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
         raise InputError.of("--grid", expected, f"{called} beside it", "keys of the file")
 
 
-def _typed(context: typer.Context, name: str) -> bool:
-    """Whether an option was given on the command line."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def _run_grid(file: Path, folder: Path, report: bool, settings: dict[str, Any]) -> None:
     from ppl_bnn.evaluation.grid.grid import Grid, GridInterrupted
     from ppl_bnn.evaluation.grid.result import GridResult
 
-    with keeping(folder):
+    with console.keeping(folder):
         grid = Grid.from_toml(file)
-        errors = new_console(error=True)
-        say(errors, f"{grid}: {len(grid.cells)} cells")
+        errors = console.new_console(error=True)
+        console.say(errors, f"{grid}: {len(grid.cells)} cells")
         for sentence in grid.left_out:
-            say(errors, sentence, "dim")
-        with warnings_shown(errors):
+            console.say(errors, sentence, "dim")
+        with console.warnings_shown(errors):
             try:
                 result = grid.run(folder, progress=Bars(), **settings)
             except (GridInterrupted, ClusterError):
@@ -220,9 +202,9 @@ def _run_grid(file: Path, folder: Path, report: bool, settings: dict[str, Any]) 
                 raise
         if report:
             _write_report(errors, result, folder)
-        _show_grid(new_console(), result)
+        _show_grid(console.new_console(), result)
         if report:
-            new_console().print(REPORT, markup=False)
+            console.new_console().print(console.REPORT, markup=False)
         if result.failures:
             raise typer.Exit(1)
 
@@ -237,13 +219,12 @@ def _bytes_of(memory: str | None, engine: str) -> int | None:
         return None
     found = re.fullmatch(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_UNITS)})", memory.strip(), re.ASCII)
     count = 0 if found is None else int(float(found[1]) * _UNITS[found[2]])
-    if count < _UNITS["MiB"]:
-        expected = f"a size of 1MiB or more with its unit, one of {', '.join(_UNITS)}"
-        raise InputError.of("--memory", expected, repr(memory), "--memory 4GB")
+    expected = f"a size of 1MiB or more with its unit, one of {', '.join(_UNITS)}"
+    InputError.check(count >= _UNITS["MiB"], "--memory", expected, repr(memory), "--memory 4GB")
     from ppl_bnn.evaluation.grid.engines import Engine
 
+    expected = "processes of this machine to hold to it"
     if Engine.of(engine).kind != "local":
-        expected = "processes of this machine to hold to it"
         raise InputError.of("--memory", expected, f"--engine {engine}", "no --memory")
     return count
 
@@ -252,14 +233,14 @@ _GRID_SCORES = ("log_score", "rmse", "accuracy", "crps", "ece")
 _GRID_COSTS = {"gap_mean": "gap (sd)", "run_seconds": "run (s)", "failures": "failed"}
 
 
-def _show_grid(console: Console, result: GridResult) -> None:
+def _show_grid(screen: Console, result: GridResult) -> None:
     """A block for each model and data set: scores, paired differences to the best method, the gap, the cost."""
     from ppl_bnn.evaluation.grid.cell import Cell
     from ppl_bnn.evaluation.grid.result import LABELS
 
     table: Any = result.table()
     for (model, data), block in table.groupby(level=["model", "data"], sort=False):
-        console.print(f"\n{model} on {data}", markup=False, style="bold")
+        screen.print(f"\n{model} on {data}", markup=False, style="bold")
         scores = [name for name in _GRID_SCORES if name in block]
         costs = [name for name in _GRID_COSTS if name in block]
         # The differences are those of the first score.
@@ -274,11 +255,11 @@ def _show_grid(console: Console, result: GridResult) -> None:
             ]
             for (_, _, method), row in block.iterrows()
         ]
-        grid = listing(("method", *headings), rows, range(1, len(headings) + 1))
+        grid = console.listing(("method", *headings), rows, range(1, len(headings) + 1))
         for column in grid.columns:
             column.no_wrap = True
-        console.print(grid)
-    console.print(
+        screen.print(grid)
+    screen.print(
         "Means over splits; ±: standard error over splits, corrected for the training rows that splits share. Behind "
         "best: the difference in log score, paired over splits. Gap: of the mean function from the reference's, in its "
         "standard deviations. Every column: table.csv; every cell: cells.csv.",
@@ -286,17 +267,17 @@ def _show_grid(console: Console, result: GridResult) -> None:
     )
     failed: Any = result.cells[result.cells["failure"] != ""]
     for _, row in failed.iterrows():
-        say(console, f"{Cell(*row[[*LABELS, 'key']])}: {row['failure']}")
+        console.say(screen, f"{Cell(*row[[*LABELS, 'key']])}: {row['failure']}")
     if len(failed):
         advice = "A cell that has failed counts as finished: --retry-failed computes it again."
         if failed["failure"].str.contains("memory", case=False).any():
             advice += (
                 " For want of memory give a process more with --memory, or run fewer at once with --jobs."
             )
-        say(console, advice)
+        console.say(screen, advice)
     if result.missing:
-        console.print(f"{result.missing} of {result.asked} cells have not been computed.", markup=False)
-    say(console, f"Kept in {result.folder}/", "bold")
+        screen.print(f"{result.missing} of {result.asked} cells have not been computed.", markup=False)
+    console.say(screen, f"Kept in {result.folder}/", "bold")
 
 
 def _plain(value: float, digits: int) -> str:
@@ -311,7 +292,7 @@ def _with_error(row: Any, column: str) -> str:
     return _plain(value, 3) + ("" if math.isnan(error) else f" ± {_plain(error, 3)}")
 
 
-def _announce(console: Console, planned: plan.Plan, methods: dict[str, Method]) -> None:
+def _announce(screen: Console, planned: plan.Plan, methods: dict[str, Method]) -> None:
     from rich.text import Text
 
     table, rows = planned.table, len(planned.train)
@@ -319,17 +300,17 @@ def _announce(console: Console, planned: plan.Plan, methods: dict[str, Method]) 
     classes = f", {len(table.class_names)} classes" if table.class_names else ""
     about = f"{rows} training and {len(planned.test)} test rows, {table.x.shape[1]} features{classes}"
     bold = [(name, "bold") for name in (planned.name, table.name)]
-    console.print(Text.assemble(bold[0], f"{size}, on ", bold[1], f": {about}"))
-    show_reading(console, table)
-    console.print(f"by {', '.join(f'{called(method)} ({method.ppl})' for method in methods.values())}")
+    screen.print(Text.assemble(bold[0], f"{size}, on ", bold[1], f": {about}"))
+    console.show_reading(screen, table)
+    screen.print(f"by {', '.join(f'{called(method)} ({method.ppl})' for method in methods.values())}")
     if planned.unread:
         text = f"its size is not known: outside of a system it ends in {planned.unread}"
-        console.print(text, style="dim", markup=False)
+        screen.print(text, style="dim", markup=False)
     if planned.quick:
-        console.print("--quick: tiny sizes and few rows; nothing is expected to converge", style="yellow")
+        screen.print("--quick: tiny sizes and few rows; nothing is expected to converge", style="yellow")
     if rows > MANY_ROWS and "nuts" in methods:
         text = f"NUTS goes through all {rows} rows for every gradient: this may take hours."
-        console.print(f"{text} --methods svi,map is quicker.", style="yellow")
+        screen.print(f"{text} --methods svi,map is quicker.", style="yellow")
 
 
 def called(method: Method) -> str:

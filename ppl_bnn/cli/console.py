@@ -73,7 +73,10 @@ def register(function: Callable[..., None], **settings: Any) -> None:
             text, status = str(error) or "interrupted", 128 + (signals or [signal.SIGINT])[0]
         else:
             return
-        complain(text)
+        from rich.text import Text
+
+        line = Text.assemble(("error: ", "bold red"), (clean_lines(text), "red"))
+        new_console(error=True).print(line, soft_wrap=True)
         raise typer.Exit(status)
 
     app.command(**settings)(run)
@@ -114,13 +117,6 @@ def in_options(text: str) -> str:
     """The library's advice, which is written for Python, in terms of command line options."""
     text = re.sub(r"""\b(task|device)=["'](\w+)["']""", r"--\1 \2", text)
     return re.sub(r"""\bdrop=\[(["'].*?["'])\]""", r"--drop \1", text)
-
-
-def complain(text: str) -> None:
-    from rich.text import Text
-
-    line = Text.assemble(("error: ", "bold red"), (clean_lines(text), "red"))
-    new_console(error=True).print(line, soft_wrap=True)
 
 
 def _version(wanted: bool) -> None:

@@ -90,16 +90,14 @@ def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
             systems = dict.fromkeys(names, system)
             continue
         method = row(method).name
-        if method not in systems:
-            advice = f"--methods {','.join([*names, method])}"
-            raise InputError.of("--ppl", f"methods among {', '.join(names)}", method, advice)
+        advice = f"--methods {','.join([*names, method])}"
+        InputError.check(method in systems, "--ppl", f"methods among {', '.join(names)}", method, advice)
         systems[method] = system
     for name, system in systems.items():
         # A method runs in the systems of its innermost part.
         served = _parts(name)[-1].systems
-        if system not in served:
-            expected = f"{name} in {' or '.join(served)}, where alone it runs"
-            raise InputError.of("--ppl", expected, system, f"--ppl {ppl},{name}={served[0]}")
+        expected = f"{name} in {' or '.join(served)}, where alone it runs"
+        InputError.check(system in served, "--ppl", expected, system, f"--ppl {ppl},{name}={served[0]}")
     return systems
 
 
@@ -108,9 +106,8 @@ def reference_of(names: list[str], wanted: str | None) -> str | None:
     if wanted is None:
         return REFERENCE if REFERENCE in names else None
     name = row(wanted).name
-    if name not in names:
-        expected, advice = f"one of the methods {', '.join(names)}", f"--methods {','.join([*names, name])}"
-        raise InputError.of("--reference", expected, name, advice)
+    expected, advice = f"one of the methods {', '.join(names)}", f"--methods {','.join([*names, name])}"
+    InputError.check(name in names, "--reference", expected, name, advice)
     return name
 
 
@@ -178,6 +175,7 @@ def plan_of(
     is_csv = source.lower().endswith(".csv") or "/" in source
     _check_source(source, is_csv, target, drop, task)
     arguments = settings_of(settings)
+    strict = bool(arguments) and not is_file
 
     # Files are read and run only from here on; first the model, which decides how a column of integers is read.
     known_task = task if is_csv else tables.datasets()[source].task
@@ -189,7 +187,7 @@ def plan_of(
             _check_folder(_folder(out, model, source, quick))
         function = load_model(model, is_file, arguments)
         features = 1 if is_csv else tables.datasets()[source].features
-        sketch, _ = sketch_of(function, features, bool(arguments) and not is_file)
+        sketch, _ = sketch_of(function, features, strict)
         if not is_csv:
             _check_task(model, sketch, source, known_task)
     wanted = known_task or (sketch.task if sketch is not None else None)
@@ -202,7 +200,7 @@ def plan_of(
 
     if table.task == "classification":
         function = bind_classes(function, table.y, table.class_names)
-    sketch, unread = sketch_of(function, table.x.shape[1], bool(arguments) and not is_file)
+    sketch, unread = sketch_of(function, table.x.shape[1], strict)
     _check_task(name, sketch, table.name, table.task)
     train, test = table.split(seed)
     if quick:
@@ -265,10 +263,8 @@ def sketch_of(model: Callable[..., Any], inputs: Any, strict: bool = False) -> t
         if strict:
             given = getattr(model, "keywords", {})
             words = ", ".join(f"{name}={value!r}" for name, value in given.items() if name != "classes")
-            got, advice = (
-                f"{words}, with which it ends in {found}",
-                "`ppl-bnn show MODEL`, which lists its arguments",
-            )
+            got = f"{words}, with which it ends in {found}"
+            advice = "`ppl-bnn show MODEL`, which lists its arguments"
             raise InputError.of("--set", "values that the model takes", got, advice) from error
         return None, found
 
@@ -283,18 +279,15 @@ def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str]
     from ppl_bnn.datasets import tables
 
     if not is_csv:
-        known = tables.datasets()
-        if source not in known:
-            error = unknown_name("data set", source, known)
+        if source not in tables.datasets():
+            error = unknown_name("data set", source, tables.datasets())
             raise type(error)(f"{error}; a file is given as FILE.csv")
         for option, value in (("--target", target), ("--drop", drop), ("--task", task)):
-            if value:
-                got, advice = f"data set {source!r}", f"--data FILE.csv, or no {option}"
-                raise InputError.of(option, "a CSV file to go with it", got, advice)
+            got, advice = f"data set {source!r}", f"--data FILE.csv, or no {option}"
+            InputError.check(not value, option, "a CSV file to go with it", got, advice)
         return
-    if not Path(source).is_file():
-        got, advice = f"{source}, which does not exist", "its full path, or a name from `ppl-bnn data`"
-        raise InputError.of("--data", "a CSV file", got, advice)
+    got, advice = f"{source}, which does not exist", "its full path, or a name from `ppl-bnn data`"
+    InputError.check(Path(source).is_file(), "--data", "a CSV file", got, advice)
     if target is None:
         from ppl_bnn.datasets.columns import header_of
 

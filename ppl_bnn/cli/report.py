@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from ppl_bnn.cli import options
-from ppl_bnn.cli.console import REPORT, new_console, say, warnings_shown
+from ppl_bnn.cli import console
+from ppl_bnn.cli.options import argument, option
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.names import clean
 
@@ -19,12 +19,10 @@ OF_GRID = "Of a grid: which of its methods the others are measured against."
 
 
 def report(
-    folder: Annotated[Path, options.argument(KEPT, "DIR")],
-    out: Annotated[Path | None, options.option("The page.", "FILE.html", default=f"DIR/{REPORT}")] = None,
-    title: Annotated[
-        str | None, options.option("Its heading.", "TEXT", default="the model and the data")
-    ] = None,
-    reference: Annotated[str | None, options.option(OF_GRID, "METHOD", default="that of the grid")] = None,
+    folder: Annotated[Path, argument(KEPT, "DIR")],
+    out: Annotated[Path | None, option("The page.", "FILE.html", f"DIR/{console.REPORT}")] = None,
+    title: Annotated[str | None, option("Its heading.", "TEXT", "the model and the data")] = None,
+    reference: Annotated[str | None, option(OF_GRID, "METHOD", "that of the grid")] = None,
 ) -> None:
     """Write the page of a stored comparison or grid, also while it is being computed.
 
@@ -33,12 +31,12 @@ def report(
     result = _read(folder, reference)
     from ppl_bnn.reporting.page import report as write
 
-    errors = new_console(error=True)
-    with warnings_shown(errors):
-        page = write(result, out or folder / REPORT, title=None if title is None else clean(title))
+    errors = console.new_console(error=True)
+    with console.warnings_shown(errors):
+        page = write(result, out or folder / console.REPORT, title=None if title is None else clean(title))
     if missing := getattr(result, "missing", 0):
         errors.print(f"{missing} cells have not been computed.", markup=False)
-    say(new_console(), str(page))
+    console.say(console.new_console(), str(page))
 
 
 def _read(folder: Path, reference: str | None) -> Comparison | GridResult:
@@ -57,7 +55,6 @@ def _read(folder: Path, reference: str | None) -> Comparison | GridResult:
             got = f"{folder}, whose comparison was kept before its predictions were"
         advice = "the --out of `ppl-bnn compare`"
         raise InputError.of("DIR", "the folder of a comparison or of a grid", got, advice)
-    if reference is not None:
-        got = f"{folder}, a comparison, whose gaps are measured"
-        raise InputError.of("--reference", "a grid to go with it", got, "no --reference")
+    got = f"{folder}, a comparison, whose gaps are measured"
+    InputError.check(reference is None, "--reference", "a grid to go with it", got, "no --reference")
     return Comparison.load(folder)

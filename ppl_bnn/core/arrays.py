@@ -42,11 +42,8 @@ def unravel(flat: Array, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Arr
 def unprefixed(arrays: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
     """The arrays whose names begin with `part/`, by the rest of their names."""
     prefix = f"{part}/"
-    return {
-        name.removeprefix(prefix): np.array(value)
-        for name, value in arrays.items()
-        if name.startswith(prefix)
-    }
+    names = (name for name in arrays if name.startswith(prefix))
+    return {name.removeprefix(prefix): np.array(arrays[name]) for name in names}
 
 
 def row_count(x: Any) -> int:

@@ -77,10 +77,11 @@ def check_labels(y: np.ndarray, classes: int) -> np.ndarray:
 
 def text_labels(y: Any) -> tuple[Any, tuple[str, ...] | None]:
     """Encode targets that are text: codes 0..K-1, and the labels of the codes, sorted; else y unchanged, and None."""
-    array = np.asarray(y) if isinstance(y, list | tuple | np.ndarray) or hasattr(y, "to_numpy") else None
-    if array is None or array.dtype.kind not in "UOT" or array.ndim != 1 or np.ma.isMaskedArray(y):
-        return y, None
-    if not len(array) or not all(isinstance(value, str) for value in array):
+    array = (
+        np.asarray(y) if isinstance(y, list | tuple | np.ndarray) or hasattr(y, "to_numpy") else np.empty(0)
+    )
+    one_row_each = array.dtype.kind in "UOT" and array.ndim == 1 and len(array) and not np.ma.isMaskedArray(y)
+    if not (one_row_each and all(isinstance(value, str) for value in array)):
         return y, None
     labels, codes = np.unique(array.astype(str), return_inverse=True)
     for label in labels:
@@ -110,11 +111,10 @@ def label_codes(y: np.ndarray, labels: Sequence[Any]) -> np.ndarray:
 def warn_of_labels(labels: Sequence[Any]) -> None:
     """Warn which label is which class."""
     listed = ", ".join(repr(label) for label in labels[:10]) + (", ..." if len(labels) > 10 else "")
-    warnings.warn(
-        f"y: the labels {listed} are the classes 0 to {len(labels) - 1}, in this order; predictions keep them",
-        UserWarning,
-        stacklevel=4,
+    text = (
+        f"y: the labels {listed} are the classes 0 to {len(labels) - 1}, in this order; predictions keep them"
     )
+    warnings.warn(text, UserWarning, stacklevel=4)
 
 
 def _check_rows(values: np.ndarray, wrong: np.ndarray, expected: str, advice: str) -> None:
@@ -146,11 +146,7 @@ def check_censored(y: np.ndarray, positive: bool = False) -> None:
 
 
 # Error messages of torch, JAX and NumPy about arrays of other frameworks.
-_FOREIGN = (
-    "must be Tensor, not",
-    "Can't call numpy() on Tensor",
-    "numpy.ndarray conversion method __array__()",
-)
+_FOREIGN = ("must be Tensor, not", "Can't call numpy() on Tensor", "ndarray conversion method __array__()")
 
 
 def foreign_function(error: BaseException) -> ModelError | None:
@@ -172,11 +168,8 @@ def warn_constant_columns(x: Any) -> None:
         if array.ndim == 2 and len(array) > 1 and np.issubdtype(array.dtype, np.floating):
             constant = np.flatnonzero(np.ptp(array, axis=0) == 0)
             if len(constant):
-                warnings.warn(
-                    f"{name}: columns {constant[:10].tolist()} have no variance; they are kept, and tell nothing",
-                    UserWarning,
-                    stacklevel=3,
-                )
+                text = f"columns {constant[:10].tolist()} have no variance; they are kept, and tell nothing"
+                warnings.warn(f"{name}: {text}", UserWarning, stacklevel=3)
 
 
 def data_hash(x: Any, y: np.ndarray) -> str:

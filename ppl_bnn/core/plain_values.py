@@ -88,17 +88,13 @@ def read_toml(path: str | os.PathLike[str]) -> dict[str, Any]:
     return found
 
 
-def _check_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [
-            entry
-            for each in level
-            if isinstance(each, dict | list)
-            for entry in (each.values() if isinstance(each, dict) else each)
-        ]
-    if level:
+def _check_depth(value: Any, left: int = DEEPEST) -> None:
+    if not left:
         raise ValueError(f"values nested more than {DEEPEST} deep")
+    if isinstance(value, dict):
+        value = list(value.values())
+    for entry in value if isinstance(value, list) else ():
+        _check_depth(entry, left - 1)
 
 
 def check_kind(value: Any, schema: Any, where: str = "") -> None:

@@ -118,10 +118,8 @@ def refuse_forked() -> None:
     if not _first:
         _first.append(os.getpid())
     elif _first[0] != os.getpid():
-        got = (
-            f"process {os.getpid()}, which was forked from {_first[0]} after a fit there: the threads of JAX and torch "
-            "do not survive a fork"
-        )
+        forked = f"process {os.getpid()}, which was forked from {_first[0]} after a fit there"
+        got = f"{forked}: the threads of JAX and torch do not survive a fork"
         advice = "multiprocessing.get_context('spawn'), joblib, or forking before the first fit"
         raise UnsupportedError.of("", "a process that was started afresh", got, advice)
 

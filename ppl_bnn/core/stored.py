@@ -192,15 +192,14 @@ class Reader:
                 whole = content[: place.start(1)] + _ZEROS + content[place.end(1) :]
                 _compare(hashlib.sha256(whole).hexdigest().encode(), place[1])
             words = parse_json(content)
+        got = f"{file}, of something else"
         if not isinstance(words, dict) or words.get("kind") != kind:
-            got = f"{file}, of something else"
             raise DamagedError.of(self.argument, f"the manifest of a {kind}", got, "another folder")
         version = words.get("format")
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise self.damaged(file, "it has no format number")
-        if version > newest:
-            expected, got = f"format {newest} or older", f"{file}, of format {version}"
-            raise UnsupportedError.of(self.argument, expected, got, "a newer ppl-bnn")
+        expected, got = f"format {newest} or older", f"{file}, of format {version}"
+        UnsupportedError.check(version <= newest, self.argument, expected, got, "a newer ppl-bnn")
         with self._checking(file):
             kinds = {"kind": str, "format": int, **schema}
             if version >= sealed_since:

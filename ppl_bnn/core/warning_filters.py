@@ -13,7 +13,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 
@@ -61,45 +61,38 @@ class _Entry:
             return _recording() is not None
         return any(rule.category is self.category and _matches(rule, text) for rule in _ignoring())
 
-    def enter(self) -> None:
-        self.blocks += 1
-        # Another thread may have restored a copy of the list from before this entry.
-        filters: Any = warnings.filters
-        if not any(each is self.item for each in filters):
-            filters.insert(0, self.item)
-        if not any(each is filters for each in self.lists):
-            self.lists.append(filters)
-
-    def leave(self) -> None:
-        self.blocks -= 1
-        if self.blocks:
-            return
-        current: Any = warnings.filters
-        for filters in (*self.lists, current):
-            filters[:] = [each for each in filters if each is not self.item]
-        self.lists.clear()
-
-
-_ENTRIES: dict[tuple[bool, type[Warning]], _Entry] = {}
-
-
-@contextlib.contextmanager
-def _entered(category: type[Warning], ignores: bool) -> Iterator[None]:
-    with _LOCK:
-        entry = _ENTRIES.setdefault((ignores, category), _Entry(category, ignores))
-        entry.enter()
-    try:
-        yield
-    finally:
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
         with _LOCK:
-            entry.leave()
+            self.blocks += 1
+            # Another thread may have restored a copy of the list from before this entry.
+            filters: Any = warnings.filters
+            if not any(each is self.item for each in filters):
+                filters.insert(0, self.item)
+            if not any(each is filters for each in self.lists):
+                self.lists.append(filters)
+        try:
+            yield
+        finally:
+            with _LOCK:
+                self.blocks -= 1
+                if not self.blocks:
+                    now: Any = warnings.filters
+                    for filters in (*self.lists, now):
+                        filters[:] = [each for each in filters if each is not self.item]
+                    self.lists.clear()
+
+
+@cache
+def _entry(category: type[Warning], ignores: bool) -> _Entry:
+    return _Entry(category, ignores)
 
 
 @contextlib.contextmanager
 def ignored(message: str = "", category: type[Warning] = Warning, everywhere: bool = False) -> Iterator[None]:
     """Ignore warnings in this context, or in all threads; `message` is a regular expression for their beginning."""
     rule = _Rule(category, re.compile(message, re.IGNORECASE))
-    with _entered(category, ignores=True):
+    with _entry(category, True).entered():
         if everywhere:
             _EVERYWHERE.append(rule)
             undo = partial(_EVERYWHERE.remove, rule)
@@ -115,7 +108,7 @@ def ignored(message: str = "", category: type[Warning] = Warning, everywhere: bo
 def recorded() -> Iterator[list[warnings.WarningMessage]]:
     """Record all warnings of this context, including repeated ones, in a list. They are not shown."""
     kept: list[warnings.WarningMessage] = []
-    with _shown_here(), _entered(Warning, ignores=False):
+    with _shown_here(), _entry(Warning, False).entered():
         # A change of the filters resets the registry of warnings that were shown already.
         with _LOCK:
             warnings.simplefilter("ignore", _Never)

@@ -91,8 +91,7 @@ def _splits(table: Table, wanted: _Wanted) -> list[Split]:
         train = min(max(round(wanted.share * len(table.y)), 1), len(table.y) - 1)
         rows = np.arange(len(table.y))
         return [Split(f"time@{wanted.share:g}", rows[:train], rows[train:])]
-    if table.ordered:
-        expected = f"a split in time of {table.name!r}, whose rows are in time order and share values"
-        raise InputError.of("splits", expected, "random splits", f"'time@{wanted.share:g}'")
+    expected = f"a split in time of {table.name!r}, whose rows are in time order and share values"
+    InputError.check(not table.ordered, "splits", expected, "random splits", f"'time@{wanted.share:g}'")
     share = f"random@{wanted.share:g}"
     return [Split(f"{share}[{k}]", *table.split(k, 1.0 - wanted.share)) for k in wanted.numbers or ()]

@@ -241,15 +241,10 @@ def load(name: str, **options: Any) -> Table:
         got = repr(next(iter(options)))
         raise InputError.of("", f"no option for data set {name!r}", got, f"load({name!r})")
     check_known(f"option of data set {name!r}", options, source.options)
-    return Table(
-        name,
-        **read(source, **options),
-        task=source.task,
-        description=source.description,
-        provenance=source.card.source,
-        licence=source.licence,
-        ordered=source.ordered,
-    )
+    known: dict[str, Any] = {
+        key: getattr(source, key) for key in ("task", "description", "licence", "ordered")
+    }
+    return Table(name, **read(source, **options), **known, provenance=source.card.source)
 
 
 def read_csv(
@@ -292,13 +287,9 @@ def read_csv(
         For an absent target, an absent dropped column or an unknown task, with the nearest name.
     """
     parts = read_columns(path, target, drop, task)
-    return Table(
-        name_of(path),
-        **parts,
-        task="regression" if parts["class_names"] is None else "classification",
-        description=f"column {parts['target_name']!r} of {Path(path).name}",
-        provenance=str(path),
-    )
+    parts["task"] = "regression" if parts["class_names"] is None else "classification"
+    description = f"column {parts['target_name']!r} of {Path(path).name}"
+    return Table(name_of(path), **parts, description=description, provenance=str(path))
 
 
 def name_of(path: str | os.PathLike[str]) -> str:

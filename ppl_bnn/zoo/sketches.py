@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,17 +122,8 @@ class _Sketching(Interpretation):
     def __init__(self) -> None:
         super().__init__()
         self.sites: list[SiteSketch] = []
-        self.task = ""
-        self.likelihood = ""
+        self.task = self.likelihood = ""
         self.in_rows = False
-
-    @contextlib.contextmanager
-    def rows(self) -> Iterator[None]:
-        self.in_rows = True
-        try:
-            yield
-        finally:
-            self.in_rows = False
 
     def process(self, msg: Message) -> None:
         super().process(msg)
@@ -148,7 +139,10 @@ class _Sketching(Interpretation):
                     self.sites.append(SiteSketch(msg.name, prior, shape, self.in_rows))
                 msg.answer(np.ones(shape))
             case "rows":
-                msg.answer(self.rows())
+                self.in_rows = True
+                plate = contextlib.ExitStack()
+                plate.callback(setattr, self, "in_rows", False)
+                msg.answer(plate)
             case "observe":
                 likelihood = msg.arguments["likelihood"]
                 self.task = likelihood.task

@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ppl_bnn
-from ppl_bnn.cli import commands, compare, plan
+from ppl_bnn.cli import commands, compare, console, plan
 from ppl_bnn.inference.registry import MODULES, ROWS
 from ppl_bnn.reporting import terminal
 
@@ -38,7 +38,7 @@ def csv(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A compilation cache cannot be unset within a process, and belongs to no test.
-    monkeypatch.setattr(compare, "remember_compilations", lambda: None)
+    monkeypatch.setattr(console, "remember_compilations", lambda: None)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ppl_bnn
-from ppl_bnn.cli import commands, compare, complete, plan
+from ppl_bnn.cli import commands, complete, console, plan
 from ppl_bnn.core.errors import BNNError, InputError
 from ppl_bnn.inference.registry import ROWS
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "remember_compilations", lambda: None)
+    monkeypatch.setattr(console, "remember_compilations", lambda: None)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
 

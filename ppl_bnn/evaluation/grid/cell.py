@@ -89,11 +89,6 @@ class Cell:
     seed: int
     key: str
 
-    @property
-    def labels(self) -> tuple[str, str, str, str, int]:
-        """The labels without the key."""
-        return self.model, self.data, self.split, self.method, self.seed
-
     def __str__(self) -> str:
         return f"{self.model} on {self.data}, {self.split}, by {self.method}, seed {self.seed}"
 
@@ -157,23 +152,6 @@ def of_device(device: str) -> str:
 # --- computation ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Work:
-    """Everything that the cells of one model, data set and method have in common, as sent to other processes."""
-
-    model: Callable[..., Any]
-    method: Method
-    standardise: bool
-    device: str
-    feature_names: tuple[str, ...]
-    class_names: tuple[str, ...] | None
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """The keyword arguments of the fit."""
-        return {name: value for name, value in vars(self).items() if name not in ("model", "method")}
-
-
 # A process that computes several cells of one model uses one function for all, so that it is compiled once.
 _read = functools.lru_cache(maxsize=4)(processes.read)
 
@@ -183,28 +161,24 @@ def computed(
 ) -> bytes:
     """The content of the file of a cell.
 
-    `work` is a `Work` that `processes.written` has pickled, `parts` the key's parts as JSON, `x` and `y` the whole
-    table in original units, `train` and `test` the row numbers of the split.
+    `work` is the fit of a method to a model, a `functools.partial` that `processes.written` has pickled, `parts` the
+    key's parts as JSON, `x` and `y` the whole table in original units, `train` and `test` the row numbers of the split.
     """
     begun, clock = time.time(), time.perf_counter()
     # Another process was writing the entry that this one read, so this one compiled it itself.
     with recorded() as caught, ignored("Error (reading|writing) persistent compilation cache"):
         try:
-            task = _read(work)
-            rows = x[train], y[train]
-            fit = functools.partial(task.method.fit, task.model, *rows, seed=seed, **task.options)
-            record = fitted("", fit, x[test], y[test], seed, task.device)
+            fit = _read(work)
+            of_rows = functools.partial(fit, x[train], y[train], seed=seed)
+            record = fitted("", of_rows, x[test], y[test], seed, fit.keywords["device"])
             arrays = _kept(record, y[test])
         except Exception as error:
             record, arrays = Record("", failure=reason(error)), {}
     texts = [" ".join(str(each.message).split()) for each in caught if issubclass(each.category, UserWarning)]
     prediction = record.prediction
     words = {
-        "figures": record.figures,
-        "notes": record.notes,
-        "failure": record.failure,
+        **{name: getattr(record, name) for name in ("figures", "notes", "failure", "ppl")},
         "warnings": list(dict.fromkeys(texts)),
-        "ppl": record.ppl,
         "rows": [len(train), len(test)],
         "task": None if prediction is None else "classification" if prediction.is_classes else "regression",
         "costs": {

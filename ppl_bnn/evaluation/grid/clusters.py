@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.core.errors import ClusterError, InputError, message
@@ -94,8 +94,7 @@ def _why_ended(error: BaseException) -> str:
     return f"its process ended under it ({detail}), as by a crash of a library or for want of memory"
 
 
-@dataclass(frozen=True)
-class _Raised:
+class _Raised(NamedTuple):
     """Result of a task that raised an error."""
 
     error: Exception
@@ -218,7 +217,8 @@ def _rounds(
                     yield number, result
         finally:
             with contextlib.suppress(Exception):
-                cluster.forget(list(running))
+                if running and cluster.answers():
+                    cluster.forget(list(running))
 
 
 @contextlib.contextmanager
@@ -270,8 +270,7 @@ class _OnDask(Cluster):
         return handle.result(timeout=PATIENCE)
 
     def forget(self, handles: list[Any]) -> None:
-        if handles and self.answers():
-            self.client.cancel(handles, force=True)
+        self.client.cancel(handles, force=True)
 
     def answers(self) -> bool:
         return self.client.status == "running"
@@ -327,9 +326,8 @@ class _OnRay(Cluster):
         return self.ray.get(handle, timeout=PATIENCE)
 
     def forget(self, handles: list[Any]) -> None:
-        if handles and self.answers():
-            for handle in handles:
-                self.ray.cancel(handle, force=True)
+        for handle in handles:
+            self.ray.cancel(handle, force=True)
 
     def answers(self) -> bool:
         return not_reached(self.address) is None
@@ -341,8 +339,8 @@ def on_ray(address: str, device: str) -> Iterator[Cluster]:
     with environment(_OF_RAY):
         ray: Any = importlib.import_module("ray")
     connects = not ray.is_initialized()
+    got = f"ray://{address}, while this process is connected to another already"
     if not connects and address != "auto":
-        got = f"ray://{address}, while this process is connected to another already"
         raise InputError.of("engine", "the cluster of this process", got, "'ray://auto', or ray.shutdown()")
     try:
         if connects:

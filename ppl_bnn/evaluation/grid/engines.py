@@ -62,15 +62,14 @@ class Engine:
         if kind not in KINDS:
             raise unknown_name("engine", word, ("local", "sequential", "dask://HOST:PORT", "ray://HOST:PORT"))
         if kind not in _CLUSTERS:
-            if mark:
-                raise InputError.of("engine", kind, repr(word), f"engine={kind!r}")
+            InputError.check(not mark, "engine", kind, repr(word), f"engine={kind!r}")
             return cls(kind)
         package, extra, port, _ = _CLUSTERS[kind]
         if not re.fullmatch(r"(\w+://)?[^/:\s]+:\d+" + ("|auto" if kind == "ray" else ""), address):
             advice = f"engine='{kind}://127.0.0.1:{port}'"
             raise InputError.of("engine", f"{kind}://HOST:PORT", repr(word), advice)
+        advice = f"pip install '{extra}', or engine='local'"
         if importlib.util.find_spec(package) is None:
-            advice = f"pip install '{extra}', or engine='local'"
             raise MissingFrameworkError.of("engine", f"the package {package} for {word}", "none", advice)
         return cls(kind, address)
 
@@ -92,9 +91,9 @@ def share(jobs: int | None = None, device: str = "auto", memory: int | None = No
     cores, available = joblib.cpu_count(), machine_memory()
     found = gpus()
     kind, index = resolve_device(device)
-    if kind == "cuda" and (index or 0) >= len(found):
-        expected = f"a CUDA device for device={device!r}"
-        raise DeviceError.of("", expected, f"{len(found)} of them", "device='cpu' or 'auto'")
+    expected = f"a CUDA device for device={device!r}"
+    there, got = kind != "cuda" or (index or 0) < len(found), f"{len(found)} of them"
+    DeviceError.check(there, "", expected, got, "device='cpu' or 'auto'")
     if index is not None:
         found = (found[index],)
     used = () if kind == "cpu" else found or None
@@ -144,9 +143,8 @@ def check(engine: Engine, jobs: int | None = None, device: str = "auto", memory:
     share(jobs)
     if engine.kind == "sequential" and jobs not in (None, 1):
         raise InputError.of("jobs", "one at a time in this process", repr(jobs), "engine='local'")
-    if memory is not None:
-        expected = f"no limit on {engine.kind}, which has its own"
-        raise InputError.of("memory", expected, repr(memory), "memory=None")
+    expected = f"no limit on {engine.kind}, which has its own"
+    InputError.check(memory is None, "memory", expected, repr(memory), "memory=None")
     if engine.address and engine.address != "auto" and (error := clusters.not_reached(engine.address)):
         got = f"{engine}: {error}"
         raise InputError.of("engine", "a cluster that answers", got, "its scheduler's address") from error

@@ -15,8 +15,8 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,10 @@ from ppl_bnn.datasets.tables import Table
 from ppl_bnn.evaluation.comparison.run import bind_classes, check_method
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import engines
-from ppl_bnn.evaluation.grid.cell import Cell, Store, Work
-from ppl_bnn.evaluation.grid.result import CELLS, FORMAT, KIND, MANIFEST, GridResult, read_manifest
+from ppl_bnn.evaluation.grid.cell import Cell, Store
+from ppl_bnn.evaluation.grid.result import AXES, CELLS, FORMAT, KIND, MANIFEST, GridResult, read_manifest
 from ppl_bnn.inference.method import Method
+from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.zoo.support import named
 
 LOCK = ".lock"
@@ -211,8 +212,7 @@ class Grid:
         """
         place = engines.Engine.of(engine)
         engines.check(place, jobs, self.device, memory)
-        if not isinstance(resume, bool):
-            raise InputError.of("resume", "True or False", repr(resume), "resume=True")
+        InputError.check(isinstance(resume, bool), "resume", "True or False", repr(resume), "resume=True")
         _check_folder(self, out)
         plan = self._plan
         tasks = plan.tasks(engines.device_inside(place, self.device))
@@ -304,9 +304,8 @@ def _data(where: str, given: Any) -> Any:
     if isinstance(given, str):
         check_known("data set", [given], tables.datasets())
         return given
-    if not isinstance(given, Table):
-        advice = "ppl_bnn.data.read_csv(path, target)"
-        raise InputError.of(where, "a table, or a name", type(given).__name__, advice)
+    advice = "ppl_bnn.data.read_csv(path, target)"
+    InputError.check(isinstance(given, Table), where, "a table, or a name", type(given).__name__, advice)
     return given
 
 
@@ -341,7 +340,7 @@ class _Fits:
     data: str
     method: str
     table: Table
-    work: Work
+    fit: partial[Posterior]
     parts: dict[str, Any]
 
 
@@ -381,7 +380,7 @@ class _Plan:
         written: dict[_Fits, bytes] = {}
         for fits in dict.fromkeys(planned.fits for planned in self.cells):
             try:
-                written[fits] = processes.written(replace(fits.work, device=device), fits.work.model)
+                written[fits] = processes.written(partial(fits.fit, device=device), fits.fit.args[0])
             except Exception as error:
                 where = f"{fits.model} by {fits.method}"
                 got, advice = f"{type(error).__name__}: {error}", "a model at the top of a module"
@@ -394,18 +393,14 @@ class _Plan:
 
     def manifest(self, grid: Grid) -> dict[str, Any]:
         """The data that identify the folder of this grid, and the files of its cells."""
+        axes = {name: list(getattr(grid, name)) for name in AXES}
+        axes["splits"] = list(dict.fromkeys(planned.split.name for planned in self.cells))
         return {
             "kind": KIND,
             "format": FORMAT,
             "reference": grid.reference,
             "standardise": grid.standardise,
-            "axes": {
-                "models": list(grid.models),
-                "data": list(grid.data),
-                "splits": list(dict.fromkeys(planned.split.name for planned in self.cells)),
-                "methods": list(grid.methods),
-                "seeds": list(grid.seeds),
-            },
+            "axes": axes,
             "left_out": list(self.left_out),
             "data": {label: table.card() for label, table in self.tables.items()},
             "cells": [list(asdict(planned.cell).values()) for planned in self.cells],
@@ -421,8 +416,9 @@ def _planned(grid: Grid) -> _Plan:
     every: list[_Fits] = []
     left_out: list[str] = []
     for data, table in found.items():
-        names, of_classes = tuple(table.feature_names), table.task == "classification"
-        of_data = cells.of_data(table)
+        options: dict[str, Any] = {"standardise": grid.standardise, "class_names": table.class_names}
+        options["feature_names"] = tuple(table.feature_names)
+        of_classes, of_data = table.task == "classification", cells.of_data(table)
         for name, model in grid.models.items():
             bound = bind_classes(model, table.y, table.class_names) if of_classes else model
             sketch, own = _seen(bound, table)
@@ -431,13 +427,12 @@ def _planned(grid: Grid) -> _Plan:
                 continue
             common = {"model": cells.of_model(bound, sketch), "data": of_data, "device": device}
             for label, method in grid.methods.items():
-                work = Work(bound, method, grid.standardise, grid.device, names, table.class_names)
+                fit = partial(method.fit, bound, **options)
                 of_method = cells.of_method(method, own or method.ppl)
                 parts = {**common, "method": of_method, "standardise": grid.standardise}
-                every.append(_Fits(name, data, label, table, work, parts))
-    if not every:
-        got = " ".join(left_out)
-        raise InputError.of("models, data", "a model for the task of a data set", got, "others")
+                every.append(_Fits(name, data, label, table, fit, parts))
+    got = " ".join(left_out)
+    InputError.check(every, "models, data", "a model for the task of a data set", got, "others")
     planned = []
     for position in range(max(map(len, parted.values()))):
         for seed in grid.seeds:
@@ -483,9 +478,9 @@ def _check_folder(grid: Grid, out: str | os.PathLike[str]) -> None:
         return
     axes = before["axes"]
     for name in ("models", "data", "methods", "seeds"):
-        if not set(axes[name]) & set(getattr(grid, name)):
-            got = f"{out}, that of one whose {name} are {', '.join(map(str, axes[name]))}"
-            raise InputError.of("out", "the folder of this grid", got, "another folder")
+        got = f"{out}, that of one whose {name} are {', '.join(map(str, axes[name]))}"
+        common = set(axes[name]) & set(getattr(grid, name))
+        InputError.check(common, "out", "the folder of this grid", got, "another folder")
 
 
 @contextmanager

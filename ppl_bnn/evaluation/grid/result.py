@@ -11,7 +11,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 # Version 2 added a checksum.
 KIND, FORMAT = "ppl_bnn grid", 2
 MANIFEST, CELLS = "grid.json", "cells"
-_AXES = {"models": [str], "data": [str], "splits": [str], "methods": [str], "seeds": [int]}
+AXES = {"models": [str], "data": [str], "splits": [str], "methods": [str], "seeds": [int]}
 _SCHEMA = {
     "reference": (str, None),
     "standardise?": bool,
-    "axes": _AXES,
+    "axes": AXES,
     "left_out": [str],
     "data?": {str: {str: object}},
     "cells": [[(str, int)]],
@@ -50,16 +50,8 @@ _READER = stored.Reader(
 _KEY = re.compile(r"[\w-]{1,100}")
 LABELS = ("model", "data", "split", "method", "seed")
 # Scores that are compared, and whether larger is better.
-LARGER_IS_BETTER = {
-    "log_score": True,
-    "rmse": False,
-    "crps": False,
-    "accuracy": True,
-    "brier": False,
-    "ece": False,
-    "concordance": True,
-    "elpd_loo": True,
-}
+_SCORES = ("log_score", "rmse", "crps", "accuracy", "brier", "ece", "concordance", "elpd_loo")
+LARGER_IS_BETTER = {name: name not in ("rmse", "crps", "brier", "ece") for name in _SCORES}
 # Further columns of a table: the mean over splits, or the worst of all cells.
 _MEANS = (
     "coverage_90", "width_90", "gap_mean", "gap_sd_ratio", "gap_mean_floor", "gap_sd_floor", "parameters",
@@ -161,21 +153,15 @@ class GridResult:
         store.warn_of_damaged("are left out; running the grid again computes them")
         store.warn_of_unsealed()
         finished = [cell for cell in planned if cell.key in found]
-        rows = {cell.labels: _row(cell, found[cell.key]) for cell in finished}
+        rows = {cell: _row(cell, found[cell.key]) for cell in finished}
         notes = {key: _notes(words) for key, words in found.items()}
         if reference is not None:
             _measure_gaps(finished, reference, found, store, rows, notes)
-        return cls(
-            _frame(list(rows.values())),
-            {key: columns for key, columns in notes.items() if columns},
-            axes,
-            reference,
-            len(planned),
-            tuple(manifest["left_out"]),
-            Path(folder),
-            tuple(cell for cell in planned if cell.key not in found),
-            _settings(finished, store, manifest),
-        )
+        frame, left_out = _frame(list(rows.values())), tuple(manifest["left_out"])
+        notes = {key: columns for key, columns in notes.items() if columns}
+        absent = tuple(cell for cell in planned if cell.key not in found)
+        settings = _settings(finished, store, manifest)
+        return cls(frame, notes, axes, reference, len(planned), left_out, Path(folder), absent, settings)
 
     def arrays(self, key: str) -> dict[str, np.ndarray]:
         """The stored arrays of a cell (`cells.ARRAYS`); empty for a failed cell.
@@ -246,19 +232,14 @@ class GridResult:
             methods = [name for name in self.axes["methods"] if name in set(block["method"])]
             share = float(np.mean(block["test_rows"] / block["train_rows"])) if corrected else math.nan
             ratio = share if share > 0.0 else None
-            found = {name: self._of_method(block[block["method"] == name], name) for name in methods}
-            for score, larger in LARGER_IS_BETTER.items():
-                by_split = _by_split(block, score)
-                if by_split.empty:
-                    continue
-                best = best_method(by_split, larger)
-                for name in by_split.columns:
-                    found[name] |= _compared(by_split, name, score, best, self.reference, ratio)
-            for column in _MEANS:
-                by_split = _by_split(block, column)
-                for name in by_split.columns:
-                    found[name][column] = float(np.mean(by_split[name].dropna()))
-            rows |= {(model, data, name): found[name] for name in methods}
+            by_split = {column: _by_split(block, column) for column in (*_SCORES, *_MEANS)}
+            for name in methods:
+                row = rows[model, data, name] = self._of_method(block[block["method"] == name], name)
+                known = [column for column, values in by_split.items() if name in values.columns]
+                for score in [each for each in _SCORES if each in known]:
+                    row |= _compared(by_split[score], name, score, self.reference, ratio)
+                for column in [each for each in _MEANS if each in known]:
+                    row[column] = float(np.mean(by_split[column][name].dropna()))
         columns = [name for name in _table_columns() if any(name in row for row in rows.values())]
         names = ["model", "data", "method"]
         index = pd.MultiIndex.from_tuples(list(rows), names=names) if rows else None
@@ -281,12 +262,8 @@ class GridResult:
             doubts = Counter(word.removeprefix("reference").strip(" ()") for word in done["reference"])
             words = [f"{doubt}: {count} of {len(done)} cells" for doubt, count in doubts.items() if doubt]
             row["reference"] = "reference" + (f" ({'; '.join(words)})" if words else "")
-        for columns, worst in ((_LARGEST, np.max), (_SMALLEST, np.min)):
-            for column in columns:
-                values = done[column].dropna()
-                if len(values):
-                    row[column] = float(worst(values))
-        return row
+        worst = done[[*_LARGEST]].max().to_dict() | done[[*_SMALLEST]].min().to_dict()
+        return row | {column: value for column, value in worst.items() if not math.isnan(value)}
 
     def save(self, folder: str | os.PathLike[str] | None = None) -> Path:
         """Write `cells.csv` and `table.csv`, and `cells.parquet` if pyarrow is installed, each whole or not at all.
@@ -306,9 +283,10 @@ class GridResult:
         InputError
             The folder cannot be written.
         """
-        if folder is None and self.folder is None:
+        folder = self.folder if folder is None else folder
+        if folder is None:
             raise InputError.of("folder", "a folder", "none, for a result that has none", "save(folder)")
-        place = writable(folder if folder is not None else str(self.folder))
+        place = writable(folder)
         write_whole(place / "cells.csv", lambda path: for_spreadsheet(self.cells).to_csv(path, index=False))
         write_whole(place / "table.csv", lambda path: for_spreadsheet(self.table()).to_csv(path))
         if importlib.util.find_spec("pyarrow") is not None:
@@ -331,10 +309,9 @@ def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
 
 
 def _row(cell: cells.Cell, words: Mapping[str, Any]) -> dict[str, Any]:
-    row: dict[str, Any] = dict(zip(LABELS, cell.labels, strict=True))
-    row |= {name: value for name, value in words.get("figures", {}).items() if value is not None}
-    row |= words.get("costs", {})
-    row |= {"ppl": words.get("ppl", ""), "failure": words["failure"], "key": cell.key}
+    figures = {name: value for name, value in words.get("figures", {}).items() if value is not None}
+    row = asdict(cell) | figures | words.get("costs", {})
+    row |= {"ppl": words.get("ppl", ""), "failure": words["failure"]}
     return row | dict(zip(("train_rows", "test_rows"), words.get("rows", ()), strict=False))
 
 
@@ -357,7 +334,7 @@ def _measure_gaps(
     reference: str,
     found: Mapping[str, Mapping[str, Any]],
     store: cells.Store,
-    rows: dict[tuple[Any, ...], dict[str, Any]],
+    rows: dict[cells.Cell, dict[str, Any]],
     notes: dict[str, dict[str, str]],
 ) -> None:
     """Measure each cell against the reference of the same model, data, split and seed, one such group at a time."""
@@ -372,12 +349,12 @@ def _measure_gaps(
             for cell in fitted:
                 notes[cell.key].setdefault("gap_mean", why)
             continue
-        rows[target.labels]["reference"] = standing(rows[target.labels])
+        rows[target]["reference"] = standing(rows[target])
         classes = found[target.key]["task"] == "classification"
         of = store.arrays(target.key)
         floor = _floor(of, classes)
         for cell in fitted:
-            row, texts = rows[cell.labels], notes[cell.key]
+            row, texts = rows[cell], notes[cell.key]
             if isinstance(floor, str):
                 texts.setdefault("gap_mean_floor", floor)
             else:
@@ -397,10 +374,8 @@ def _floor(of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float] |
     """The gap between two halves of the reference's draws, which is sampling noise alone."""
     if "half_means" not in of:
         return "The draws of the reference have no halves."
-    first, second = (
-        {"mean": mean, "variance": variance}
-        for mean, variance in zip(of["half_means"], of["half_variances"], strict=True)
-    )
+    halves = zip(of["half_means"], of["half_variances"], strict=True)
+    first, second = ({"mean": mean, "variance": variance} for mean, variance in halves)
     try:
         return cells.gap(first, second, classes)
     except InputError as error:
@@ -440,8 +415,9 @@ def best_method(by_split: Any, larger: bool) -> str:
 
 
 def _compared(
-    by_split: Any, name: str, score: str, best: str, reference: str | None, ratio: float | None
+    by_split: Any, name: str, score: str, reference: str | None, ratio: float | None
 ) -> dict[str, float]:
+    best = best_method(by_split, LARGER_IS_BETTER[score])
     values = by_split[name].dropna().to_numpy()
     mean = scores.paired_difference(values, np.zeros(len(values)), test_to_train=ratio)
     row = {score: mean[0], f"{score}_se": mean[1]}

@@ -139,8 +139,7 @@ class _Reader:
                 if not isinstance(target, str):
                     raise InputError.of("", "target, the column to predict", repr(target), "target = 'y'")
                 return tables.read_csv(self._file(entry["file"]), target, drop=drop, task=task)
-            if of_file:
-                raise InputError.of("", f"a file for {', '.join(of_file)}", "none", "file = 'mine.csv'")
+            InputError.check(not of_file, "", f"a file for {', '.join(of_file)}", "none", "file = 'mine.csv'")
             name, options = entry.get("data", label), _table(entry, "options")
             check_known("data set", [name], tables.datasets())
             return tables.load(name, **options) if options else name
@@ -150,8 +149,8 @@ class _Reader:
         entry, where = given.get(label, {}), f"methods.{label}"
         with self._at(where):
             check_known("key", entry, _OF["methods"])
+            nested = " of ".join([*self._building, label])
             if label in self._building:
-                nested = " of ".join([*self._building, label])
                 raise InputError.of("", "methods made of others", nested, "fewer of them")
             row = registry.row(str(entry.get("method", label)))
             ppl = entry.get("ppl", declared().served(row.name)[0])
@@ -172,8 +171,7 @@ class _Reader:
 
     def _file(self, name: Any) -> Path:
         """The path of a file that the grid names; a folder, a pipe or a device is refused."""
-        if not isinstance(name, str):
-            raise InputError.of("", "file, a path", repr(name), "file = 'mine.csv'")
+        InputError.check(isinstance(name, str), "", "file, a path", repr(name), "file = 'mine.csv'")
         path = self.folder / name
         # A missing file is reported when it is read.
         if path.exists() and not path.is_file():

@@ -17,9 +17,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, wait
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,8 +36,7 @@ LARGE = 2**20
 _PREFIX, PROGRAMS = "ppl-bnn-", "programs"
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """Resources of each process of this machine.
 
     `threads` of each library; `memory` in bytes above which it is ended, or None; `gpus` that the processes share, one
@@ -153,8 +151,7 @@ class _Processes(clusters.Cluster):
         return self.files[id(value)][1]
 
 
-@dataclass(frozen=True)
-class _Stored:
+class _Stored(NamedTuple):
     """An array in a file."""
 
     file: Path
@@ -179,10 +176,8 @@ def _exists(process: int) -> bool:
         return True
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
     return True
 
 

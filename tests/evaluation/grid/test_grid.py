@@ -603,7 +603,7 @@ def test_the_versions_of_a_key_are_of_the_system_that_fits() -> None:
 def test_a_numbered_gpu_is_the_only_one_that_a_process_elsewhere_sees() -> None:
     for device in ("cuda", "cpu"):
         (work, *_) = next(iter(one()._plan.tasks(device).values()))
-        assert processes.read(work).device == device
+        assert processes.read(work).keywords["device"] == device
 
 
 def test_what_ends_after_a_fit_is_a_row_with_its_reason(
