@@ -112,14 +112,10 @@ class ChEES(ManyChains):
 
         move: Any = hmc.build_kernel()
         jitter = partial(dynamic_hmc.halton_sequence, max_bits=HALTON_BITS)
+        adam = optax.adam(self.learning_rate, b1=FIRST_MOMENT, b2=SECOND_MOMENT)
+        # No averaging in BlackJAX (0.0): it would continue from its averaged length, by ever smaller steps.
         start_adapting, adapt = chees_adaptation.base(
-            jitter,
-            lambda index: index + 1,
-            optax.adam(self.learning_rate, b1=FIRST_MOMENT, b2=SECOND_MOMENT),
-            self.target_accept,
-            # No averaging in BlackJAX: it would continue from its averaged length, by ever smaller steps.
-            0.0,
-            self.max_steps,
+            jitter, lambda index: index + 1, adam, self.target_accept, 0.0, self.max_steps
         )
 
         def begin(flat: Any, key: Any, data: Any) -> dict[str, Any]:
@@ -131,31 +127,27 @@ class ChEES(ManyChains):
             # No larger than 1 / sqrt of the curvature's trace, which is at most what the steepest direction allows.
             steepness = jnp.sum(jnp.where(usable, squared, 0.0)) / jnp.maximum(usable.sum(), 1)
             step_size = 1.0 / jnp.sqrt(jnp.maximum(steepness, 1.0))
-            floats, whole = flat.dtype, jnp.int32
+            none, nothing = jnp.int32(0), jnp.zeros(flat.shape[0], flat.dtype)
 
             def typed(leaf: Any) -> Any:
-                return jnp.asarray(
-                    leaf, floats if jnp.issubdtype(jnp.result_type(leaf), jnp.floating) else whole
-                )
+                is_float = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
+                return jnp.asarray(leaf, flat.dtype if is_float else jnp.int32)
 
-            adaptation = jax.tree.map(typed, start_adapting(whole(0), step_size))
-            nothing = jnp.zeros(flat.shape[0], flat.dtype)
-            return {
-                "count": whole(0),
-                "key": key,
-                "chains": chains,
+            learned = {
+                "adaptation": jax.tree.map(typed, start_adapting(none, step_size)),
+                "average": jnp.log(jnp.stack([step_size, step_size])).astype(flat.dtype),
                 "mean": mean,
                 "variance": variance,
-                "adaptation": adaptation,
-                "average": jnp.log(jnp.stack([step_size, step_size])).astype(flat.dtype),
-                "refused": whole(0),
+                "refused": none,
+            }
+            told = {
                 "energy": nothing,
                 "acceptance": nothing,
                 "diverging": nothing.astype(bool),
-                "steps": whole(0),
-                "step_size": step_size.astype(flat.dtype),
-                "length": step_size.astype(flat.dtype),
+                "steps": none,
             }
+            sizes = dict.fromkeys(("step_size", "length"), step_size.astype(flat.dtype))
+            return {"count": none, "key": key, "chains": chains, **learned, **told, **sizes}
 
         def step(state: dict[str, Any], data: Any) -> dict[str, Any]:
             before, adaptation = state["chains"], state["adaptation"]
@@ -179,18 +171,13 @@ class ChEES(ManyChains):
             acceptance = jnp.where(diverging, 0.0, info.acceptance_rate)
             kinetic = 0.5 * jnp.sum(info.momentum**2 * inverse_mass, axis=-1)
 
-            def learn(state: dict[str, Any]) -> dict[str, Any]:
+            def learn(kept: dict[str, Any]) -> dict[str, Any]:
                 # For the adaptation of the length, a failed proposal has not moved.
                 failed = acceptance < FAILED
-                learned = adapt(
-                    adaptation,
-                    jnp.where(failed[:, None], before.position, info.proposal.position),
-                    jnp.where(failed[:, None], 0.0, info.proposal.momentum),
-                    before.position,
-                    jnp.maximum(acceptance, FAILED),
-                    jnp.zeros_like(failed),
-                    inverse_mass,
-                )
+                position = jnp.where(failed[:, None], before.position, info.proposal.position)
+                momentum = jnp.where(failed[:, None], 0.0, info.proposal.momentum)
+                rate, none = jnp.maximum(acceptance, FAILED), jnp.zeros_like(failed)
+                learned = adapt(adaptation, position, momentum, before.position, rate, none, inverse_mass)
                 weight = (state["count"] + 1.0) ** -DECAY
                 newest = jnp.log(jnp.stack([learned.step_size, learned.trajectory_length]))
                 # Moments of the mixture of the previous average and the current chains.
@@ -203,39 +190,25 @@ class ChEES(ManyChains):
                     "variance": (1.0 - weight) * (state["variance"] + weight * shift**2) + weight * spread,
                     "refused": state["refused"] + jnp.all(diverging),
                 }
-                return cast(changed, keep(state))
+                return cast(changed, kept)
 
-            def keep(state: dict[str, Any]) -> dict[str, Any]:
-                return {name: state[name] for name in LEARNED}
-
-            changed = {
-                **jax.lax.cond(warming, learn, keep, state),
-                "count": state["count"] + 1,
-                "key": key,
-                "chains": after,
-                "energy": jnp.where(accepted, info.energy, kinetic - before.logdensity),
-                "acceptance": acceptance,
-                "diverging": diverging,
-                "steps": steps,
-                "step_size": step_size,
-                "length": length,
-            }
+            learned = {name: state[name] for name in LEARNED}
+            learned = jax.lax.cond(warming, learn, lambda same: same, learned)
+            energy = jnp.where(accepted, info.energy, kinetic - before.logdensity)
+            told = {"energy": energy, "acceptance": acceptance, "diverging": diverging, "steps": steps}
+            sizes = {"step_size": step_size, "length": length}
+            changed = {"count": state["count"] + 1, "key": key, "chains": after, **learned, **told, **sizes}
             return cast(changed, state)
 
         def record(state: dict[str, Any]) -> dict[str, Any]:
             chains = state["chains"]
+            kept = {"u": chains.position, "lp": chains.logdensity, "diverging": state["diverging"]}
+            kept |= {"energy": state["energy"], "acceptance_rate": state["acceptance"]}
+            # One number for all chains.
+            shared = {"step_size": state["step_size"], "trajectory_length": state["length"]}
+            shared |= {"n_steps": state["steps"], "adaptation_refused": state["refused"]}
             every = partial(jnp.broadcast_to, shape=chains.logdensity.shape)
-            return {
-                "u": chains.position,
-                "lp": chains.logdensity,
-                "energy": state["energy"],
-                "acceptance_rate": state["acceptance"],
-                "step_size": every(state["step_size"]),
-                "n_steps": every(state["steps"]),
-                "trajectory_length": every(state["length"]),
-                "diverging": state["diverging"],
-                "adaptation_refused": every(state["refused"]),
-            }
+            return kept | {name: every(value) for name, value in shared.items()}
 
         return Kernel(begin, step, record, lambda state: finite(state["chains"]), pooled=True)
 
@@ -251,11 +224,11 @@ class ChEES(ManyChains):
         figures["trajectory_length"] = float(np.mean(statistics["trajectory_length"]))
         capped = float(np.mean(np.asarray(statistics["n_steps"]) >= self.max_steps))
         if capped > 0.05:
-            found = (
-                *found,
+            warning = (
                 f"{capped:.0%} of transitions took max_steps={self.max_steps} leapfrog steps, so trajectories are "
-                f"shorter than they should be: try a longer warm-up, start=MAP(), or max_steps={2 * self.max_steps}",
+                f"shorter than they should be: try a longer warm-up, start=MAP(), or max_steps={2 * self.max_steps}"
             )
+            found = (*found, warning)
         return figures, found
 
     def _smaller_steps(self) -> str:

@@ -28,14 +28,14 @@ from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.protocol import SYSTEMS
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core import processes
-from ppl_bnn.core.arrays import cores, map_data, site_seed
-from ppl_bnn.core.errors import UnsupportedError, unknown_name
+from ppl_bnn.core.arrays import cores, map_data, ravel, site_seed
+from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import OneOf, between, flag, optional, setting
 from ppl_bnn.inference.method import Outcome, Stopwatch
 from ppl_bnn.inference.sampling.chains import CHAIN_METHODS, Kernel, Meter, Sampled, no_finite_start
-from ppl_bnn.inference.sampling.initialisation import spread
-from ppl_bnn.inference.sampling.sampler import Sampler, Target, latent_names
+from ppl_bnn.inference.sampling.initialisation import Beginning, spread
+from ppl_bnn.inference.sampling.sampler import Sampler, Target, diverged, latent_names, tempered_log_joint
 from ppl_bnn.posterior.approximation import Approximation
 
 MARGIN = 1e-3
@@ -67,22 +67,26 @@ class Hamiltonian(Sampler):
     algorithm: ClassVar[str] = ""
 
     def check(self) -> None:
+        others = [each for each in (*CHAIN_METHODS, *PYRO_CHAIN_METHODS) if each not in self.chain_methods]
+        if self.chain_method in others:
+            wanted = f"one of {self.chain_methods} for ppl={self.ppl!r}"
+            raise UnsupportedError.of(f"{self.name} chain_method", wanted, repr(self.chain_method), "'auto'")
         super().check()
         for name in ("checkpoint", "until", "budget") if self.ppl == "pyro" else ():
             if (got := getattr(self, name)) is not None:
                 wanted = "None in Pyro, whose chains run from beginning to end"
                 raise UnsupportedError.of(f"{self.name} {name}", wanted, repr(got), "ppl='numpyro'")
 
-    def check_chain_method(self) -> None:
-        known, others = CHAIN_METHODS, PYRO_CHAIN_METHODS
-        if self.ppl == "pyro":
-            known, others = others, known
-        if self.chain_method in known:
-            return
-        if self.chain_method not in others:
-            raise unknown_name("chain_method", self.chain_method, known)
-        wanted = f"one of {known} for ppl={self.ppl!r}"
-        raise UnsupportedError.of(f"{self.name} chain_method", wanted, repr(self.chain_method), "'auto'")
+    @property
+    def chain_methods(self) -> tuple[str, ...]:
+        return PYRO_CHAIN_METHODS if self.ppl == "pyro" else CHAIN_METHODS
+
+    @property
+    def adaptation(self) -> dict[str, Any]:
+        """Arguments of the kernels of both systems that set the adaptation."""
+        size = 1.0 if self.step_size is None else float(self.step_size)
+        others = {"adapt_mass_matrix": self.adapt_mass_matrix, "target_accept_prob": self.target_accept}
+        return {"step_size": size, **others}
 
     # -- differences between NUTS and HMC
 
@@ -90,13 +94,11 @@ class Hamiltonian(Sampler):
     def trajectory(self) -> dict[str, Any]:
         """Arguments of NumPyro's kernel that set the length of a trajectory."""
 
-    @abstractmethod
     def pyro_trajectory(self) -> dict[str, Any]:
         """Arguments of Pyro's kernel that set the length of a trajectory."""
+        return self.trajectory()
 
-    def next_length(
-        self, length: Any, step_size: Any, least: Callable[[Any, Any], Any], margin: float
-    ) -> Any:
+    def next_length(self, length: Any, step_size: Any, least: Callable[..., Any], margin: float) -> Any:
         """The length of the next trajectory from the requested one; `least` is the system's minimum function.
 
         `margin`, a fraction of a step, keeps rounding from changing the number of steps: negative for NumPyro, which
@@ -106,27 +108,26 @@ class Hamiltonian(Sampler):
 
     # -- the mass matrix
 
-    def inverse_mass(
-        self, problem: Problem, approximation: Approximation | None, blocks: Sequence[MassBlock]
-    ) -> list[np.ndarray] | None:
-        """The inverse mass matrix of a start, (k,) or (k, k) per block; None if the start has no spread.
+    def blocks(self, problem: Problem, approximation: Approximation | None) -> list[MassBlock]:
+        """The blocks of the mass matrix, with the inverse that a start gives.
 
         At temperature T it is T times the covariance, exact for a Gaussian in coordinates without a volume term.
         """
+        blocks = mass_blocks(problem.program, self.mass_matrix)
         dense = any(block.dense for block in blocks)
-        matrix = spread(problem, approximation, latent_names(problem.program), dense)
+        matrix = spread(problem, approximation, dense)
         if matrix is None:
-            return None
+            return blocks
         matrix = matrix * self.temperature
         # The smallest value that keeps a factor of a covariance above zero in the floating type of the fit.
         ridge = 1.0 + math.sqrt(np.finfo(problem.dtype).eps)
         found = []
         for block in blocks:
+            at = block.positions
+            part = matrix[np.ix_(at, at)] if block.dense else (np.diag(matrix) if dense else matrix)[at]
             if block.dense:
-                part = matrix[np.ix_(block.positions, block.positions)]
-                found.append(part + np.diag((ridge - 1.0) * np.diag(part)))
-            else:
-                found.append((np.diag(matrix) if dense else matrix)[block.positions])
+                part = part + np.diag((ridge - 1.0) * np.diag(part))
+            found.append(dataclasses.replace(block, inverse=part))
         return found
 
     # -- NumPyro
@@ -135,28 +136,27 @@ class Hamiltonian(Sampler):
         import jax.numpy as jnp
         from numpyro.infer.hmc import hmc
 
-        blocks = mass_blocks(target.problem.program, self.mass_matrix)
-        inverse = self.inverse_mass(target.problem, target.approximation, blocks)
-        known: Any = None if inverse is None else [target.problem.system.asarray(part) for part in inverse]
+        asarray, blocks = target.problem.system.asarray, self.blocks(target.problem, target.approximation)
+        known: Any = None if blocks[0].inverse is None else [asarray(block.inverse) for block in blocks]
         dense_mass: Any = self.mass_matrix == "dense"
         if self.mass_matrix == "block":
             # NumPyro identifies the blocks of a mass matrix by the names in a dict.
-            keys = [f"{index:04d}" for index in range(len(blocks))]
-            dense_mass = [(key,) for key, block in zip(keys, blocks, strict=True) if block.dense]
+            named = {f"{index:04d}": block for index, block in enumerate(blocks)}
+            dense_mass = [(key,) for key, block in named.items() if block.dense]
             order = np.concatenate([block.positions for block in blocks])
             place = None if np.array_equal(order, np.arange(len(order))) else np.argsort(order)
 
             def split(flat: Any, /) -> Any:
-                return {key: flat[block.positions] for key, block in zip(keys, blocks, strict=True)}
+                return {key: flat[block.positions] for key, block in named.items()}
 
             def join(z: Any, /) -> Any:
-                flat = jnp.concatenate([z[key] for key in keys])
+                flat = jnp.concatenate([z[key] for key in named])
                 return flat if place is None else flat[place]
 
-            known = None if known is None else {(key,): part for key, part in zip(keys, known, strict=True)}
+            known = None if known is None else {(key,): part for key, part in zip(named, known, strict=True)}
         else:
             # One flat vector saves a small operation per site in the tree of a trajectory.
-            split = join = _same
+            split = join = jnp.asarray
             known = None if known is None else known[0]
 
         def potential(*data: Any) -> Callable[[Any], Any]:
@@ -165,20 +165,13 @@ class Hamiltonian(Sampler):
         start_kernel, next_kernel = hmc(potential_fn_gen=potential, algo=self.algorithm)
         lengths = self.trajectory()
         length = lengths.get("trajectory_length")
+        options = {"dense_mass": dense_mass, **self.adaptation, **lengths}
 
         def begin(flat: Any, key: Any, data: Any) -> Any:
+            # A copy: NumPyro completes the dict.
+            mass = dict(known) if isinstance(known, dict) else known
             return start_kernel(
-                split(flat),
-                self.warmup,
-                step_size=1.0 if self.step_size is None else float(self.step_size),
-                # A copy: NumPyro completes the dict.
-                inverse_mass_matrix=dict(known) if isinstance(known, dict) else known,
-                adapt_mass_matrix=self.adapt_mass_matrix,
-                dense_mass=dense_mass,
-                target_accept_prob=self.target_accept,
-                model_args=data,
-                rng_key=key,
-                **lengths,
+                split(flat), self.warmup, inverse_mass_matrix=mass, model_args=data, rng_key=key, **options
             )
 
         def step(state: Any, data: Any) -> Any:
@@ -191,16 +184,10 @@ class Hamiltonian(Sampler):
             return state._replace(num_steps=jnp.asarray(state.num_steps, count))
 
         def record(state: Any) -> dict[str, Any]:
-            return {
-                "u": join(state.z),
-                "lp": -state.potential_energy,
-                "energy": state.energy,
-                "acceptance_rate": state.accept_prob,
-                "mean_accept_prob": state.mean_accept_prob,
-                "step_size": state.adapt_state.step_size,
-                "n_steps": state.num_steps,
-                "diverging": state.diverging,
-            }
+            kept = {"u": join(state.z), "lp": -state.potential_energy, "energy": state.energy}
+            kept |= {"acceptance_rate": state.accept_prob, "mean_accept_prob": state.mean_accept_prob}
+            kept |= {"step_size": state.adapt_state.step_size, "n_steps": state.num_steps}
+            return kept | {"diverging": state.diverging}
 
         def usable(state: Any) -> Any:
             return jnp.isfinite(state.potential_energy) & jnp.all(jnp.isfinite(join(state.z_grad)))
@@ -210,41 +197,21 @@ class Hamiltonian(Sampler):
     # -- descriptions, figures and warnings
 
     def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        diverging, found = statistics["diverging"], self.summarise_lengths(statistics)
-        if not diverging.any():
-            return {}, found
-        warning = (
-            f"{int(diverging.sum())} of {diverging.size} transitions diverged, so regions of high curvature may be "
-            f"missed: try target_accept={1 - (1 - self.target_accept) / 4:.3g} or a prior with lighter tails"
-        )
-        return {}, (warning, *found)
-
-    @abstractmethod
-    def summarise_lengths(self, statistics: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-        """Warnings about trajectories that were cut short."""
+        return {}, diverged(statistics, f"target_accept={1 - (1 - self.target_accept) / 4:.3g}")
 
     # -- Pyro
 
-    def run(self, problem: Problem, progress: Progress) -> Outcome:
+    def run(self, problem: Problem, progress: Progress, begin: Beginning | None = None) -> Outcome:
         if self.ppl == "numpyro":
-            return self.sample(problem, progress)
+            return super().run(problem, progress, begin)
         watch = Stopwatch()
         started = self.started(problem, progress)
-        blocks = mass_blocks(problem.program, self.mass_matrix)
-        inverse = self.inverse_mass(problem, started.beginning.approximation, blocks)
         # This is sent to other processes; a posterior in `start` would carry its model along.
-        method = dataclasses.replace(self, start=None)
-        job = _PyroJob(method, started.flat, started.fixed, self.start is None, blocks, inverse)
-        meter = Meter(progress, self.name, self.chains, self.warmup + self.draws)
-        try:
+        method = dataclasses.replace(self, start=None if self.start is None else {})
+        job = _PyroJob(method, started.flat, started.fixed, self.blocks(problem, started.approximation))
+        with closing(Meter(progress, self.name, self.chains, self.warmup + self.draws)) as meter:
             sampled = _run_pyro(job, problem, meter)
-        finally:
-            meter.close()
-        return self.outcome(problem, sampled, started.fixed, watch, begin=started.beginning)
-
-
-def _same(flat: Any, /) -> Any:
-    return flat
+        return self.outcome(problem, sampled, started, watch())
 
 
 # --- the mass matrix ------------------------------------------------------------------------------
@@ -252,11 +219,15 @@ def _same(flat: Any, /) -> Any:
 
 @dataclass(frozen=True)
 class MassBlock:
-    """Sites that share a part of the mass matrix, their positions in the flat vector, and whether it is dense."""
+    """Sites that share a part of the mass matrix, their positions in the flat vector, and whether it is dense.
+
+    inverse: (k,) or, if dense, (k, k); None if the start has no spread.
+    """
 
     sites: tuple[str, ...]
     positions: np.ndarray
     dense: bool
+    inverse: np.ndarray | None = None
 
 
 def mass_blocks(program: Program, structure: str) -> list[MassBlock]:
@@ -269,7 +240,7 @@ def mass_blocks(program: Program, structure: str) -> list[MassBlock]:
     positions = _positions(program, names)
 
     def block(names: Sequence[str], dense: bool) -> MassBlock:
-        return MassBlock(tuple(names), np.concatenate([positions[name] for name in names]), dense)
+        return MassBlock(tuple(names), ravel(positions, names), dense)
 
     if structure != "block":
         return [block(names, structure == "dense")]
@@ -279,8 +250,7 @@ def mass_blocks(program: Program, structure: str) -> list[MassBlock]:
     dense, rest = [], []
     for members in layers.values():
         sites = [program.sites[name] for name in members]
-        alone = sum(site.size for site in sites) == 1 or any(site.local for site in sites)
-        if alone:
+        if sum(site.size for site in sites) == 1 or any(site.local for site in sites):
             rest += members
         else:
             dense.append(block(members, True))
@@ -299,27 +269,24 @@ def layer_of(name: str) -> str:
 
 def _positions(program: Program, names: Sequence[str]) -> dict[str, np.ndarray]:
     """The positions of sites in the flat vector of these sites."""
-    ends = np.cumsum([program.sites[name].size for name in names])
-    return dict(zip(names, np.split(np.arange(ends[-1]), ends[:-1]), strict=True))
+    return program.unravel(np.arange(program.parameter_count), names)
 
 
 # --- Pyro -----------------------------------------------------------------------------------------
 
 
-class _CannotRebuildModel(Exception):
-    """A worker process could not unpickle the model."""
+class _NoProcesses(Exception):
+    """Chains cannot go to other processes, for the reason given."""
 
 
 @dataclass(frozen=True)
 class _PyroJob:
-    """What Pyro's chains need besides the program and its data; for `inverse` see `Hamiltonian.inverse_mass`."""
+    """What Pyro's chains need besides the program and its data."""
 
     method: Hamiltonian
     starts: list[np.ndarray]
     fixed: dict[str, np.ndarray]
-    from_prior: bool
     blocks: list[MassBlock]
-    inverse: list[np.ndarray] | None
 
 
 def _run_pyro(job: _PyroJob, problem: Problem, meter: Meter) -> Sampled:
@@ -328,19 +295,22 @@ def _run_pyro(job: _PyroJob, problem: Problem, meter: Meter) -> Sampled:
     if chain_method == "auto":
         alone = problem.device.startswith("cuda") or not processes.allowed()
         chain_method = "sequential" if alone else "processes"
-    results, reason = None, ""
+    results: list[dict[str, Any]] | None = None
+    warnings: tuple[str, ...] = ()
     if chain_method == "processes" and method.chains > 1:
-        results, reason = _in_processes(job, problem, meter)
+        try:
+            results = _in_processes(job, problem, meter)
+        except _NoProcesses as reason:
+            warnings = (f"chains ran one after another, since they cannot go to other processes: {reason}",)
     if results is None:
         results = [_pyro_chain(job, problem, i, partial(_report, meter, i)) for i in range(method.chains)]
-    warning = f"chains ran one after another, since they cannot go to other processes: {reason}"
     gradients = sum(result.pop("gradients") for result in results)
     kept = {name: np.stack([result[name] for result in results]) for name in results[0]}
-    return Sampled(kept, [], gradients, warnings=(warning,) if reason else ())
+    return Sampled(kept, [], gradients, warnings=warnings)
 
 
-def _report(meter: Meter, chain: int, done: Any, acceptance: float, divergences: float, step: float) -> None:
-    meter.tell(chain, done, {"accept_prob": acceptance, "divergences": divergences, "step_size": step})
+def _report(meter: Meter, chains: Any, done: Any, acceptance: Any, divergences: Any, step: Any) -> None:
+    meter.tell(chains, done=done, accept_prob=acceptance, divergences=divergences, step_size=step)
 
 
 def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..., None]) -> dict[str, Any]:
@@ -357,39 +327,27 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
     def potential(u: Mapping[str, Any]) -> Any:
         nonlocal gradients
         gradients += any(value.requires_grad for value in u.values())
-        w = {**u, **constants}
-        joint = program.log_joint(w, problem.x, problem.y)
-        if method.temperature == 1.0:
-            return -joint
-        # As in `Target.log_density`: the volume of the coordinates is not tempered.
-        density = program.log_joint(w, problem.x, problem.y, jacobian=False)
-        return -(density / method.temperature + (joint - density))
+        return -tempered_log_joint(program, method.temperature, {**u, **constants}, problem.x, problem.y)
 
     point: dict[str, Any] = {}
     value: Any = None
-    first = job.starts[chain]
-    for candidate in method.candidates(problem, chain, first) if job.from_prior else [first]:
+    for candidate in method.candidates(problem, chain, job.starts[chain]):
         point = program.unravel(program.system.asarray(candidate), names)
         point = {name: value.clone() for name, value in point.items()}
         slopes, value = potential_grad(potential, point)
         if torch.isfinite(value) and all(torch.isfinite(slope).all() for slope in slopes.values()):
             break
     else:
-        raise no_finite_start(chain, -float(value), job.from_prior)
+        raise no_finite_start(chain, -float(value), method.start is None)
 
     program.system.seeds(site_seed(f"{method.name.lower()} {chain}", problem.seed), 1)
-    kernel: Any = getattr(pyro.infer, method.algorithm)(
-        potential_fn=potential,
-        step_size=1 if method.step_size is None else float(method.step_size),
-        adapt_mass_matrix=method.adapt_mass_matrix,
-        target_accept_prob=method.target_accept,
-        full_mass=[block.sites for block in job.blocks if block.dense],
-        **method.pyro_trajectory(),
-    )
+    full_mass = [block.sites for block in job.blocks if block.dense]
+    options = {"full_mass": full_mass, **method.adaptation, **method.pyro_trajectory()}
+    kernel: Any = getattr(pyro.infer, method.algorithm)(potential_fn=potential, **options)
     kernel.initial_params = point
     kernel.setup(method.warmup)
-    if job.inverse is not None:
-        _set_inverse_mass(kernel, job.blocks, job.inverse, program)
+    if job.blocks[0].inverse is not None:
+        _set_inverse_mass(kernel, job.blocks, program)
     length = kernel.trajectory_length
     kept: list[dict[str, Any]] = []
     for done in range(method.warmup + method.draws):
@@ -401,34 +359,27 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
         count = done - method.warmup + 1 if sampling else done + 1
         acceptance = mean + count * (kernel._mean_accept_prob - mean)
         if sampling:
-            draw = {
-                "u": program.system.to_numpy(program.ravel(point, names)).copy(),
-                "lp": -float(kernel._potential_energy_last),
-                "acceptance_rate": acceptance,
-                "mean_accept_prob": kernel._mean_accept_prob,
-                "step_size": step_size,
-                "n_steps": gradients - before,
-            }
-            kept.append(draw)
+            u = program.system.to_numpy(program.ravel(point, names)).copy()
+            draw = {"u": u, "lp": -float(kernel._potential_energy_last), "step_size": step_size}
+            draw |= {"acceptance_rate": acceptance, "mean_accept_prob": kernel._mean_accept_prob}
+            kept.append(draw | {"n_steps": gradients - before})
         report(done + 1, acceptance, len(kernel._divergences), kernel.step_size)
     result = {name: np.array([draw[name] for draw in kept]) for name in kept[0]}
     diverging = np.isin(np.arange(method.draws), kernel._divergences)
     return {**result, "diverging": diverging, "gradients": gradients}
 
 
-def _set_inverse_mass(
-    kernel: Any, blocks: Sequence[MassBlock], inverse: Sequence[np.ndarray], program: Program
-) -> None:
+def _set_inverse_mass(kernel: Any, blocks: Sequence[MassBlock], program: Program) -> None:
     """Set the start's inverse mass matrix in a kernel that is set up, and search for its step size again."""
     import torch
 
     found = {}
     for names, present in kernel.mass_matrix_adapter.inverse_mass_matrix.items():
-        for block, matrix in zip(blocks, inverse, strict=True):
+        for block in blocks:
+            matrix: Any = block.inverse
             if set(block.sites) == set(names):
                 # Pyro has its own order of sites.
-                at = _positions(program, block.sites)
-                order = np.concatenate([at[name] for name in names])
+                order = ravel(_positions(program, block.sites), names)
                 given = matrix[np.ix_(order, order)] if block.dense else matrix[order]
                 found[names] = torch.as_tensor(given, dtype=present.dtype, device=present.device)
     kernel.mass_matrix_adapter.inverse_mass_matrix = found
@@ -436,13 +387,13 @@ def _set_inverse_mass(
     kernel._adapter.reset_step_size_adaptation(kernel.initial_params)
 
 
-def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[dict[str, Any]] | None, str]:
-    """Run one process per chain, up to one per core; (None, reason) if the model cannot be pickled.
+def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> list[dict[str, Any]]:
+    """Run one process per chain, up to one per core; `_NoProcesses` if the model cannot be pickled.
 
     Processes are spawned, never forked: the threads of JAX and torch do not survive a fork.
     """
     if not processes.allowed():
-        return None, "this one is daemonic, as the workers of Dask are, and may start no others"
+        raise _NoProcesses("this one is daemonic, as the workers of Dask are, and may start no others")
     program, count = problem.program, job.method.chains
     data = (problem.inputs, problem.targets, problem.seed, problem.device, problem.dtype)
     try:
@@ -450,28 +401,21 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[list[d
             (job, program.model, program.language, program.observed, data), program.model
         )
     except Exception as error:
-        return None, f"{type(error).__name__}: {error}"
-    shown = np.zeros((count, 4))
+        raise _NoProcesses(f"{type(error).__name__}: {error}") from None
     with tempfile.TemporaryDirectory(prefix="ppl-bnn-") as folder:
-        # One row of figures per chain, which its process writes through a memory map.
+        # One row of figures per chain, which its process writes through a memory map; NaN before the first.
         path = Path(folder) / "progress.npy"
-        np.save(path, shown)
+        np.save(path, np.full((count, 4), np.nan))
 
         def show() -> None:
-            for chain, figures in enumerate(np.load(path)):
-                if not np.array_equal(figures, shown[chain]):
-                    shown[chain] = figures
-                    _report(meter, chain, *figures)
+            _report(meter, slice(None), *np.load(path).T)
 
         calls = [(blob, chain, str(path)) for chain in range(count)]
-        try:
-            running = processes.unordered(_pyro_worker, calls, min(count, cores()), show)
-            with problem.system.outside(), closing(running) as found:
-                results = dict(found)
-        except _CannotRebuildModel as error:
-            return None, str(error)
+        running = processes.unordered(_pyro_worker, calls, min(count, cores()), show)
+        with problem.system.outside(), closing(running) as found:
+            results = dict(found)
         show()
-    return [results[chain] for chain in range(count)], ""
+    return [results[chain] for chain in range(count)]
 
 
 def _pyro_worker(blob: bytes, chain: int, path: str) -> dict[str, Any]:
@@ -483,7 +427,7 @@ def _pyro_worker(blob: bytes, chain: int, path: str) -> dict[str, Any]:
     try:
         job, model, language, observed, data = processes.read(blob)
     except Exception as error:
-        raise _CannotRebuildModel(f"{type(error).__name__}: {error}") from None
+        raise _NoProcesses(f"{type(error).__name__}: {error}") from None
     inputs, targets, seed, device, dtype = data
     board = np.lib.format.open_memmap(path, mode="r+")
 

@@ -106,23 +106,21 @@ class HMC(Hamiltonian):
     def pyro_trajectory(self) -> dict[str, Any]:
         return {"trajectory_length": self._length}
 
-    def next_length(
-        self, length: Any, step_size: Any, least: Callable[[Any, Any], Any], margin: float
-    ) -> Any:
+    def next_length(self, length: Any, step_size: Any, least: Callable[..., Any], margin: float) -> Any:
         if self.num_steps is not None:
             # Pyro's kernel knows a length only, and keeps it while the step size changes.
             return (self.num_steps + margin) * step_size
         return least(length, (self.max_steps + margin) * step_size)
 
-    def summarise_lengths(self, statistics: Mapping[str, np.ndarray]) -> tuple[str, ...]:
-        if self.num_steps is not None:
-            return ()
+    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+        figures, found = super().summarise(statistics)
         steps, sizes = statistics["n_steps"], statistics["step_size"]
         cut = float(((steps >= self.max_steps) & (steps * sizes < 0.99 * self._length)).mean())
-        if cut <= 0.05:
-            return ()
-        return (
+        if self.num_steps is not None or cut <= 0.05:
+            return figures, found
+        warning = (
             f"{cut:.0%} of trajectories were cut short by max_steps={self.max_steps}, so draws are more correlated "
             f"than trajectory_length={self._length:.3g} promises: try a longer warm-up, or "
-            f"max_steps={4 * self.max_steps}",
+            f"max_steps={4 * self.max_steps}"
         )
+        return figures, (*found, warning)

@@ -13,11 +13,10 @@ interrupted and resumed to the same bits.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial, reduce
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -139,7 +138,7 @@ class MCLMC(Sampler):
     thinning: int | None = setting(None, optional(whole()), advice="20")
     preconditioning: bool = setting(True, flag)
     decoherence: float = setting(2.0, between())
-    fewest_warmup: ClassVar[int] = 10
+    warmup: int = setting(1000, whole(10))
 
     def check(self) -> None:
         super().check()
@@ -164,10 +163,8 @@ class MCLMC(Sampler):
         if target.dimension < 2:
             wanted = "at least two coordinates, in which a direction can turn"
             raise UnsupportedError.of(self.name, wanted, "one", "NUTS()")
-        variances = None
-        if self.preconditioning:
-            variances = spread(target.problem, target.approximation, target.names, dense=False)
-        chain = _Chain(self, target, variances)
+        approximation = target.approximation if self.preconditioning else None
+        chain = _Chain(self, target, spread(target.problem, approximation, dense=False))
         return Kernel(chain.begin, chain.step, chain.record, lambda state: _usable(state.here))
 
     def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
@@ -194,9 +191,9 @@ class MCLMC(Sampler):
                     "for their length: try a longer warm-up"
                 )
             return figures, tuple(warnings)
-        figures["energy_variance"] = float(statistics["energy_variance"].mean(axis=1).mean())
-        figures["bias_allowance"] = bias_allowance(figures["energy_variance"])
-        typical, wanted = np.median(statistics["energy_variance"], axis=1), self.energy_variance
+        variance, wanted = statistics["energy_variance"], self.energy_variance
+        mean, typical = float(variance.mean(axis=1).mean()), np.median(variance, axis=1)
+        figures |= {"energy_variance": mean, "bias_allowance": bias_allowance(mean)}
         got = "an energy variance of {:.3g} at a step size of {:.3g}"
         self._check_chains(typical > COLLAPSED * wanted, got, typical, step_size)
         warnings += [
@@ -204,9 +201,9 @@ class MCLMC(Sampler):
             "step size is several times too small, and the chain slow: try a longer warm-up"
             for chain in np.flatnonzero(typical < SMALL * wanted)
         ]
-        if figures["energy_variance"] > LARGE * wanted:
+        if mean > LARGE * wanted:
             warnings.append(
-                f"the energy variance is {figures['energy_variance']:.3g}, above the target of {wanted:.3g}, and the "
+                f"the energy variance is {mean:.3g}, above the target of {wanted:.3g}, and the "
                 "bias allowance is that of the larger value: try a longer warm-up, or a smaller energy_variance"
             )
         return figures, tuple(warnings)
@@ -274,6 +271,10 @@ class _State(NamedTuple):
     diverging: Any
 
 
+# (state of the integrator, step size) -> (state, change of the kinetic energy).
+Move = Callable[[Any, Any], tuple[Any, Any]]
+
+
 class _Chain:
     """The functions of a `Kernel`."""
 
@@ -285,8 +286,6 @@ class _Chain:
         import jax
         import jax.numpy as jnp
         from blackjax.mcmc.integrators import IntegratorState
-
-        method = self.method
 
         number = partial(jnp.asarray, dtype=flat.dtype)
         key, used = jax.random.split(key)
@@ -301,7 +300,7 @@ class _Chain:
             tuner=_Tuner(log_step, log_step, none),
             variances=variances,
             width=number(root),
-            steps=jnp.int32(method.thinning or WARMUP_STEPS),
+            steps=jnp.int32(self.method.thinning or WARMUP_STEPS),
             window=_Window(number(0.0), nothing, nothing, nothing, nothing),
             taken=none,
             squared_error=number(0.0),
@@ -312,24 +311,37 @@ class _Chain:
 
     def step(self, state: _State, data: Any) -> _State:
         import jax
+        import jax.numpy as jnp
 
-        tuning = state.count < self.method.warmup
-        moved = (self._trajectory if self.method.adjusted else self._walk)(state, tuning, data)
-        moved = moved._replace(count=state.count + 1)
-        return jax.lax.cond(tuning, self._tuned, lambda same: same, moved)
+        method = self.method
+
+        def drawn(state: _State) -> _State:
+            """At the end of the warm-up: the steps per draw."""
+            if method.adjusted:
+                return state
+            state = state._replace(tuner=state.tuner._replace(mean=state.tuner.mean + math.log(MARGIN)))
+            if method.thinning is not None:
+                return state
+            steps = jnp.clip(jnp.round(state.width / jnp.exp(state.tuner.mean)), 1, MOST_STEPS)
+            return state._replace(steps=steps.astype(jnp.int32))
+
+        def tuned(state: _State) -> _State:
+            """After a transition of the warm-up: new variances and L at an edge."""
+            at_edge = jnp.any(state.count == self.edges)
+            state = jax.lax.cond(at_edge, self._with_variances, lambda same: same, state)
+            return jax.lax.cond(state.count == method.warmup, drawn, lambda same: same, state)
+
+        tuning = state.count < method.warmup
+        move = _integrator(lambda u: self.target.log_density(u, data), state.variances)
+        moved = (self._trajectory if method.adjusted else self._walk)(state, tuning, move)
+        return jax.lax.cond(tuning, tuned, lambda same: same, moved._replace(count=state.count + 1))
 
     def record(self, state: _State) -> dict[str, Any]:
         import jax.numpy as jnp
 
-        kept = {
-            "u": state.here.position,
-            "lp": state.here.logdensity,
-            "n_steps": GRADIENTS_PER_STEP * state.taken,
-            "energy_error": state.energy_error,
-            "step_size": jnp.exp(state.tuner.mean),
-            "decoherence_length": self._length(state),
-            "diverging": state.diverging,
-        }
+        kept = {"u": state.here.position, "lp": state.here.logdensity, "diverging": state.diverging}
+        kept |= {"n_steps": GRADIENTS_PER_STEP * state.taken, "energy_error": state.energy_error}
+        kept |= {"step_size": jnp.exp(state.tuner.mean), "decoherence_length": self._length(state)}
         if self.method.adjusted:
             return kept | {"acceptance_rate": state.acceptance}
         return kept | {"energy_variance": state.squared_error / self.target.dimension}
@@ -340,12 +352,11 @@ class _Chain:
 
     # -- transitions
 
-    def _walk(self, state: _State, tuning: Any, data: Any) -> _State:
+    def _walk(self, state: _State, tuning: Any, move: Move) -> _State:
         """Integrator steps with partial refreshments; after a step without a usable end the particle turns."""
         import jax
         import jax.numpy as jnp
 
-        move = _integrator(lambda u: self.target.log_density(u, data), state.variances)
         wanted = self.target.dimension * self.method.energy_variance
         # One number for all vectorised chains if it is known beforehand, so that none waits for another.
         steps = state.steps if self.method.thinning is None else self.method.thinning
@@ -361,37 +372,25 @@ class _Chain:
             kept = jnp.where(arrived, jnp.exp(-step_size / self._length(state)), 0.0)
             here = here._replace(momentum=_refreshed(here.momentum, kept, turning))
             squared = jnp.where(arrived, error**2, 0.0)
-            tuner, window = jax.lax.cond(
-                tuning,
-                lambda: (
-                    _adapted(tuner, jnp.where(arrived, jnp.minimum(squared / wanted, MOST), LOST), ORDER),
-                    _seen(window, here),
-                ),
-                lambda: (tuner, window),
-            )
+
+            def ratio() -> Any:
+                return jnp.where(arrived, jnp.minimum(squared / wanted, MOST), LOST)
+
+            tuner, window = _learned(tuning, tuner, window, ratio, ORDER, here)
             return here, key, tuner, window, total + squared, lost + ~arrived
 
         carry = (state.here, state.key, state.tuner, state.window, jnp.zeros_like(state.width), jnp.int32(0))
         here, key, tuner, window, total, lost = jax.lax.fori_loop(0, steps, once, carry)
         # Over the steps with a usable end: the others have no energy error.
         squared = total / jnp.maximum(state.steps - lost, 1)
-        return state._replace(
-            here=here,
-            key=key,
-            tuner=tuner,
-            window=window,
-            taken=state.steps,
-            squared_error=squared,
-            energy_error=jnp.sqrt(squared),
-            diverging=lost > 0,
-        )
+        state = state._replace(here=here, key=key, tuner=tuner, window=window, taken=state.steps)
+        return state._replace(squared_error=squared, energy_error=jnp.sqrt(squared), diverging=lost > 0)
 
-    def _trajectory(self, state: _State, tuning: Any, data: Any) -> _State:
+    def _trajectory(self, state: _State, tuning: Any, move: Move) -> _State:
         """A trajectory of random length in a new direction, accepted or rejected by its energy error."""
         import jax
         import jax.numpy as jnp
 
-        move = _integrator(lambda u: self.target.log_density(u, data), state.variances)
         key, long, turning, judging = jax.random.split(state.key, 4)
         step_size = jnp.exp(jnp.where(tuning, state.tuner.log_step, state.tuner.mean))
         # 1 .. 2 l / e - 1, l / e on average, for any position: random lengths avoid resonance with the target.
@@ -410,44 +409,16 @@ class _Chain:
         acceptance = jnp.where(arrived, jnp.exp(-jnp.maximum(error, 0.0)), 0.0)
         accepted = jax.random.uniform(judging, dtype=most.dtype) < acceptance
         here = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), end, start)
-        tuner, window = jax.lax.cond(
-            tuning,
-            lambda: (
-                _adapted(state.tuner, (1.0 - acceptance) / (1.0 - self.method.target_accept), ORDER_ADJUSTED),
-                _seen(state.window, here),
-            ),
-            lambda: (state.tuner, state.window),
-        )
-        return state._replace(
-            here=here,
-            key=key,
-            tuner=tuner,
-            window=window,
-            taken=steps,
-            energy_error=jnp.where(arrived, error, LARGEST_ERROR),
-            acceptance=acceptance,
-            diverging=~arrived,
-        )
+
+        def ratio() -> Any:
+            return (1.0 - acceptance) / (1.0 - self.method.target_accept)
+
+        tuner, window = _learned(tuning, state.tuner, state.window, ratio, ORDER_ADJUSTED, here)
+        error = jnp.where(arrived, error, LARGEST_ERROR)
+        state = state._replace(here=here, key=key, tuner=tuner, window=window, taken=steps)
+        return state._replace(energy_error=error, acceptance=acceptance, diverging=~arrived)
 
     # -- the warm-up
-
-    def _tuned(self, state: _State) -> _State:
-        """Tune after a transition of the warm-up: new variances and L at an edge, and the steps per draw at the end."""
-        import jax
-        import jax.numpy as jnp
-
-        def drawn(state: _State) -> _State:
-            if self.method.adjusted:
-                return state
-            state = state._replace(tuner=state.tuner._replace(mean=state.tuner.mean + math.log(MARGIN)))
-            if self.method.thinning is not None:
-                return state
-            steps = jnp.clip(jnp.round(state.width / jnp.exp(state.tuner.mean)), 1, MOST_STEPS)
-            return state._replace(steps=steps.astype(jnp.int32))
-
-        at_edge = jnp.any(state.count == self.edges)
-        state = jax.lax.cond(at_edge, self._with_variances, lambda same: same, state)
-        return jax.lax.cond(state.count == self.method.warmup, drawn, lambda same: same, state)
 
     def _with_variances(self, state: _State) -> _State:
         """Set the preconditioner and L from the window that ends here, and begin a new window."""
@@ -465,16 +436,13 @@ class _Chain:
             # Var x Var grad log p >= 1, so a smaller sum means that the window is too short.
             width = jnp.maximum(width, self.target.dimension)
         width = jnp.sqrt(width)
-        return state._replace(
-            variances=variances,
-            width=jnp.where(jnp.isfinite(width) & (width > 0.0), width, state.width),
-            window=jax.tree.map(jnp.zeros_like, window),
-            tuner=state.tuner._replace(count=jnp.int32(RESUMED)),
-        )
+        width = jnp.where(jnp.isfinite(width) & (width > 0.0), width, state.width)
+        window, tuner = jax.tree.map(jnp.zeros_like, window), state.tuner._replace(count=jnp.int32(RESUMED))
+        return state._replace(variances=variances, width=width, window=window, tuner=tuner)
 
 
-def _integrator(log_density: Callable[[Any], Any], variances: Any) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """A step of the minimal-norm integrator, (state, size) -> (state, change of the kinetic energy).
+def _integrator(log_density: Callable[[Any], Any], variances: Any) -> Move:
+    """A step of the minimal-norm integrator.
 
     Both gradients are computed at one place in a loop: compiling a gradient takes most of the compile time.
     """
@@ -528,32 +496,35 @@ def _usable(here: Any) -> Any:
     """Whether a chain can continue from this state."""
     import jax.numpy as jnp
 
-    arrays = (here.position, here.momentum, here.logdensity_grad)
-    return reduce(
-        operator.and_, (jnp.all(jnp.isfinite(each)) for each in arrays), jnp.isfinite(here.logdensity)
-    )
+    fine = jnp.isfinite(here.logdensity)
+    for part in (here.position, here.momentum, here.logdensity_grad):
+        fine = fine & jnp.all(jnp.isfinite(part))
+    return fine
 
 
-def _adapted(tuner: _Tuner, ratio: Any, order: float) -> _Tuner:
-    """One step of stochastic approximation (Robbins and Monro 1951) towards E[ratio] = 1, in units of the target."""
+def _learned(
+    tuning: Any, tuner: _Tuner, window: _Window, ratio: Callable[[], Any], order: float, here: Any
+) -> tuple[_Tuner, _Window]:
+    """The tuner and the window after one more step of the warm-up; after the warm-up they stay as they are.
+
+    The tuner takes a step of stochastic approximation (Robbins and Monro 1951) towards E[ratio] = 1, in units of the
+    target. The window gets one more position and gradient (Welford 1962).
+    """
+    import jax
     import jax.numpy as jnp
 
-    count = tuner.count + 1
-    t = count.astype(tuner.log_step.dtype)
-    change = jnp.minimum(MEMORY / (t + MEMORY) * (ratio - 1.0), BOUND) / order
-    log_step = tuner.log_step - change
-    return _Tuner(log_step, tuner.mean + 2.0 / (t + 1.0) * (log_step - tuner.mean), count)
+    def learn() -> tuple[_Tuner, _Window]:
+        steps = tuner.count + 1
+        t = steps.astype(tuner.log_step.dtype)
+        change = jnp.minimum(MEMORY / (t + MEMORY) * (ratio() - 1.0), BOUND) / order
+        log_step = tuner.log_step - change
+        mean_log_step = tuner.mean + 2.0 / (t + 1.0) * (log_step - tuner.mean)
+        count = window.count + 1.0
+        off, slope_off = here.position - window.mean, here.logdensity_grad - window.slope_mean
+        mean, slope_mean = window.mean + off / count, window.slope_mean + slope_off / count
+        squares = window.squares + off * (here.position - mean)
+        slope_squares = window.slope_squares + slope_off * (here.logdensity_grad - slope_mean)
+        now = _Window(count, mean, squares, slope_mean, slope_squares)
+        return _Tuner(log_step, mean_log_step, steps), now
 
-
-def _seen(window: _Window, here: Any) -> _Window:
-    """The moments of a window with one more position and gradient (Welford 1962)."""
-    count = window.count + 1.0
-    off, slope_off = here.position - window.mean, here.logdensity_grad - window.slope_mean
-    mean, slope_mean = window.mean + off / count, window.slope_mean + slope_off / count
-    return _Window(
-        count,
-        mean,
-        window.squares + off * (here.position - mean),
-        slope_mean,
-        window.slope_squares + slope_off * (here.logdensity_grad - slope_mean),
-    )
+    return jax.lax.cond(tuning, learn, lambda: (tuner, window))

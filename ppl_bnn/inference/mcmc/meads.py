@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -117,17 +117,17 @@ class MEADS(ManyChains):
             raise InputError.of(f"{self.name} folds", wanted, got, "chains=64, folds=4")
 
     def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:
-        fewest, usual, most = super().gradients_of_a_start(size)
-        more = gradients_of_a_start(size.parameters) if self.preconditioning else (0.0, 0.0, 0.0)
-        return fewest + more[0], usual + more[1], most + more[2]
+        plain = super().gradients_of_a_start(size)
+        return gradients_of_a_start(size.parameters, plain) if self.preconditioning else plain
 
     def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         return float(self.thinning), float(self.thinning), float(self.thinning)
 
     def kernel(self, target: Target) -> Kernel:
-        return whitened(target, self._kernel) if self.preconditioning else self._kernel(target)
+        density = target.log_density
+        return whitened(density, self._kernel) if self.preconditioning else self._kernel(density)
 
-    def _kernel(self, target: Target) -> Kernel:
+    def _kernel(self, log_density: Callable[..., Any]) -> Kernel:
         import jax
         import jax.numpy as jnp
         from blackjax.adaptation import meads_adaptation
@@ -143,17 +143,14 @@ class MEADS(ManyChains):
                 steps, jnp.zeros(1), jnp.zeros((1, position.shape[1])), jnp.zeros(1), jnp.zeros(1)
             )
             found: Any = parameters_of(former, position, gradient, 0)
-            return {
-                "step_size": found.step_size[0],
-                "scale": found.position_sigma[0],
-                "damping": found.alpha[0],
-            }
+            names = {"step_size": found.step_size, "scale": found.position_sigma, "damping": found.alpha}
+            return {name: value[0] for name, value in names.items()}
 
         def begin(flat: Any, key: Any, data: Any) -> dict[str, Any]:
             chains, size = flat.shape
             key, momentum_key, order_key = jax.random.split(key, 3)
             moving: Any = jax.vmap(
-                lambda position, key: ghmc.init(position, lambda u: target.log_density(u, data), key)
+                lambda position, key: ghmc.init(position, lambda u: log_density(u, data), key)
             )(flat, jax.random.split(momentum_key, chains))
             order = jax.random.permutation(order_key, chains)
             # For folds without usable parameters. If all chains start at one point, they are learned once chains have
@@ -166,21 +163,16 @@ class MEADS(ManyChains):
                 "damping": jnp.full((folds,), 0.5),
             }
             former = jax.tree.map(lambda value: value.astype(flat.dtype), former)
-            nothing = jnp.zeros(chains, flat.dtype)
-            return {
-                "count": jnp.int32(0),
-                "key": key,
-                "chains": moving._replace(slice=moving.slice.astype(flat.dtype)),
-                "order": order.astype(jnp.int32),
+            learned = {
                 "folds": former,
                 "average": jax.tree.map(lambda value: jnp.log(value).mean(axis=0), former),
-                "brake": jnp.ones((), flat.dtype),
-                "refused": jnp.int32(0),
-                "acceptance": nothing,
-                "diverging": nothing.astype(bool),
-                "step_size": nothing,
-                "damping": nothing,
+                "order": order.astype(jnp.int32),
             }
+            moving = moving._replace(slice=moving.slice.astype(flat.dtype))
+            none, one, nothing = jnp.int32(0), jnp.ones((), flat.dtype), jnp.zeros(chains, flat.dtype)
+            told = {"acceptance": nothing, "diverging": nothing.astype(bool)}
+            told |= {"step_size": nothing, "damping": nothing, "refused": none}
+            return {"count": none, "key": key, "chains": moving, "brake": one, **learned, **told}
 
         def learn(carry: dict[str, Any], steps: Any, key: Any) -> dict[str, Any]:
             moving, order = carry["chains"], carry["order"]
@@ -192,9 +184,8 @@ class MEADS(ManyChains):
             new = jax.vmap(of_fold, (0, 0, None))(
                 dealt(moving.position), dealt(moving.logdensity_grad), steps
             )
-            fine = jnp.isfinite(new["step_size"]) & (new["step_size"] > 0)
-            fine = fine & jnp.isfinite(new["damping"]) & (new["damping"] > 0)
-            fine = fine & jnp.all(jnp.isfinite(new["scale"]) & (new["scale"] > 0), axis=-1)
+            good = {name: jnp.isfinite(value) & (value > 0) for name, value in new.items()}
+            fine = good["step_size"] & good["damping"] & jnp.all(good["scale"], axis=-1)
             now = where(fine, new, carry["folds"])
             weight = (steps + 1.0) ** -DECAY
             seen = now | {"step_size": now["step_size"] * carry["brake"]}
@@ -206,13 +197,13 @@ class MEADS(ManyChains):
             learned = carry["learned"] | jnp.any(fine)
             return {"folds": now, "average": average, "order": order, "learned": learned}
 
-        def keep(carry: dict[str, Any], steps: Any, key: Any) -> dict[str, Any]:
+        def keep(carry: dict[str, Any], *_: Any) -> dict[str, Any]:
             return {name: carry[name] for name in (*LEARNED, "learned")}
 
         def step(state: dict[str, Any], data: Any) -> dict[str, Any]:
             chains = state["chains"].logdensity.shape[0]
             warming = state["count"] < self.warmup
-            density = partial(target.log_density, data=data)
+            density = partial(log_density, data=data)
 
             def of_chains(order: Any, learning: dict[str, Any]) -> dict[str, Any]:
                 """The parameters of each chain: those of the fold before its own, or the averages after the warm-up."""
@@ -243,22 +234,15 @@ class MEADS(ManyChains):
                 after = where(sound, after, before._replace(momentum=-info.momentum, slice=drifted))
                 # After a rejection the slice keeps its drifted value. BlackJAX adds 0 times exp of the loss to it,
                 # which is NaN if that overflows, unless the compiler folds the product away.
-                after = after._replace(
-                    momentum=after.momentum * scale,
-                    slice=jnp.where(jnp.isfinite(after.slice), after.slice, drifted),
-                )
+                sliced = jnp.where(jnp.isfinite(after.slice), after.slice, drifted)
+                after = after._replace(momentum=after.momentum * scale, slice=sliced)
                 rate = jnp.where(sound, info.acceptance_rate, 0.0)
                 faster = jnp.minimum(1.0, brake * BRAKE**-RELEASE)
-                return {
-                    **learning,
-                    "brake": jnp.where(jnp.mean(rate) < FEW_ACCEPTED, brake * BRAKE, faster),
-                    "key": key,
-                    "chains": after,
-                    "acceptance": carry["acceptance"] + rate / thinning,
-                    "diverging": carry["diverging"] | info.is_divergent | ~sound,
-                    "step_size": used["step_size"],
-                    "damping": damping,
-                }
+                brake = jnp.where(jnp.mean(rate) < FEW_ACCEPTED, brake * BRAKE, faster)
+                diverging = carry["diverging"] | info.is_divergent | ~sound
+                told = {"acceptance": carry["acceptance"] + rate / thinning, "diverging": diverging}
+                told |= {"step_size": used["step_size"], "damping": damping}
+                return {"key": key, "chains": after, "brake": brake, **learning, **told}
 
             carry = {name: state[name] for name in ("key", "chains", "brake", *LEARNED)}
             nothing = jnp.zeros_like(state["acceptance"])
@@ -271,16 +255,10 @@ class MEADS(ManyChains):
         def record(state: dict[str, Any]) -> dict[str, Any]:
             moving = state["chains"]
             chains = moving.logdensity.shape
-            return {
-                "u": moving.position,
-                "lp": moving.logdensity,
-                "acceptance_rate": state["acceptance"],
-                "step_size": state["step_size"],
-                "n_steps": jnp.full(chains, thinning, jnp.int32),
-                "damping": state["damping"],
-                "diverging": state["diverging"],
-                "adaptation_refused": jnp.broadcast_to(state["refused"], chains),
-            }
+            kept = {"u": moving.position, "lp": moving.logdensity, "acceptance_rate": state["acceptance"]}
+            kept |= {name: state[name] for name in ("step_size", "damping", "diverging")}
+            refused = jnp.broadcast_to(state["refused"], chains)
+            return kept | {"n_steps": jnp.full(chains, thinning, jnp.int32), "adaptation_refused": refused}
 
         return Kernel(begin, step, record, lambda state: finite(state["chains"]), pooled=True)
 
@@ -288,11 +266,11 @@ class MEADS(ManyChains):
         figures, found = super().summarise(statistics)
         figures["damping"] = float(np.mean(statistics["damping"]))
         if figures["acceptance_rate"] < FEW_ACCEPTED:
-            found = (
-                *found,
+            warning = (
                 f"{figures['acceptance_rate']:.0%} of the steps were accepted, and every rejection turns a chain "
-                f"round: try {self._smaller_steps()}",
+                f"round: try {self._smaller_steps()}"
             )
+            found = (*found, warning)
         return figures, found
 
     def _smaller_steps(self) -> str:

@@ -102,21 +102,20 @@ class NUTS(Hamiltonian):
     def trajectory(self) -> dict[str, Any]:
         return {"max_tree_depth": self.max_tree_depth}
 
-    def pyro_trajectory(self) -> dict[str, Any]:
-        return {"max_tree_depth": self.max_tree_depth}
-
     def statistics(self, kept: Arrays) -> Arrays:
         found = super().statistics(kept)
         # The exponent of frexp is the number of binary digits, exactly; a rounded logarithm need not be.
         depth = np.frexp(found["n_steps"].astype(float))[1].astype(int)
         return {**found, "tree_depth": depth, "reached_max_tree_depth": depth >= self.max_tree_depth}
 
-    def summarise_lengths(self, statistics: Mapping[str, np.ndarray]) -> tuple[str, ...]:
+    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
+        figures, found = super().summarise(statistics)
         deep = float(statistics["reached_max_tree_depth"].mean())
         if deep <= 0.05:
-            return ()
+            return figures, found
         other = "" if self.mass_matrix == "dense" else "mass_matrix='dense', "
-        return (
+        warning = (
             f"{deep:.0%} of transitions reached max_tree_depth={self.max_tree_depth}, so draws are more correlated "
-            f"than they need be: try a longer warm-up, {other}or max_tree_depth={self.max_tree_depth + 2}",
+            f"than they need be: try a longer warm-up, {other}or max_tree_depth={self.max_tree_depth + 2}"
         )
+        return figures, (*found, warning)

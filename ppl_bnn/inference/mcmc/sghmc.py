@@ -95,12 +95,9 @@ class SGHMC(StochasticGradient):
         friction = self.friction
 
         def begin(flat: Any, lp: Any, gradient: Any, typical: Any) -> Walker:
-            walker = {
-                "flat": flat,
-                "momentum": jnp.zeros_like(flat),
-                "size": jnp.zeros_like(lp),
-                "steepness": jnp.mean(typical) / (4.0 - 2.0 * friction),
-            }
+            steepness = jnp.mean(typical) / (4.0 - 2.0 * friction)
+            still, size = jnp.zeros_like(flat), jnp.zeros_like(lp)
+            walker = {"flat": flat, "momentum": still, "size": size, "steepness": steepness}
             return walker | ({"gradient": gradient} if batches else {})
 
         def move(walker: Walker, density: Density, pace: Pace, key: Any) -> tuple[Walker, Any, Any]:
@@ -112,9 +109,8 @@ class SGHMC(StochasticGradient):
                 now = now + jnp.mean((gradient - walker["gradient"]) ** 2) / (4.0 * friction)
             steepness, size = self.step_of(walker, pace, now)
             noise = pace.noise * jax.random.normal(key, flat.shape, flat.dtype)
-            momentum = (
-                (1.0 - friction) * momentum + jnp.sqrt(size) * gradient + math.sqrt(2.0 * friction) * noise
-            )
+            pulled = (1.0 - friction) * momentum + jnp.sqrt(size) * gradient
+            momentum = pulled + math.sqrt(2.0 * friction) * noise
             excess = (1.0 - 0.5 * friction) * jnp.mean(momentum**2) - 1.0
             walker = {"flat": flat, "momentum": momentum, "size": size, "steepness": steepness}
             return walker | ({"gradient": gradient} if batches else {}), size, excess

@@ -104,16 +104,9 @@ class SGLD(StochasticGradient):
         super().check()
         for name, wanted in (("batch_size", None), ("schedule", "constant")) if self.correction else ():
             if (got := getattr(self, name)) != wanted:
-                reason = (
-                    f"{name}={wanted!r}, for a step is accepted by the density over all rows at one step size"
-                )
-                raise UnsupportedError.of(
-                    "SGLD correction='metropolis'", reason, f"{name}={got!r}", "correction=None"
-                )
-
-    @property
-    def _learns(self) -> bool:
-        return super()._learns or self.preconditioner == "rmsprop"
+                why = "for a step is accepted by the density over all rows at one step size"
+                where, got = "SGLD correction='metropolis'", f"{name}={got!r}"
+                raise UnsupportedError.of(where, f"{name}={wanted!r}, {why}", got, "correction=None")
 
     @property
     def exact(self) -> bool:
@@ -124,22 +117,17 @@ class SGLD(StochasticGradient):
 
     # -- the preconditioner
 
-    def _squares(self, typical: Any, rows: int) -> Walker:
-        """The initial v of a walker."""
-        return {} if self.preconditioner != "rmsprop" else {"squares": typical / rows**2}
+    def _mass(self, now: Any, walker: Walker | None = None, weight: Any = None) -> tuple[Walker, Any]:
+        """The part of a walker with v, after a step with squares `now` of the gradient per row, and G, elementwise.
 
-    def _learned(self, walker: Walker, gradient: Any, weight: Any, rows: int) -> Walker:
-        """v after this step."""
-        if self.preconditioner != "rmsprop":
-            return {}
-        squares = walker["squares"]
-        return {"squares": squares + weight * ((gradient / rows) ** 2 - squares)}
-
-    def _inverse_mass(self, kept: Walker) -> Any:
-        """G, elementwise."""
+        Without a walker `now` is the initial v.
+        """
         import jax.numpy as jnp
 
-        return 1.0 if self.preconditioner != "rmsprop" else 1.0 / (DAMPING + jnp.sqrt(kept["squares"]))
+        if self.preconditioner != "rmsprop":
+            return {}, 1.0
+        squares = now if walker is None else walker["squares"] + weight * (now - walker["squares"])
+        return {"squares": squares}, 1.0 / (DAMPING + jnp.sqrt(squares))
 
     # -- without a correction
 
@@ -148,14 +136,13 @@ class SGLD(StochasticGradient):
         import jax.numpy as jnp
 
         def begin(flat: Any, lp: Any, gradient: Any, typical: Any) -> Walker:
-            kept = self._squares(typical, rows)
-            return {"flat": flat, "steepness": 0.5 * jnp.mean(self._inverse_mass(kept) * typical), **kept}
+            kept, mass = self._mass(typical / rows**2)
+            return {"flat": flat, "steepness": 0.5 * jnp.mean(mass * typical), **kept}
 
         def move(walker: Walker, density: Density, pace: Pace, key: Any) -> tuple[Walker, Any, Any]:
             flat = walker["flat"]
             _, gradient = density(flat)
-            kept = self._learned(walker, gradient, pace.weight, rows)
-            mass = self._inverse_mass(kept)
+            kept, mass = self._mass((gradient / rows) ** 2, walker, pace.weight)
             now = 0.5 * jnp.mean(mass * gradient**2)
             steepness, size = self.step_of(walker, pace, now)
             noise = pace.noise * jax.random.normal(key, flat.shape, flat.dtype)
@@ -171,15 +158,14 @@ class SGLD(StochasticGradient):
         import jax.numpy as jnp
 
         def begin(flat: Any, lp: Any, gradient: Any, typical: Any) -> Walker:
-            kept = self._squares(typical, rows)
-            size = jnp.log(0.1 / jnp.mean(self._inverse_mass(kept) * typical))
+            kept, mass = self._mass(typical / rows**2)
+            size = jnp.log(0.1 / jnp.mean(mass * typical))
             walker = {"flat": flat, "lp": lp, "gradient": gradient, "log_size": size, "mean_log_size": size}
             return {**walker, **kept}
 
         def move(walker: Walker, density: Density, pace: Pace, key: Any) -> tuple[Walker, Any, Any]:
             flat, lp, gradient = walker["flat"], walker["lp"], walker["gradient"]
-            kept = self._learned(walker, gradient, pace.weight, rows)
-            mass = self._inverse_mass(kept)
+            kept, mass = self._mass((gradient / rows) ** 2, walker, pace.weight)
             size = jnp.where(pace.tuned, jnp.exp(walker["log_size"]), pace.size)
             drawn, decided = jax.random.split(key)
             noise = jax.random.normal(drawn, flat.shape, flat.dtype)
@@ -192,14 +178,8 @@ class SGLD(StochasticGradient):
             taken = jax.random.bernoulli(decided, probability)
             log_size = walker["log_size"] + pace.weight * (probability - BEST_ACCEPTANCE)
             mean = walker["mean_log_size"] + pace.weight * (log_size - walker["mean_log_size"])
-            walker = {
-                "flat": jnp.where(taken, proposed, flat),
-                "lp": jnp.where(taken, lp_there, lp),
-                "gradient": jnp.where(taken, gradient_there, gradient),
-                "log_size": log_size,
-                "mean_log_size": mean,
-                **kept,
-            }
-            return walker, size, probability
+            there = {"flat": proposed, "lp": lp_there, "gradient": gradient_there}
+            moved = {name: jnp.where(taken, value, walker[name]) for name, value in there.items()}
+            return {**moved, "log_size": log_size, "mean_log_size": mean, **kept}, size, probability
 
         return StepRule(begin, move, lambda walker: jnp.exp(walker["mean_log_size"]), "acceptance_rate")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from contextlib import closing
+from dataclasses import dataclass, field, fields, replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, ClassVar
@@ -15,15 +15,15 @@ import numpy as np
 from ppl_bnn.backends.many_draws import CACHE, DENSITY_MEMORY
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import BudgetError, DivergenceError, InputError, UnsupportedError
+from ppl_bnn.core.errors import BudgetError, DivergenceError, UnsupportedError
 from ppl_bnn.core.progress import Progress, Task
-from ppl_bnn.core.settings import between, setting, whole
+from ppl_bnn.core.settings import between, optional, setting, whole
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import refuse_free_parameters
-from ppl_bnn.inference.sampling.sampler import tempered
-from ppl_bnn.inference.sampling.stopping import FIGURES, Rule, check_until, watched
+from ppl_bnn.inference.sampling.sampler import a_folder, tempered
+from ppl_bnn.inference.sampling.stopping import FIGURES, Rule, Watch, check_until
 from ppl_bnn.posterior.approximation import Chains
 
 FIRST_STEP_SIZE = 0.5
@@ -133,26 +133,22 @@ class SMC(Method):
     target_accept: float = setting(0.8, between(0, 1))
     max_leapfrog: int = setting(32, whole())
     temperature: float = setting(1.0, between())
-    checkpoint: str | Path | None = None
+    checkpoint: str | Path | None = setting(None, a_folder, advice="'runs/one'")  # noqa: RUF009
     until: str | None = None
-    budget: float | None = None
+    budget: float | None = setting(None, optional(between()), advice="600 (seconds)")
     systems: ClassVar[tuple[str, ...]] = ("numpyro",)
     # Particles start from the prior.
     start: ClassVar[None] = None
     finds_centre: ClassVar[bool] = False
 
     def check(self) -> None:
-        if self.checkpoint is not None and not isinstance(self.checkpoint, str | os.PathLike):
-            got = repr(self.checkpoint)
-            raise InputError.of(f"{self.name} checkpoint", "a folder", got, "checkpoint='runs/one'")
         rule = self._rule()
         if rule is not None and any(name == "rhat" for name, _, _ in rule.terms):
-            raise UnsupportedError.of(
-                f"{self.name} until",
-                "a figure that more runs make better",
-                "rhat, which compares runs and stays where they disagree however many there are",
-                f"more particles against disagreement, and until='{self._estimate}_se<0.1' or until='ess>5000'",
-            )
+            got = "rhat, which compares runs and stays where they disagree however many there are"
+            other = f"until='{self._estimate}_se<0.1' or until='ess>5000'"
+            advice = f"more particles against disagreement, and {other}"
+            wanted = "a figure that more runs make better"
+            raise UnsupportedError.of(f"{self.name} until", wanted, got, advice)
 
     def _rule(self) -> Rule | None:
         return check_until(self.name, self.until, self.budget, (*FIGURES, f"{self._estimate}_se"))
@@ -189,40 +185,37 @@ class SMC(Method):
 
         # Refuse a checkpoint of another fit before anything is compiled.
         checkpoint_of(0).load()
-        look = self._look(problem)
+        rule = self._rule()
+        look = None if rule is None else Watch(problem, rule)
         ended: list[_Particles] = []
         looks: list[dict[str, float]] = []
         stopped, wanted = "runs", self.runs
         # A dry run ends at its first task, so nothing is compiled before.
-        task = progress.task(self.name, 100 * self.runs)
-        try:
+        with closing(progress.task(self.name, 100 * self.runs)) as task:
             compiling = Stopwatch()
             swarm = _Swarm(self, problem)
             compile_seconds = compiling()
             while len(ended) < wanted:
-                index = len(ended)
-                checkpoint, seed = checkpoint_of(index), site_seed(f"smc run {index}", problem.seed)
-                before = checkpoint.load()
-                path = self._beginning(swarm, seed) if before is None else _Particles.from_arrays(before)
-                path = self._pass(swarm, path, seed, index, checkpoint, task, watch)
+                path = self._pass(swarm, len(ended), checkpoint_of(len(ended)), task, watch)
                 if path.inverse_temperature < 1.0:
                     stopped = "budget"
                     break
                 ended.append(path)
                 if look is not None and len(ended) >= self.runs:
-                    holds, figures = look(ended)
+                    error = f"{self._estimate}_se"
+                    # A single run has no standard error.
+                    others = {error: self._figures(ended).get(error, math.nan)}
+                    holds, figures = look(_unravelled(problem, ended), **others)
                     looks.append({"runs": float(len(ended)), **figures})
                     if holds:
                         stopped = "rule"
                         break
                     wanted = len(ended) + 1
-        finally:
-            task.close()
         if not ended:
             got = f"{self.budget:g} s, spent before its end"
             advice = "a longer budget (with checkpoint= nothing is lost), or fewer particles"
             raise BudgetError.of("budget", "seconds enough for one run", got, advice)
-        u = problem.program.unravel(np.stack([path.particles for path in ended]))
+        u = _unravelled(problem, ended)
         figures = self._figures(ended)
         if self.until is not None:
             figures["rule_held"] = float(stopped == "rule")
@@ -257,22 +250,6 @@ class SMC(Method):
             "final_correlation": float(max(path.correlation for path in ended)),
         }
 
-    def _look(
-        self, problem: Problem
-    ) -> Callable[[Sequence[_Particles]], tuple[bool, dict[str, float]]] | None:
-        """A function that checks the stopping rule on the runs so far; None without a rule."""
-        rule = self._rule()
-        if rule is None:
-            return None
-        seen, error = watched(problem, rule), f"{self._estimate}_se"
-
-        def look(ended: Sequence[_Particles]) -> tuple[bool, dict[str, float]]:
-            u = problem.program.unravel(np.stack([path.particles for path in ended]))
-            # A single run has no standard error.
-            return seen(u, **{error: self._figures(ended).get(error, math.nan)})
-
-        return look
-
     def _warnings(self, ended: list[_Particles], stopped: str) -> tuple[str, ...]:
         found = []
         unsupported = max(path.unsupported for path in ended)
@@ -296,31 +273,21 @@ class SMC(Method):
     # -- one run
 
     def _pass(
-        self,
-        swarm: _Swarm,
-        path: _Particles,
-        seed: int,
-        index: int,
-        checkpoint: Checkpoint,
-        task: Task,
-        watch: Stopwatch,
+        self, swarm: _Swarm, index: int, checkpoint: Checkpoint, task: Task, watch: Stopwatch
     ) -> _Particles:
-        """Advance the particles of one run to the end, or until the budget is spent."""
+        """Advance the particles of a run to the end, or until the budget is spent; what is done is always stored."""
+        seed, before = site_seed(f"smc run {index}", swarm.seed), checkpoint.load()
+        path = self._beginning(swarm, seed) if before is None else _Particles.from_arrays(before)
         try:
-            while path.inverse_temperature < 1.0:
-                if self.budget is not None and watch() >= self.budget:
-                    checkpoint.keep(path.arrays, last=True)
-                    return path
+            while path.inverse_temperature < 1.0 and (self.budget is None or watch() < self.budget):
                 path = self._next(swarm, path, seed)
-                at = path.inverse_temperature
-                checkpoint.keep(path.arrays, last=at == 1.0)
+                checkpoint.keep(path.arrays)
                 latest = dict(zip(RECORD, path.told[-1], strict=True))
                 shown = {name: latest[name] for name in ("inverse_temperature", "acceptance", "ess")}
-                task.update(100 * index + int(100 * at), run=index + 1, **shown)
-        except KeyboardInterrupt:
+                task.update(100 * index + int(100 * path.inverse_temperature), run=index + 1, **shown)
+        finally:
             checkpoint.keep(path.arrays, last=True)
-            raise
-        task.update(100 * (index + 1))
+        task.update(100 * index + int(100 * path.inverse_temperature))
         return path
 
     def _beginning(self, swarm: _Swarm, seed: int) -> _Particles:
@@ -376,19 +343,19 @@ class SMC(Method):
         ess = 1.0 / (float(np.sum(weights**2)) * count)
         # Resampling leaves copies side by side, which would look autocorrelated as draws of a chain.
         order = rng.permutation(count) if at == 1.0 else np.arange(count)
-        return _Particles(
-            particles=particles[order],
-            prior=prior[order],
-            change=change[order],
-            ancestors=path.ancestors[chosen][order],
-            inverse_temperature=at,
-            log_normaliser=log_normaliser,
-            step_size=step_size,
-            gradients=path.gradients + gradients,
-            unsupported=path.unsupported,
-            correlation=_largest_correlation(before, particles),
-            told=np.vstack([path.told, [at, np.mean(rates), step_size, ess, log_normaliser]]),
+        arrays = {
+            "particles": particles,
+            "prior": prior,
+            "change": change,
+            "ancestors": path.ancestors[chosen],
+        }
+        path = replace(path, **{name: value[order] for name, value in arrays.items()})
+        told = np.vstack([path.told, [at, np.mean(rates), step_size, ess, log_normaliser]])
+        path = replace(
+            path, inverse_temperature=at, log_normaliser=log_normaliser, step_size=step_size, told=told
         )
+        correlation = _largest_correlation(before, particles)
+        return replace(path, gradients=path.gradients + gradients, correlation=correlation)
 
 
 @dataclass(frozen=True)
@@ -428,18 +395,13 @@ class _Swarm:
         import jax
         from blackjax.mcmc import hmc
 
-        program, self._asarray, self._count = problem.program, problem.system.asarray, method.particles
-        count = self._count
+        program, self._asarray, self.seed = problem.program, problem.system.asarray, problem.seed
+        count = self._count = method.particles
         units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
         memory = CACHE if problem.device == "cpu" else DENSITY_MEMORY
         at_once = int(np.clip(memory // (16 * units * program.rows), 1, count))
         data = self._data = (problem.x, problem.y)
         kernel = hmc.build_kernel()
-
-        def mapped(function: Callable[..., Any], *arguments: Any) -> Any:
-            if at_once >= count:
-                return jax.vmap(function)(*arguments)
-            return jax.lax.map(lambda each: function(*each), arguments, batch_size=at_once)
 
         def drawn(key: Any, data: Any) -> Any:
             sites = {site.name: site for site in problem.system.run(program.native, *data, seed=key)}
@@ -458,56 +420,62 @@ class _Swarm:
             prior, change = measured(flat, data)
             return prior + at * change
 
-        def draw(keys: Any, data: Any) -> Any:
-            return mapped(lambda key: drawn(key, data), keys)
+        def begun(flat: Any, at: Any, data: Any) -> Any:
+            return tuple(hmc.init(flat, lambda f: log_density(f, at, data)))
 
-        def measure(particles: Any, data: Any) -> Any:
-            return mapped(lambda flat: measured(flat, data), particles)
+        def moved(key: Any, *given: Any) -> tuple[Any, Any]:
+            *state, at, step, variances, steps, data = given
+            density = partial(log_density, at=at, data=data)
+            after, info = kernel(key, hmc.HMCState(*state), density, step, variances, steps)
+            return tuple(after), info.acceptance_rate
 
-        def begin(particles: Any, at: Any, data: Any) -> Any:
-            return mapped(lambda flat: tuple(hmc.init(flat, lambda f: log_density(f, at, data))), particles)
+        def compiled(one: Callable[..., Any], each: tuple[Any, ...], *shared: Any) -> Callable[..., Any]:
+            """`one`, a function of arrays of a particle, then of shared values and the data, for all particles."""
 
-        def move(key: Any, state: Any, at: Any, step: Any, variances: Any, steps: Any, data: Any) -> Any:
-            def one(key: Any, *state: Any) -> Any:
-                density = partial(log_density, at=at, data=data)
-                moved, info = kernel(key, hmc.HMCState(*state), density, step, variances, steps)
-                return tuple(moved), info.acceptance_rate
+            def every(each: Any, *shared: Any) -> Any:
+                if at_once >= count:
+                    return jax.vmap(lambda *own: one(*own, *shared))(*each)
+                return jax.lax.map(lambda own: one(*own, *shared), each, batch_size=at_once)
 
-            state, rates = mapped(one, jax.random.split(key, count), *state)
-            return state, rates.mean()
-
-        def compiled(function: Callable[..., Any], *arguments: Any) -> Any:
-            return jax.jit(function).lower(*arguments, data).compile()
+            return jax.jit(every).lower(each, *shared, data).compile()
 
         keys, number = jax.random.split(_key(0), count), self._asarray(np.asarray(0.5))
         particles = self._asarray(np.zeros((count, program.parameter_count)))
         state, steps = (particles, particles[:, 0], particles), np.int32(1)
-        self._draw, self._measure = compiled(draw, keys), compiled(measure, particles)
-        self._begin = compiled(begin, particles, number)
-        self._move = compiled(move, keys[0], state, number, number, particles[0], steps)
+        self._draw, self._measure = compiled(drawn, (keys,)), compiled(measured, (particles,))
+        self._begin = compiled(begun, (particles,), number)
+        self._move = compiled(moved, (keys, *state), number, number, particles[0], steps)
 
     def draw(self, seed: int) -> np.ndarray:
         """Particles (N, P) from the prior."""
         import jax
 
-        return np.asarray(self._draw(jax.random.split(_key(seed), self._count), self._data), np.float64)
+        return np.asarray(self._draw((jax.random.split(_key(seed), self._count),), self._data), np.float64)
 
     def measure(self, particles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """`prior` and `change` of particles, see `_Particles`."""
-        prior, change = self._measure(self._asarray(particles), self._data)
+        prior, change = self._measure((self._asarray(particles),), self._data)
         return np.asarray(prior, np.float64), np.asarray(change, np.float64)
 
     def begin(self, particles: np.ndarray, at: float) -> Any:
         """(positions, log densities, gradients) at an inverse temperature."""
-        return self._begin(self._asarray(particles), self._asarray(np.asarray(at)), self._data)
+        return self._begin((self._asarray(particles),), self._asarray(np.asarray(at)), self._data)
 
     def move(
         self, numbers: Sequence[int], state: Any, at: float, step: float, variances: np.ndarray, steps: int
     ) -> tuple[Any, float]:
         """The state after a transition with randomness from (seed, temperature, transition), and the acceptance."""
+        import jax
+
+        keys = jax.random.split(_key(*numbers), self._count)
         given = (self._asarray(np.asarray(value)) for value in (at, step, variances))
-        state, rate = self._move(_key(*numbers), state, *given, np.int32(steps), self._data)
-        return state, float(rate)
+        state, rates = self._move((keys, *state), *given, np.int32(steps), self._data)
+        return state, float(rates.mean())
+
+
+def _unravelled(problem: Problem, ended: Sequence[_Particles]) -> dict[str, np.ndarray]:
+    """The particles of runs by site, (run, particle, ...)."""
+    return problem.program.unravel(np.stack([path.particles for path in ended]))
 
 
 def _key(seed: int, *numbers: int) -> Any:

@@ -11,10 +11,12 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.settings import OneOf, between, flag, optional, setting, whole
@@ -139,17 +141,13 @@ class StochasticGradient(Sampler):
     exploration: float = setting(0.5, between(0, 1))
     control_variates: bool = setting(False, flag)
     preconditioner: str | None = setting("auto", OneOf(("auto", "curvature", None)))
-    fewest_warmup: ClassVar[int] = 0
+    warmup: int = setting(1000, whole(0))
 
     def check(self) -> None:
         super().check()
         if self.control_variates and self.batch_size is None:
-            raise InputError.of(
-                f"{self.name} control_variates",
-                "mini-batches, whose noise they reduce",
-                "none",
-                "batch_size=128",
-            )
+            wanted = "mini-batches, whose noise they reduce"
+            raise InputError.of(f"{self.name} control_variates", wanted, "none", "batch_size=128")
         if self.schedule == "cyclical" and not 0 < self._explored < self.cycle_length:
             wanted = "a share of the cycle that leaves at least one of its parts for each stage"
             got = f"{self._explored} of {self.cycle_length}"
@@ -168,16 +166,12 @@ class StochasticGradient(Sampler):
     @property
     def _learns(self) -> bool:
         """Whether something is found in the warm-up."""
-        return self.step_size is None
+        return self.step_size is None or self.preconditioner == "rmsprop"
 
     @property
     def _explored(self) -> int:
         """The number of thinnings of a cycle that explore."""
         return round(self.exploration * self.cycle_length)
-
-    @property
-    def _draws_per_cycle(self) -> int:
-        return self.cycle_length - self._explored
 
     @abstractmethod
     def rule(self, rows: int, batches: bool) -> StepRule:
@@ -213,7 +207,8 @@ class StochasticGradient(Sampler):
             return 0 * one, one, 0 * one
         warm = done < self.warmup
         since = jnp.where(warm, done, done - self.warmup)
-        cycle, index = since // self._draws_per_cycle, since % self._draws_per_cycle
+        draws = self.cycle_length - self._explored
+        cycle, index = since // draws, since % draws
         first = jnp.where(index == 0, 0, self._explored + index)
         count = jnp.where(index == 0, self._explored + 1, one)
         if self.step_size is None:
@@ -230,9 +225,8 @@ class StochasticGradient(Sampler):
         )
 
     def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:
-        fewest, usual, most = super().gradients_of_a_start(size)
-        more = gradients_of_a_start(size.parameters) if self.whitens else (0.0, 0.0, 0.0)
-        return fewest + more[0], usual + more[1], most + more[2]
+        plain = super().gradients_of_a_start(size)
+        return gradients_of_a_start(size.parameters, plain) if self.whitens else plain
 
     def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         share = size.share(self.batch_size)
@@ -244,23 +238,23 @@ class StochasticGradient(Sampler):
         return least, most, most * (1.0 + (self.schedule == "cyclical")) + 1.0
 
     def kernel(self, target: Target) -> Kernel:
-        return whitened(target, self._kernel) if self.whitens else self._kernel(target)
+        make = partial(self._kernel, target.problem)
+        return whitened(target.log_density, make) if self.whitens else make(target.log_density)
 
     @property
     def whitens(self) -> bool:
         """Whether the chain moves in coordinates of equal curvature."""
-        if self.preconditioner == "auto":
-            return self.step_size is None
-        return self.preconditioner == "curvature"
+        wanted = self.preconditioner
+        return wanted == "curvature" or (wanted == "auto" and self.step_size is None)
 
-    def _kernel(self, target: Target) -> Kernel:
+    def _kernel(self, problem: Problem, log_density: Callable[..., Any]) -> Kernel:
         import jax
         import jax.numpy as jnp
 
-        rows = target.problem.rows
-        batch = rows_per_step(self.name, target.problem, self.batch_size)
+        rows = problem.rows
+        batch = rows_per_step(self.name, problem, self.batch_size)
         rule = self.rule(rows, batch is not None)
-        evaluated = jax.value_and_grad(target.log_density)
+        evaluated = jax.value_and_grad(log_density)
         thinning = self.steps_per_draw(rows, batch)
         # In batches: with control variates two gradients each, and one over all rows per thinning.
         gradients = thinning
@@ -277,18 +271,11 @@ class StochasticGradient(Sampler):
             # At a mode the gradient does not show its typical size; |A probe| does, A being the curvature.
             typical = jnp.maximum(gradient**2, jnp.where(jnp.isfinite(curvature), jnp.abs(curvature), 0.0))
             none, zero = jnp.zeros((), jnp.int32), jnp.zeros((), flat.dtype)
-            return {
-                "walker": rule.begin(flat, lp, gradient, typical),
-                "key": key,
-                "done": none,
-                "steps": none,
-                "failed": none - 1,
-                "lp": lp,
-                "n_steps": none,
-                "rate": zero,
-                "measure": zero,
-                "usable": jnp.isfinite(lp) & jnp.isfinite(gradient).all(),
-            }
+            counts = {"done": none, "steps": none, "failed": none - 1, "n_steps": none}
+            told = {"lp": lp, "rate": zero, "measure": zero}
+            usable = jnp.isfinite(lp) & jnp.isfinite(gradient).all()
+            walker = rule.begin(flat, lp, gradient, typical)
+            return {"walker": walker, "key": key, "usable": usable, **counts, **told}
 
         def step(state: dict[str, Any], data: Any) -> dict[str, Any]:
             done = state["done"]
@@ -311,7 +298,7 @@ class StochasticGradient(Sampler):
             def through(part: Any, carry: Any) -> Any:
                 walker, key, taken, failed, rate, _ = carry
                 key, inside = jax.random.split(key)
-                density = self._density(target, evaluated, batch, data, walker["flat"], inside)
+                density = self._density(rows, evaluated, batch, data, walker["flat"], inside)
 
                 def once(index: Any, carry: Any) -> Any:
                     walker, key, taken, failed, _, total = carry
@@ -327,30 +314,20 @@ class StochasticGradient(Sampler):
                 start = (walker, key, taken, failed, rate, jnp.zeros_like(rate))
                 return jax.lax.fori_loop(0, thinning, once, start)
 
-            carry = tuple(state[name] for name in ("walker", "key", "steps", "failed", "rate", "measure"))
-            walker, key, taken, failed, rate, total = jax.lax.fori_loop(0, count, through, carry)
-            return {
-                "walker": walker,
-                "key": key,
-                "done": done + 1,
-                "steps": taken,
-                "failed": failed,
-                "lp": walker["lp"] if "lp" in walker else target.log_density(walker["flat"], data),
-                "n_steps": (count * gradients).astype(jnp.int32),
-                "rate": rate,
-                "measure": total / thinning,
-                "usable": state["usable"],
-            }
+            names = ("walker", "key", "steps", "failed", "rate", "measure")
+            carry = jax.lax.fori_loop(0, count, through, tuple(state[name] for name in names))
+            moved = dict(zip(names, carry, strict=True))
+            walker, measure = moved["walker"], moved["measure"] / thinning
+            lp = walker["lp"] if "lp" in walker else log_density(walker["flat"], data)
+            gradients_taken = (count * gradients).astype(jnp.int32)
+            return (
+                state | moved | {"done": done + 1, "lp": lp, "n_steps": gradients_taken, "measure": measure}
+            )
 
         def record(state: dict[str, Any]) -> dict[str, Any]:
-            kept = {
-                "u": state["walker"]["flat"],
-                "lp": state["lp"],
-                "n_steps": state["n_steps"],
-                "step_size": state["rate"],
-                "failed_step": state["failed"],
-                rule.measure: state["measure"],
-            }
+            kept = {"u": state["walker"]["flat"], "lp": state["lp"], "n_steps": state["n_steps"]}
+            kept |= {"step_size": state["rate"], "failed_step": state["failed"]}
+            kept[rule.measure] = state["measure"]
             if self.schedule == "cyclical":
                 kept["cycle"] = self._where(state["done"] - 1)[2]
             return kept
@@ -360,12 +337,11 @@ class StochasticGradient(Sampler):
         )
 
     def _density(
-        self, target: Target, evaluated: Any, batch: int | None, data: Any, anchor: Any, key: Any
+        self, rows: int, evaluated: Any, batch: int | None, data: Any, anchor: Any, key: Any
     ) -> Callable[[Any], Density]:
         """Step number within a thinning -> its density; `anchor` is where the thinning begins."""
         if batch is None:
             return lambda index: lambda flat: evaluated(flat, data)
-        rows = target.problem.rows
         order = permuted_rows(key, rows, batch, self.steps_per_draw(rows, batch))
         at_anchor = evaluated(anchor, data) if self.control_variates else None
 

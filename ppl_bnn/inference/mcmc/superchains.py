@@ -12,7 +12,7 @@ import numpy as np
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.settings import setting, whole
 from ppl_bnn.inference.cost import Effort, Size
-from ppl_bnn.inference.sampling.sampler import Sampler
+from ppl_bnn.inference.sampling.sampler import Sampler, diverged
 
 # Share of warm-up transitions without a usable proposal above which the adaptation counts as frozen.
 FROZEN = 0.5
@@ -49,9 +49,8 @@ class ManyChains(Sampler):
         super().check()
         if self.chains % self.superchains:
             wanted = f"a divisor of chains={self.chains}"
-            raise InputError.of(
-                f"{self.name} superchains", wanted, repr(self.superchains), "chains=64, superchains=8"
-            )
+            got, advice = repr(self.superchains), "chains=64, superchains=8"
+            raise InputError.of(f"{self.name} superchains", wanted, got, advice)
         if self.chain_method not in ("auto", "vectorised"):
             wanted = "'auto' or 'vectorised', since the chains adapt together"
             raise UnsupportedError.of(f"{self.name} chain_method", wanted, repr(self.chain_method), "'auto'")
@@ -71,21 +70,16 @@ class ManyChains(Sampler):
         return self.superchains
 
     def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        found: list[str] = []
-        diverging = np.asarray(statistics["diverging"])
-        frozen = int(np.max(statistics["adaptation_refused"]))
-        if frozen > FROZEN * self.warmup:
-            found.append(
-                f"the adaptation was frozen: in {frozen} of {self.warmup} warm-up transitions nothing was finite, so "
-                "the step size is not tuned: try start=MAP(), narrower priors, or standardised inputs and targets"
-            )
-        if diverging.any():
-            found.append(
-                f"{int(diverging.sum())} of {diverging.size} transitions diverged, so regions of high curvature may "
-                f"be missed: try {self._smaller_steps()} or a prior with lighter tails"
-            )
         figures = {name: float(np.mean(statistics[name])) for name in ("acceptance_rate", "step_size")}
-        return figures, tuple(found)
+        found = diverged(statistics, self._smaller_steps())
+        refused = int(np.max(statistics["adaptation_refused"]))
+        if refused <= FROZEN * self.warmup:
+            return figures, found
+        frozen = (
+            f"the adaptation was frozen: in {refused} of {self.warmup} warm-up transitions nothing was finite, so "
+            "the step size is not tuned: try start=MAP(), narrower priors, or standardised inputs and targets"
+        )
+        return figures, (frozen, *found)
 
     @abstractmethod
     def _smaller_steps(self) -> str:

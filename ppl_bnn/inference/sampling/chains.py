@@ -12,10 +12,10 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from ppl_bnn.core.arrays import cores, site_seed
 from ppl_bnn.core.errors import BudgetError, DivergenceError, InputError
 from ppl_bnn.core.progress import Progress, Silent
 from ppl_bnn.inference.method import Stopwatch
+from ppl_bnn.inference.sampling.initialisation import PRIOR_ATTEMPTS, Beginning
 from ppl_bnn.inference.sampling.stream import Arrays, Stream
 
 CHAIN_METHODS = ("auto", "threads", "vectorised", "sequential", "devices")
@@ -34,7 +35,10 @@ SECONDS_PER_CALL = 0.25
 # Seconds per round. The budget is checked after each round, when all chains have the same length.
 SECONDS_PER_ROUND = 1.0
 SECONDS_PER_ESS, FEWEST_FOR_ESS = 2.0, 20
-PRIOR_ATTEMPTS = 10
+# Draws so far -> (whether a rule holds, its figures).
+Look = Callable[[Arrays], tuple[bool, dict[str, float]]]
+# Settings that change the length or the place of chains, but no bit of a draw.
+OF_LENGTH = ("draws", "until", "budget")
 
 
 @dataclass(frozen=True)
@@ -57,15 +61,13 @@ class Kernel:
     cost: float = 1.0
     spent: Callable[[Any], Any] | None = None
 
-
-@dataclass
-class Progressed:
-    """A strand: state, transitions (warm-up included), gradients in `Kernel.cost`, kept (chains, draws, ...)."""
-
-    leaves: list[np.ndarray]
-    done: int
-    steps: int
-    kept: Arrays
+    def layout(self, chain_method: str, device: str) -> str:
+        """The method that "auto" selects: vectorised for pooled chains or on CUDA, else threads over the cores."""
+        if self.pooled:
+            return "vectorised"
+        if chain_method == "auto":
+            return "vectorised" if device.startswith("cuda") else "threads"
+        return chain_method
 
 
 @dataclass
@@ -77,52 +79,12 @@ class Sampled:
     """
 
     kept: Arrays
-    strands: list[Progressed]
+    strands: list[Strand]
     steps: int
     compile_seconds: float = 0.0
     stopped: str = "draws"
     looks: list[dict[str, float]] = field(default_factory=list)
     warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Run:
-    """How long chains run, and how.
-
-    chains, warmup, draws, chain_method: see `Sampler`; with a `rule`, `draws` are those between two checks. rule: draws
-    so far -> (whether it holds, figures). budget: seconds. from_prior: whether chains start at prior draws. streams:
-    one per strand, or none. before: the strands of an earlier run. same: key under which the program caches compiled
-    functions. seeds: seeds of fits whose chains run together, each with the keys it would have alone; empty for one
-    fit.
-    """
-
-    chains: int
-    warmup: int
-    draws: int
-    chain_method: str
-    title: str
-    rule: Callable[[Arrays], tuple[bool, dict[str, float]]] | None = None
-    budget: float | None = None
-    from_prior: bool = False
-    streams: Sequence[Stream] = ()
-    before: Sequence[Progressed] | None = None
-    same: Any = None
-    seeds: Sequence[int] = ()
-
-
-def layout(kernel: Kernel, chain_method: str, device: str) -> str:
-    """The method that "auto" selects: vectorised for pooled chains or on CUDA, else threads over the cores."""
-    if kernel.pooled:
-        return "vectorised"
-    if chain_method == "auto":
-        return "vectorised" if device.startswith("cuda") else "threads"
-    return chain_method
-
-
-def strand_names(kernel: Kernel, how: str, chains: int) -> list[str]:
-    """A name for each strand."""
-    together = kernel.pooled or how == "vectorised"
-    return ["chains"] if together else [f"chain-{index}" for index in range(chains)]
 
 
 @functools.cache
@@ -158,12 +120,15 @@ class Meter:
 
     def __init__(self, progress: Progress, title: str, chains: int, total: int):
         self._task = progress.task(title, chains * total)
-        self._rows: list[dict[str, float]] = [{} for _ in range(chains)]
+        self._chains = chains
+        # Name -> a number for each chain; NaN before its first report.
+        self._values: dict[str, np.ndarray] = {}
         self._latest: dict[str, float] = {}
 
-    def tell(self, chain: int, done: float, figures: Mapping[str, float]) -> None:
-        """Report the transitions of a chain, with "accept_prob", "divergences" and "step_size" if known."""
-        self._rows[chain] = {"done": done, **figures}
+    def tell(self, chains: Any, **figures: Any) -> None:
+        """Report "done" (transitions) and "accept_prob", "divergences" and "step_size" if known, of some chains."""
+        for name, value in figures.items():
+            self._values.setdefault(name, np.full(self._chains, np.nan))[chains] = value
         self._show()
 
     def add(self, figures: Mapping[str, float]) -> None:
@@ -172,38 +137,33 @@ class Meter:
         self._show()
 
     def _show(self) -> None:
-        running = [row for row in self._rows if row]
-        if not running:
-            return
-        values = {name: [row[name] for row in running if name in row] for name in running[-1]}
-        done = int(sum(values.pop("done")))
-        shown = {
-            name: int(sum(each)) if name == "divergences" else float(np.mean(each))
-            for name, each in values.items()
-        }
-        self._task.update(done, **shown, **self._latest)
+        told = np.isfinite(self._values.get("done", np.nan))
+        if told.any():
+            shown: dict[str, Any] = {name: float(value[told].mean()) for name, value in self._values.items()}
+            for name in {"done", "divergences"} & set(shown):
+                shown[name] = int(self._values[name][told].sum())
+            self._task.update(shown.pop("done"), **shown, **self._latest)
 
     def close(self) -> None:
         self._task.close()
 
 
-class _Strand:
+@dataclass
+class Strand:
     """A unit that advances by itself (one chain, or all if vectorised), with its draws.
 
-    `at` is (state, transitions, gradient evaluations). It is replaced as one tuple, after its draws are stored, so that
-    an interrupt finds a consistent state. Draws beyond `at` do not count.
+    `at` is (state, transitions, gradient evaluations), warm-up included. It is replaced as one tuple, after its draws
+    are stored, so that an interrupt finds a consistent state. Draws beyond `at` do not count.
     """
 
-    def __init__(self, chains: Sequence[int], warmup: int, stream: Stream | None):
-        self.chains = list(chains)
-        self.warmup = warmup
-        self.stream = stream
-        self.at: tuple[Any, int, int] = (None, 0, 0)
-        self.divergences = np.zeros(len(self.chains), dtype=int)
-        self.pieces: list[Arrays] = []
-        self.saved = 0
-        self.count = 1
-        self.data: Any = None
+    chains: list[int]
+    warmup: int
+    stream: Stream | None
+    at: tuple[Any, int, int] = (None, 0, 0)
+    pieces: list[Arrays] = field(default_factory=list)
+    saved: int = 0
+    count: int = 1
+    data: Any = None
 
     @property
     def done(self) -> int:
@@ -213,91 +173,115 @@ class _Strand:
     def drawn(self) -> int:
         return max(0, self.done - self.warmup)
 
-    def kept(self, first: int, last: int, only: str | None = None) -> Arrays:
-        """Name -> (chains, draws, ...) for draws `first` to `last`, of all names or one."""
+    def stored(self) -> Arrays:
+        """`at` in NumPy, as it is stored: "leaf0", "leaf1", ... in the order of the tree, and "done_steps"."""
+        import jax
+
+        state, *done_steps = self.at
+        leaves = {f"leaf{index}": np.asarray(leaf) for index, leaf in enumerate(jax.tree.leaves(state))}
+        return leaves | {"done_steps": np.array(done_steps)}
+
+    def restore(self, stored: Arrays, kept: Arrays, compiled: _Compiled) -> None:
+        """Continue from what `stored` returned, with the draws `kept`."""
+        import jax
+
+        likes, tree = jax.tree.flatten(compiled.state_shape)
+        done, steps = (int(value) for value in stored["done_steps"])
+        leaves = [stored[f"leaf{number}"] for number in range(len(stored) - 1)]
+        if [np.shape(leaf) for leaf in leaves] != [like.shape for like in likes]:
+            raise InputError.of("checkpoint", "the state of this sampler", "another one", "another folder")
+        arrays = [jax.numpy.asarray(leaf, like.dtype) for leaf, like in zip(leaves, likes, strict=True)]
+        self.at = (jax.tree.unflatten(tree, arrays), done, steps)
+        self.saved = self.drawn
+        if kept:
+            # Derived statistics are computed again.
+            self.pieces = [{name: kept[name] for name in compiled.recorded}]
+
+    def save(self) -> None:
+        """Write the draws since the last call, and the state."""
+        if self.stream is not None and self.at[0] is not None:
+            self.stream.write(self.saved, self.kept(self.saved, self.drawn), self.stored())
+            self.saved = self.drawn
+
+    def kept(self, first: int, last: int) -> Arrays:
+        """Name -> (chains, draws, ...) for draws `first` to `last`."""
         parts, start = [], 0
         for piece in list(self.pieces):
             count = next(iter(piece.values())).shape[1]
             low, high = max(first - start, 0), min(last - start, count)
             if low < high:
-                names = piece if only is None else [only]
-                parts.append({name: piece[name][:, low:high] for name in names})
+                parts.append({name: value[:, low:high] for name, value in piece.items()})
             start += count
         return {name: np.concatenate([part[name] for part in parts], 1) for name in parts[0]} if parts else {}
 
 
-def run_chains(
-    problem: Problem,
-    kernel: Kernel,
-    run: Run,
-    data: Any,
-    starts: Callable[[], Sequence[np.ndarray]],
-    candidates: Callable[[int, np.ndarray], Iterator[np.ndarray]],
-    progress: Progress,
-) -> Sampled:
-    """Run all chains from the flat points `starts`, which are computed only if a chain has to begin.
+class _Compiled(NamedTuple):
+    """Compiled functions of a kernel for one number of chains, kept with the program and reused by later fits.
 
-    `candidates` maps a chain and its start to the points to try in turn. Raises `DivergenceError` for a draw without a
-    finite log density and `BudgetError` if the budget is spent before the first draw.
+    begin: compiled when it is first asked for, because a resumed run begins no chain.
     """
-    return _Chains(problem, kernel, run, data, progress).run(starts, candidates)
 
-
-@dataclass
-class _Compiled:
-    """Compiled functions of a kernel for one number of chains, kept with the program and reused by later fits."""
-
-    begin: _Later
+    begin: Callable[[], Callable[..., Any]]
     advance: Callable[..., Any]
     state_shape: Any
     recorded: list[str]
 
 
-class _Later:
-    """A traced function, compiled at its first use: a resumed run begins no chain."""
+@dataclass
+class Engine:
+    """One run of chains.
 
-    def __init__(self, traced: Any):
-        self._traced, self._compiled = traced, None
+    method: the `Sampler`, for its name, settings and `candidates`. begun: the problem and its beginning; several, which
+    differ in their seeds only, if the chains of several fits run together, each with the keys it would have alone.
+    rule: it is evaluated after every `draws` of the method. budget: seconds. streams: one per strand, or none.
+    """
 
-    def compiled(self) -> Callable[..., Any]:
-        self._compiled = self._compiled or self._traced.lower().compile()
-        return self._compiled
+    method: Any
+    kernel: Kernel
+    begun: Sequence[tuple[Problem, Beginning]]
+    progress: Progress
+    rule: Look | None = None
+    budget: float | None = None
+    streams: Sequence[Stream] = ()
 
-
-class _Chains:
-    def __init__(self, problem: Problem, kernel: Kernel, run: Run, data: Any, progress: Progress):
-        self.problem, self.kernel, self.plan, self.data, self.progress = problem, kernel, run, data, progress
-        self.how = layout(kernel, run.chain_method, problem.device)
-        self.together = kernel.pooled or self.how == "vectorised"
-        self.size = run.chains if self.together else 1
-        groups = [range(run.chains)] if self.together else [[chain] for chain in range(run.chains)]
-        streams = list(run.streams) or [None] * len(groups)
-        self.strands = [
-            _Strand(group, run.warmup, stream) for group, stream in zip(groups, streams, strict=True)
+    def __post_init__(self) -> None:
+        method = self.method
+        self.problem, begin = self.begun[0]
+        fixed = {name: self.problem.system.asarray(value) for name, value in begin.fixed.items()}
+        self.data = (self.problem.x, self.problem.y, fixed)
+        # For each chain the flat points to try in turn; none if no chain begins.
+        self.starts = [
+            method.candidates(problem, chain, point)
+            for problem, begin in self.begun
+            for chain, point in enumerate(begin.flat)
         ]
-        self.dimension = sum(site.size for site in problem.program.latents)
+        self.how = self.kernel.layout(method.chain_method, self.problem.device)
+        self.together = self.how == "vectorised"
+        self.chains = method.chains * len(self.begun)
+        self.size = self.chains if self.together else 1
+        streams = self.streams or [None] * (self.chains // self.size)
+        self.strands = [
+            Strand(list(range(index * self.size, (index + 1) * self.size)), method.warmup, stream)
+            for index, stream in enumerate(streams)
+        ]
+        self.dimension = sum(site.size for site in self.problem.program.latents)
         recorded = 8 * self.dimension * self.size
         self.chunk = int(np.clip(CHUNK_MEMORY // max(recorded, 1), 1, CHUNK))
-        self.keys = self._keys()
         self.compile_seconds = 0.0
         self.looked = time.monotonic()
-        self.deadline = None if run.budget is None else time.monotonic() + run.budget
+        self.deadline = None if self.budget is None else time.monotonic() + self.budget
 
-    def _keys(self) -> Any:
+    def _key(self, strand: Strand) -> Any:
+        """The key of a strand: that of its chain, those of all chains, or one key for pooled chains."""
         import jax
-        import jax.numpy as jnp
 
-        seeds = list(self.plan.seeds) or [self.problem.seed]
-        roots = [jax.random.PRNGKey(site_seed(self.plan.title.lower(), seed)) for seed in seeds]
+        title, each = self.method.name.lower(), self.method.chains
+        roots = [jax.random.PRNGKey(site_seed(title, problem.seed)) for problem, _ in self.begun]
         if self.kernel.pooled:
             return roots[0]
-        each = self.plan.chains // len(seeds)
         # The key of a chain does not depend on the number of chains.
-        return jnp.stack([jax.random.fold_in(root, chain) for root in roots for chain in range(each)])
-
-    def _key(self, strand: _Strand) -> Any:
-        """The key of a strand: that of its chain, those of all chains, or one key for pooled chains."""
-        return self.keys if self.together else self.keys[strand.chains[0]]
+        keys = [jax.random.fold_in(roots[chain // each], chain % each) for chain in strand.chains]
+        return jax.numpy.stack(keys) if self.together else keys[0]
 
     # -- functions, compiled
 
@@ -315,9 +299,8 @@ class _Chains:
             def once(index: Any, carry: Any) -> Any:
                 state, kept = carry
                 state = kernel.step(state, data)
-                return state, {
-                    name: kept[name].at[index].set(value) for name, value in kernel.record(state).items()
-                }
+                now = kernel.record(state)
+                return state, {name: kept[name].at[index].set(value) for name, value in now.items()}
 
             shapes = jax.eval_shape(kernel.record, state)
             kept = {name: jnp.zeros((size, *value.shape), value.dtype) for name, value in shapes.items()}
@@ -329,36 +312,25 @@ class _Chains:
         flat = self.problem.system.asarray(np.zeros(shape))
         key = self._key(self.strands[0])
         compiling = Stopwatch()
-        traced = jax.jit(begin).trace(flat, key, self.data)
-        begun = _Later(traced)
-        state_shape, _, _ = jax.tree.map(
-            lambda each: jax.ShapeDtypeStruct(each.shape, each.dtype), traced.out_info
-        )
+        first = jax.jit(begin).trace(flat, key, self.data)
+        compiled = functools.cache(lambda: first.lower().compile())
+        state_shape, _, _ = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), first.out_info)
         with ThreadPoolExecutor(1) as pool:
             # In parallel, because one compilation leaves cores idle. A resumed run begins no chain.
-            early = pool.submit(self._in_session, begun.compiled) if self._begins else None
+            early = pool.submit(self._in_session, compiled) if self.starts else None
             advance = jax.jit(advance, compiler_options=self._options())
             traced = advance.trace(state_shape, np.int32(0), self.data)
             if self.how != "devices":
                 advance = traced.lower().compile()
             if early is not None:
                 early.result()
-        found = _Compiled(begun, advance, state_shape, list(traced.out_info[1]))
         self.compile_seconds += compiling()
-        return found
+        return _Compiled(compiled, advance, state_shape, list(traced.out_info[1]))
 
     def _options(self) -> dict[str, Any] | None:
         """Compiler options of a transition. Bits may depend on them, so all layouts of chains use the same."""
         on_cpu = not self.problem.device.startswith("cuda")
-        chains = self.plan.chains // max(len(self.plan.seeds), 1)
-        return compiler_options(chains >= cores()) if on_cpu else None
-
-    @property
-    def _begins(self) -> bool:
-        """Whether some chain begins rather than resumes."""
-        return self.plan.before is None and not all(
-            strand.stream is not None and strand.stream.begun for strand in self.strands
-        )
+        return compiler_options(self.method.chains >= cores()) if on_cpu else None
 
     def _in_session(self, work: Callable[[], Any]) -> Any:
         """Run `work` in the session. JAX's settings are per thread, so every thread enters the session."""
@@ -366,64 +338,33 @@ class _Chains:
             return work()
 
     def _compile(self) -> None:
-        if self.plan.same is None:
+        if self.begun[0][1].approximation is not None:
             self.compiled = self._functions()
-        else:
-            key = ("chains", self.plan.same, self.how, self.size, self.chunk, str(self._options()))
-            self.compiled = self.problem.program.cached(key, self._functions)
+            return
+        # Kernels that use no approximation are the same for all fits of a program.
+        left_out = ("start", "jitter", "checkpoint", "chains", "chain_method", *OF_LENGTH)
+        known = {name: value for name, value in self.method.settings().items() if name not in left_out}
+        same = repr((self.method.name, known))
+        key = ("chains", same, self.how, self.size, self.chunk, str(self._options()))
+        self.compiled = self.problem.program.cached(key, self._functions)
 
     # -- beginning
 
-    def _restore(self) -> None:
-        """Restore strands from memory or disk."""
-        import jax
-
-        shapes, tree = jax.tree.flatten(self.compiled.state_shape)
-        for index, strand in enumerate(self.strands):
-            found = None if self.plan.before is None else self.plan.before[index]
-            loaded = None if strand.stream is None else strand.stream.load()
-            if loaded is not None:
-                state, kept = loaded
-                done, steps = (int(value) for value in state.pop("done_steps"))
-                leaves = [state[f"leaf{number}"] for number in range(len(state))]
-                found = Progressed(leaves, done, steps, kept)
-                strand.saved = max(0, done - self.plan.warmup)
-            if found is None:
-                continue
-            if [np.shape(leaf) for leaf in found.leaves] != [shape.shape for shape in shapes]:
-                wanted = "the state of this sampler"
-                raise InputError.of("checkpoint", wanted, "another one", "another folder")
-            leaves = [
-                jax.numpy.asarray(leaf, shape.dtype) for leaf, shape in zip(found.leaves, shapes, strict=True)
-            ]
-            strand.at = (jax.tree.unflatten(tree, leaves), found.done, found.steps)
-            if found.kept:
-                # Derived statistics are computed again.
-                strand.pieces = [{name: found.kept[name] for name in self.compiled.recorded}]
-                if "diverging" in found.kept:
-                    strand.divergences = found.kept["diverging"].sum(1).astype(int)
-
-    def _begin(
-        self,
-        starts: Callable[[], Sequence[np.ndarray]],
-        candidates: Callable[[int, np.ndarray], Iterator[np.ndarray]],
-    ) -> None:
+    def _begin(self) -> None:
         waiting = [strand for strand in self.strands if strand.at[0] is None]
         if not waiting:
             return
         import jax.numpy as jnp
 
         compiling = Stopwatch()
-        asarray, begin = self.problem.system.asarray, self.compiled.begin.compiled()
+        asarray, begin = self.problem.system.asarray, self.compiled.begin()
         self.compile_seconds += compiling()
-        points = [np.asarray(point) for point in starts()]
         for strand in waiting:
-            tries = [candidates(chain, points[chain]) for chain in strand.chains]
-            current = [next(each) for each in tries]
-            steps = 0
+            tries = [self.starts[chain] for chain in strand.chains]
+            points, tried = [next(each) for each in tries], 0
             while True:
-                steps += len(strand.chains)
-                flat = [asarray(point) for point in current]
+                tried += 1
+                flat = [asarray(point) for point in points]
                 flat = jnp.stack(flat) if self.together else flat[0]
                 state, usable, density = begin(flat, self._key(strand), self.data)
                 bad = np.flatnonzero(~np.atleast_1d(np.asarray(usable)))
@@ -432,73 +373,70 @@ class _Chains:
                 for index in bad:
                     following = next(tries[index], None)
                     if following is None:
-                        chain, log_joint = strand.chains[index], float(np.atleast_1d(density)[index])
-                        raise no_finite_start(chain, log_joint, self.plan.from_prior)
-                    current[index] = following
+                        log_joint = float(np.atleast_1d(density)[index])
+                        raise no_finite_start(strand.chains[index], log_joint, tried > 1)
+                    points[index] = following
             spent = 0 if self.kernel.spent is None else round(float(self.kernel.spent(state)))
-            strand.at = (state, 0, steps + spent)
+            strand.at = (state, 0, tried * len(strand.chains) + spent)
 
     # -- advancing
 
-    def run(
-        self,
-        starts: Callable[[], Sequence[np.ndarray]],
-        candidates: Callable[[int, np.ndarray], Iterator[np.ndarray]],
-    ) -> Sampled:
-        plan = self.plan
+    def run(self) -> Sampled:
+        """Run all chains to their end, until the rule holds, or until the budget is spent.
+
+        Raises `DivergenceError` for a draw without a finite log density and `BudgetError` if the budget is spent before
+        the first draw.
+        """
+        warmup, more = self.method.warmup, self.method.draws
         self._compile()
-        self._restore()
-        self._begin(starts, candidates)
-        rounds = plan.rule is not None or plan.budget is not None
-        self.meter = Meter(self.progress, plan.title, plan.chains, plan.warmup + plan.draws)
-        stopped, looks, goal = "draws", [], plan.warmup + plan.draws
+        earlier = self.begun[0][1].before or [stream.load() for stream in self.streams]
+        for strand, found in zip(self.strands, earlier, strict=False):
+            if found is not None:
+                strand.restore(*found, self.compiled)
+        self._begin()
+        self.meter = Meter(self.progress, self.method.name, self.chains, warmup + more)
+        stopped, looks, goal = "draws", [], warmup + more
         try:
-            while True:
-                if self._advance_all(goal, rounds):
-                    stopped = "budget"
+            while self._advance_all(goal):
+                if self.rule is None:
                     break
-                if plan.rule is None:
-                    break
-                holds, figures = plan.rule(self._kept(goal - plan.warmup))
-                looks.append({"draws": float(goal - plan.warmup), **figures})
+                holds, figures = self.rule(self._kept(goal - warmup))
+                looks.append({"draws": float(goal - warmup), **figures})
                 self.meter.add(figures)
                 if holds:
                     stopped = "rule"
                     break
-                goal += plan.draws
+                goal += more
+            else:
+                stopped = "budget"
         finally:
             for strand in self.strands:
-                self._save(strand)
+                strand.save()
             self.meter.close()
-        draws = min(goal - plan.warmup, *(strand.drawn for strand in self.strands))
+        draws = min(goal - warmup, *(strand.drawn for strand in self.strands))
         if draws < 1:
             done = min(strand.done for strand in self.strands)
             wanted = "seconds enough for the warm-up and a draw"
-            got = f"{plan.budget:g} s, spent after {done} of {plan.warmup} transitions of the warm-up"
+            got = f"{self.budget:g} s, spent after {done} of {warmup} transitions of the warm-up"
             advice = "a longer budget (with checkpoint= nothing is lost), or a shorter warmup"
             raise BudgetError.of("budget", wanted, got, advice)
-        return Sampled(
-            self._kept(draws),
-            [self._progressed(strand) for strand in self.strands],
-            sum(strand.at[2] for strand in self.strands),
-            self.compile_seconds,
-            stopped,
-            looks,
-        )
+        steps = sum(strand.at[2] for strand in self.strands)
+        return Sampled(self._kept(draws), self.strands, steps, self.compile_seconds, stopped, looks)
 
-    def _advance_all(self, goal: int, rounds: bool) -> bool:
-        """Advance all strands to `goal` transitions; True if the budget is spent first."""
+    def _advance_all(self, goal: int) -> bool:
+        """Advance all strands to `goal` transitions; False if the budget is spent first."""
         at = min(strand.done for strand in self.strands)
+        rounds = self.rule is not None or self.budget is not None
         size = 1
         while at < goal:
             if self.deadline is not None and time.monotonic() >= self.deadline:
-                return True
+                return False
             at = min(goal, at + size) if rounds else goal
             clock = time.perf_counter()
             self._to(at)
             seconds = max(time.perf_counter() - clock, 1e-6)
             size = max(1, min(2 * size, int(size * SECONDS_PER_ROUND / seconds)))
-        return False
+        return True
 
     def _to(self, goal: int) -> None:
         """Advance each strand to `goal` transitions."""
@@ -508,15 +446,15 @@ class _Chains:
                 self._advance(strand, goal, self._report, lambda: False)
             return
 
-        def work(strand: _Strand, tell: Callable[..., None], stopped: Callable[[], bool]) -> None:
+        def work(strand: Strand, tell: Callable[..., None], stopped: Callable[[], bool]) -> None:
             self._in_session(lambda: self._advance(strand, goal, tell, stopped))
 
         in_threads(behind, work, self._report)
 
     def _advance(
-        self, strand: _Strand, goal: int, tell: Callable[..., None], stopped: Callable[[], bool]
+        self, strand: Strand, goal: int, tell: Callable[..., None], stopped: Callable[..., bool]
     ) -> None:
-        data, warmup = self._data(strand), self.plan.warmup
+        data, warmup = self._data(strand), self.method.warmup
         while strand.done < goal and not stopped():
             state, done, steps = strand.at
             count = min(strand.count, self.chunk, (min(warmup, goal) if done < warmup else goal) - done)
@@ -528,11 +466,9 @@ class _Chains:
             if done >= warmup:
                 self._refuse_not_finite(strand, values)
                 strand.pieces.append(values)
-                if "diverging" in values:
-                    strand.divergences = strand.divergences + values["diverging"].sum(1)
             strand.at = (state, done + count, steps + int(values["n_steps"].sum()))
             if strand.stream is not None and strand.stream.due:
-                self._save(strand)
+                strand.save()
             tell(strand, values)
 
     def _by_chain(self, recorded: np.ndarray) -> np.ndarray:
@@ -541,7 +477,7 @@ class _Chains:
             return recorded[None]
         return np.swapaxes(recorded, 0, 1) if self.kernel.pooled else recorded
 
-    def _refuse_not_finite(self, strand: _Strand, values: Arrays) -> None:
+    def _refuse_not_finite(self, strand: Strand, values: Arrays) -> None:
         lp = values["lp"]
         wrong = np.argwhere(~np.isfinite(lp))
         if len(wrong):
@@ -550,9 +486,9 @@ class _Chains:
             since = f", where parameters are not finite since step {failed}" if failed >= 0 else ""
             got = f"{lp[chain, at]} at draw {strand.drawn + at} of chain {strand.chains[chain]}{since}"
             advice = "a smaller step size, start=MAP(), or standardised inputs and targets"
-            raise DivergenceError.of(self.plan.title, "a finite log density at every draw", got, advice)
+            raise DivergenceError.of(self.method.name, "a finite log density at every draw", got, advice)
 
-    def _data(self, strand: _Strand) -> Any:
+    def _data(self, strand: Strand) -> Any:
         if self.how != "devices":
             return self.data
         import jax
@@ -568,16 +504,15 @@ class _Chains:
 
     # -- progress
 
-    def _report(self, strand: _Strand, values: Arrays) -> None:
-        for index, chain in enumerate(strand.chains):
-            figures: dict[str, float] = {}
-            if "acceptance_rate" in values:
-                figures["accept_prob"] = float(values["acceptance_rate"][index].mean())
-            if "diverging" in values:
-                figures["divergences"] = float(strand.divergences[index])
-            if "step_size" in values:
-                figures["step_size"] = float(values["step_size"][index, -1])
-            self.meter.tell(chain, strand.done, figures)
+    def _report(self, strand: Strand, values: Arrays) -> None:
+        figures = {}
+        if "acceptance_rate" in values:
+            figures["accept_prob"] = values["acceptance_rate"].mean(1)
+        if "diverging" in values:
+            figures["divergences"] = sum(piece["diverging"].sum(1) for piece in list(strand.pieces))
+        if "step_size" in values:
+            figures["step_size"] = values["step_size"][:, -1]
+        self.meter.tell(strand.chains, done=strand.done, **figures)
         if not isinstance(self.progress, Silent) and time.monotonic() - self.looked > SECONDS_PER_ESS:
             self._effective_size()
             self.looked = time.monotonic()
@@ -590,7 +525,8 @@ class _Chains:
         from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
 
         # Of the log density only: other statistics would copy all draws of a wide network every time.
-        lp = np.concatenate([strand.kept(0, shortest, "lp")["lp"] for strand in self.strands])
+        each = [np.concatenate([piece["lp"] for piece in strand.pieces], 1) for strand in self.strands]
+        lp = np.concatenate([values[:, :shortest] for values in each])
         with np.errstate(all="ignore"):
             size: Any = array_stats.ess(lp.astype(np.float64), method="bulk", chain_axis=0, draw_axis=1)
         if np.isfinite(size):
@@ -602,28 +538,8 @@ class _Chains:
         parts = [strand.kept(0, draws) for strand in self.strands]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts[0] else {}
 
-    def _progressed(self, strand: _Strand) -> Progressed:
-        import jax
 
-        state, done, steps = strand.at
-        return Progressed([np.asarray(leaf) for leaf in jax.tree.leaves(state)], done, steps, {})
-
-    def _save(self, strand: _Strand) -> None:
-        if strand.stream is None or not strand.stream.keeps or strand.at[0] is None:
-            return
-        at = self._progressed(strand)
-        drawn = max(0, at.done - strand.warmup)
-        state = {f"leaf{index}": leaf for index, leaf in enumerate(at.leaves)}
-        state["done_steps"] = np.array([at.done, at.steps])
-        strand.stream.write(strand.saved, strand.kept(strand.saved, drawn), state)
-        strand.saved = drawn
-
-
-def in_threads(
-    strands: Sequence[Any],
-    work: Callable[[Any, Callable[..., None], Callable[[], bool]], None],
-    report: Callable[..., None],
-) -> None:
+def in_threads(strands: Sequence[Any], work: Callable[..., None], report: Callable[..., None]) -> None:
     """Run `work(strand, tell, stopped)` for each strand over the cores, and `report` in the calling thread.
 
     An error in one thread, or an interrupt of the caller, stops the others at their next call and is raised.

@@ -7,24 +7,27 @@ spread, if any, saves most of the warm-up.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import ravel, site_seed
+from ppl_bnn.core.arrays import ravel, site_seed, unravel
 from ppl_bnn.core.errors import BNNError, UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
 from ppl_bnn.inference.method import Method, Outcome
+from ppl_bnn.inference.sampling.stream import Arrays, Kept
 from ppl_bnn.inference.start import Start, fitted_start, resolve_start
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior.approximation import Approximation, Chains, Drawn
 from ppl_bnn.posterior.posterior import Posterior
 
+# Draws from the prior that a chain tries as its start.
+PRIOR_ATTEMPTS = 10
 # Draws for variances, and draws per coordinate for covariances.
 DRAWS, DRAWS_EACH = 1000, 4
 # Fewer draws of earlier chains give no estimate of the spread.
@@ -35,102 +38,94 @@ HALVINGS = 30
 
 @dataclass(frozen=True)
 class Beginning:
-    """The starting point u of each chain (NumPy), with the gradients, seconds and warnings of its fits.
+    """The starting points u (NumPy), with the gradients, seconds and warnings of their fits.
 
-    `approximation` is what the start is or fitted, if it has a spread.
+    `approximation` is what the start is or fitted, if it has a spread. `flat` are the flat vectors of the latent sites,
+    one per chain, and `fixed` the values of parameters without a prior. `before` is what the strands of an earlier run
+    stored, and their draws.
     """
 
-    points: list[dict[str, np.ndarray]]
+    points: list[Arrays] = field(default_factory=list)
     approximation: Approximation | None = None
     gradients: float = 0.0
     compile_seconds: float = 0.0
     warnings: tuple[str, ...] = ()
-
-    @classmethod
-    def of(
-        cls,
-        found: Sequence[Outcome],
-        points: list[dict[str, np.ndarray]] | None = None,
-        approximation: Approximation | None = None,
-    ) -> Beginning:
-        """Make a `Beginning` from outcomes; without `points` each chain begins at the centre of its outcome."""
-        return cls(
-            [each.approximation.centre() for each in found] if points is None else points,
-            approximation,
-            gradients=float(sum(each.gradient_evaluations or 0.0 for each in found)),
-            compile_seconds=float(sum(each.compile_seconds for each in found)),
-            warnings=tuple(dict.fromkeys(f"start: {text}" for each in found for text in each.warnings)),
-        )
-
-
-def beginning(problem: Problem, start: Start, progress: Progress, count: int) -> Beginning:
-    """Starting points from `start`, as `resolve_start` takes it, and the approximation behind them.
-
-    A distribution is fitted once, and each chain has its own draw (see `within_reach`). A point is fitted once per
-    chain with consecutive seeds, so that chains may begin in different modes. Chain c begins in member c of an
-    ensemble, cyclically.
-    """
-    if isinstance(start, Method):
-        return _fitted(problem, start, progress, count)
-    if isinstance(start, Posterior):
-        # Request one point to check it against the sites of this model.
-        resolve_start(problem, start, progress)
-        approximation = start.approximation
-        return Beginning(
-            _points(problem, approximation, count), approximation if _spreads(approximation) else None
-        )
-    return Beginning(resolve_start(problem, start, progress, count))
+    flat: list[np.ndarray] = field(default_factory=list)
+    fixed: Arrays = field(default_factory=dict)
+    before: Sequence[Kept] = ()
 
 
 def beginnings(problems: Sequence[Problem], start: Start, progress: Progress, count: int) -> list[Beginning]:
-    """`beginning` for several problems of one program, with one loop for all modes if possible."""
-    if isinstance(start, Method):
-        found = _together([each for problem in problems for each in _seeded(problem, count)], start, progress)
-        if found is not None:
-            return [Beginning.of(found[at : at + count]) for at in range(0, len(found), count)]
-    return [beginning(problem, start, progress, count) for problem in problems]
+    """For each problem of one program starting points from `start`, and the approximation behind them.
 
-
-def _fitted(problem: Problem, start: Method, progress: Progress, count: int) -> Beginning:
-    found = _outcomes(problem, start, progress, count)
-    first = found[0].approximation
-    points = _points(problem, first, count) if _at_once(first) else None
-    return Beginning.of(found, points, first if _spreads(first) else None)
-
-
-def _outcomes(problem: Problem, start: Method, progress: Progress, count: int) -> list[Outcome]:
-    """Outcomes of the method: one if it serves all chains, else one per chain."""
-    problems = _seeded(problem, count)
-    together = _together(problems, start, progress)
-    if together is not None:
-        return together
-    here = _runs_here(problem, start)
-    found: list[Outcome] = []
+    `start` is as `resolve_start` takes it. A distribution is fitted once, and each chain has its own draw (see
+    `within_reach`). A point is fitted once per chain with consecutive seeds, so that chains may begin in different
+    modes, and with one loop for all modes if possible. Chain c begins in member c of an ensemble, cyclically.
+    """
+    if not isinstance(start, Method):
+        return [_given(problem, start, progress, count) for problem in problems]
+    here = _runs_here(problems[0], start)
     if here:
-        start.check_support(problem)
-    for each in problems:
-        found.append(start.run(each, progress) if here else _fit_elsewhere(each, start, progress))
-        if _at_once(found[0].approximation):
+        start.check_support(problems[0])
+    seeded = [replace(each, seed=(each.seed + index) % 2**31) for each in problems for index in range(count)]
+    together = _together(seeded, start, progress) if here else None
+    found = []
+    for index, problem in enumerate(problems):
+        mine = slice(index * count, (index + 1) * count)
+        fits = _one_by_one(seeded[mine], start, progress, here) if together is None else together[mine]
+        found.append(_fitted(problem, fits, count))
+    return found
+
+
+def _given(problem: Problem, start: Start, progress: Progress, count: int) -> Beginning:
+    if not isinstance(start, Posterior):
+        return Beginning(resolve_start(problem, start, progress, count))
+    # Request one point to check it against the sites of this model.
+    resolve_start(problem, start, progress)
+    found = start.approximation
+    return Beginning(_points(problem, found, count), found if _spreads(found) else None)
+
+
+def _fitted(problem: Problem, found: Sequence[Outcome], count: int) -> Beginning:
+    """From the outcomes of a method: one that serves all chains, or one per chain, which begins at its centre."""
+    first = found[0].approximation
+    alone = len(found) == 1
+    return Beginning(
+        _points(problem, first, count) if alone else [each.approximation.centre() for each in found],
+        first if _spreads(first) else None,
+        gradients=float(sum(each.gradient_evaluations or 0.0 for each in found)),
+        compile_seconds=float(sum(each.compile_seconds for each in found)),
+        warnings=tuple(dict.fromkeys(f"start: {text}" for each in found for text in each.warnings)),
+    )
+
+
+def _one_by_one(problems: Sequence[Problem], start: Method, progress: Progress, here: bool) -> list[Outcome]:
+    """Outcomes of the method: one if it serves all chains (members, or a distribution), else one per chain."""
+    found: list[Outcome] = []
+    for problem in problems:
+        if here:
+            found.append(start.run(problem, progress))
+        else:
+            posterior = fitted_start(problem, start, progress)
+            shared = ("compile_seconds", "gradient_evaluations", "warnings")
+            info = {name: getattr(posterior.info, name) for name in shared}
+            found.append(Outcome(posterior.approximation, **info))
+        first = found[0].approximation
+        if _members(first) or first.kind != "point":
             break
     return found
 
 
-def _seeded(problem: Problem, count: int) -> list[Problem]:
-    """The problem for each chain, with consecutive seeds."""
-    return [replace(problem, seed=(problem.seed + index) % 2**31) for index in range(count)]
-
-
 def _together(problems: Sequence[Problem], start: Method, progress: Progress) -> list[Outcome] | None:
-    """A point per problem, by one loop; None if the method has no such loop or cannot run here."""
+    """A point per problem, by one loop; None if the method has no such loop."""
     run: Callable[..., Any] | None = getattr(start, "run_together", None)
-    if run is None or not getattr(start, "finds_points", False) or not _runs_here(problems[0], start):
+    if run is None or not getattr(start, "finds_points", False):
         return None
-    start.check_support(problems[0])
     outcomes = run(problems, progress)
     for each in outcomes or ():
         if isinstance(each, BNNError):
             raise each
-    return None if outcomes is None else list(outcomes)
+    return outcomes
 
 
 def _runs_here(problem: Problem, start: Method) -> bool:
@@ -151,22 +146,6 @@ def _runs_here(problem: Problem, start: Method) -> bool:
     )
 
 
-def _fit_elsewhere(problem: Problem, start: Method, progress: Progress) -> Outcome:
-    posterior = fitted_start(problem, start, progress)
-    info = posterior.info
-    return Outcome(
-        posterior.approximation,
-        compile_seconds=info.compile_seconds,
-        gradient_evaluations=info.gradient_evaluations,
-        warnings=info.warnings,
-    )
-
-
-def _at_once(approximation: Approximation) -> bool:
-    """Whether one fit serves every chain (members, or a distribution)."""
-    return bool(_members(approximation)) or approximation.kind != "point"
-
-
 def _members(approximation: Approximation) -> tuple[Approximation, ...]:
     """The members of an ensemble, or none. Chains count as one distribution."""
     return () if isinstance(approximation, Chains) else approximation.components
@@ -178,7 +157,7 @@ def _spreads(approximation: Approximation) -> bool:
     return any(_spreads(member) for member in members) if members else approximation.kind != "point"
 
 
-def _points(problem: Problem, approximation: Approximation, count: int) -> list[dict[str, np.ndarray]]:
+def _points(problem: Problem, approximation: Approximation, count: int) -> list[Arrays]:
     members = _members(approximation) or (approximation,)
     # Chain c is number c // K of the chains that begin in member c % K.
     drawn = [
@@ -188,9 +167,7 @@ def _points(problem: Problem, approximation: Approximation, count: int) -> list[
     return [drawn[chain % len(members)][chain // len(members)] for chain in range(count)]
 
 
-def _draws(
-    problem: Problem, approximation: Approximation, count: int, index: int
-) -> list[dict[str, np.ndarray]]:
+def _draws(problem: Problem, approximation: Approximation, count: int, index: int) -> list[Arrays]:
     if approximation.kind == "point":
         return [approximation.centre()] * count
     seed = problem.seed if index == 0 else site_seed(f"start {index}", problem.seed)
@@ -198,9 +175,7 @@ def _draws(
     return [{name: value[chain] for name, value in u.items()} for chain in range(count)]
 
 
-def within_reach(
-    problem: Problem, approximation: Approximation, u: Mapping[str, np.ndarray]
-) -> dict[str, np.ndarray]:
+def within_reach(problem: Problem, approximation: Approximation, u: Arrays) -> Arrays:
     """Draws u (leading axis), each pulled towards the centre until a chain can begin there.
 
     A deviation is halved until the log joint is at most P / 2 + 4 sqrt(P / 2) below that of the centre. On a Gaussian
@@ -208,30 +183,26 @@ def within_reach(
     Draws of a Laplace approximation of a network end where its own density is that of the posterior's bulk. Chains, and
     draws without a density, are unchanged.
     """
-    drawn = dict(u)
-    if approximation.kind != "iid" or approximation.log_prob(drawn) is None:
-        return drawn
+    if approximation.kind != "iid" or approximation.log_prob(u) is None:
+        return u
     try:
         centre = approximation.centre()
     except UnsupportedError:
-        return drawn
+        return u
     dimension = sum(site.size for site in problem.program.latents)
     allowed = 0.5 * dimension + 4.0 * math.sqrt(0.5 * dimension)
-    deviations = {name: value - centre[name] for name, value in drawn.items()}
+    shapes = {name: np.shape(centre[name]) for name in u}
+    middle, flat = ravel(centre, u), ravel(u, lead=1)
 
-    def placed(share: np.ndarray) -> dict[str, np.ndarray]:
-        return {
-            name: centre[name] + share.reshape(-1, *[1] * np.ndim(centre[name])) * value
-            for name, value in deviations.items()
-        }
+    def placed(share: np.ndarray) -> np.ndarray:
+        return middle + share[:, None] * (flat - middle)
 
     def too_far(share: np.ndarray) -> np.ndarray:
         # The centre is last, so that one compiled function serves all. NaN counts as too low.
-        u = {name: np.concatenate([value, centre[name][None]]) for name, value in placed(share).items()}
-        density = problem.log_joint_draws(u)
+        density = problem.log_joint_draws(unravel(np.vstack([placed(share), middle]), shapes))
         return ~(density[:-1] >= density[-1] - allowed)
 
-    share = np.ones(len(next(iter(drawn.values()))))
+    share = np.ones(len(flat))
     for _ in range(HALVINGS):
         far = too_far(share)
         if not far.any():
@@ -239,21 +210,15 @@ def within_reach(
         share[far] *= 0.5
     else:
         share[too_far(share)] = 0.0
-    kept = share == 1.0
     # Draws that were not pulled keep their bits.
-    return {
-        name: np.where(kept.reshape(-1, *[1] * np.ndim(centre[name])), drawn[name], value)
-        for name, value in placed(share).items()
-    }
+    return unravel(np.where((share == 1.0)[:, None], flat, placed(share)), shapes)
 
 
 # --- how wide the posterior is ----------------------------------------------------------------------
 
 
-def spread(
-    problem: Problem, approximation: Approximation | None, names: Sequence[str], dense: bool
-) -> np.ndarray | None:
-    """Variances (P,), or with `dense` the covariance (P, P), of the flat vector of `names`; None if there is no spread.
+def spread(problem: Problem, approximation: Approximation | None, dense: bool) -> np.ndarray | None:
+    """Variances (P,), or with `dense` the covariance (P, P), of the flat vector; None if there is no spread.
 
     Exact for Laplace and independent normals. Otherwise from draws, with a shrunk covariance (`shrunk_covariance`). For
     chains and ensembles it is the spread within a chain or member, because a sampler moves within one mode. Coordinates
@@ -263,7 +228,7 @@ def spread(
         return None
     members = _members(approximation)
     if members:
-        found = [spread(problem, member, names, dense) for member in members]
+        found = [spread(problem, member, dense) for member in members]
         known = [each for each in found if each is not None]
         return np.mean(known, axis=0) if known else None
     if approximation.kind == "point":
@@ -271,10 +236,10 @@ def spread(
     if isinstance(approximation, LaplaceGaussian):
         matrix = _of_laplace(approximation, dense)
     elif isinstance(approximation, MeanField):
-        variances = ravel(approximation.scale, names) ** 2
+        variances = ravel(approximation.scale, [site.name for site in problem.program.latents]) ** 2
         matrix = np.diag(variances) if dense else variances
     else:
-        deviations = _deviations(problem, approximation, names, dense)
+        deviations = _deviations(problem, approximation, dense)
         if deviations is None:
             return None
         matrix = shrunk_covariance(deviations) if dense else np.mean(deviations**2, axis=0)
@@ -289,14 +254,13 @@ def _of_laplace(approximation: LaplaceGaussian, dense: bool) -> np.ndarray:
     return matrix
 
 
-def _deviations(
-    problem: Problem, approximation: Approximation, names: Sequence[str], dense: bool
-) -> np.ndarray | None:
+def _deviations(problem: Problem, approximation: Approximation, dense: bool) -> np.ndarray | None:
     """Draws (S, P) minus their mean, scaled so that their mean square is the unbiased variance."""
+    names = [site.name for site in problem.program.latents]
     if isinstance(approximation, Chains):
         draws = ravel(approximation.u, names, lead=2).astype(float)
     else:
-        size = sum(problem.program.sites[name].size for name in names)
+        size = sum(site.size for site in problem.program.latents)
         count = max(DRAWS, DRAWS_EACH * size) if dense else DRAWS
         if isinstance(approximation, Drawn):
             count = min(count, approximation.count)
@@ -329,12 +293,8 @@ def shrunk_covariance(deviations: np.ndarray) -> np.ndarray:
 
 def _filled(matrix: np.ndarray) -> np.ndarray:
     """Variance 1 and no covariance for coordinates without a variance."""
-    dense = matrix.ndim == 2
-    variances = np.diag(matrix) if dense else matrix
-    unknown = ~((variances > 0) & np.isfinite(variances))
-    filled = matrix.copy()
-    if dense:
-        filled[unknown] = 0.0
-        filled[:, unknown] = 0.0
-    filled[(unknown, unknown) if dense else unknown] = 1.0
-    return filled
+    variances = np.diag(matrix) if matrix.ndim == 2 else matrix
+    known = (variances > 0) & np.isfinite(variances)
+    if matrix.ndim == 1:
+        return np.where(known, variances, 1.0)
+    return np.where(np.outer(known, known), matrix, np.eye(len(matrix)))

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,31 +17,18 @@ from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.core.arrays import ravel, site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress, resolve
-from ppl_bnn.core.settings import OneOf, between, is_number, setting, whole
+from ppl_bnn.core.settings import OneOf, between, is_number, optional, setting, whole
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.sampling.chains import (
-    CHAIN_METHODS,
-    PRIOR_ATTEMPTS,
-    Kernel,
-    Progressed,
-    Run,
-    Sampled,
-    layout,
-    run_chains,
-    strand_names,
-)
-from ppl_bnn.inference.sampling.initialisation import Beginning, beginning, beginnings
-from ppl_bnn.inference.sampling.stopping import Rule, check_until, watched
+from ppl_bnn.inference.sampling.chains import CHAIN_METHODS, OF_LENGTH, Engine, Kernel, Look, Sampled
+from ppl_bnn.inference.sampling.initialisation import PRIOR_ATTEMPTS, Beginning, beginnings
+from ppl_bnn.inference.sampling.stopping import Rule, Watch, check_until
 from ppl_bnn.inference.sampling.stream import Arrays, Stream
 from ppl_bnn.inference.start import Start, missing_sites
 from ppl_bnn.posterior.approximation import Approximation, Chains
 from ppl_bnn.posterior.posterior import Posterior
-
-# Settings that change the length or the place of chains, but no bit of a draw.
-OF_LENGTH = ("draws", "until", "budget")
 
 
 def latent_names(program: Program) -> list[str]:
@@ -68,17 +55,20 @@ def a_folder(value: Any) -> str | None:
 
 @dataclass(frozen=True)
 class Target:
-    """The target of a kernel: the posterior to the power 1 / T, over the flat vector (P,) of the sites `names`.
+    """The target of a kernel: the posterior to the power 1 / T, over the flat vector (P,) of the latent sites.
 
     `approximation` is what `start` is or fitted, if it has a spread. A kernel stores what it takes from it in its
     state.
     """
 
     problem: Problem
-    names: list[str]
-    dimension: int
     temperature: float = 1.0
     approximation: Approximation | None = None
+
+    @property
+    def dimension(self) -> int:
+        """P."""
+        return sum(site.size for site in self.problem.program.latents)
 
     def log_density(self, flat: Any, data: Any, scale: float = 1.0) -> Any:
         """log p(w(u), D) / T + log |dw/du| at u = flat (P,), a scalar.
@@ -87,17 +77,8 @@ class Target:
         """
         x, y, constants = data
         program = self.problem.program
-        u = {**program.unravel(flat, self.names), **constants}
+        u = {**program.unravel(flat, latent_names(program)), **constants}
         return tempered_log_joint(program, self.temperature, u, x, y, scale)
-
-
-@dataclass(frozen=True)
-class Started:
-    """Flat starting points, one per chain, values of parameters without a prior, and their origin."""
-
-    flat: list[np.ndarray]
-    fixed: dict[str, np.ndarray]
-    beginning: Beginning
 
 
 @dataclass(frozen=True)
@@ -152,7 +133,7 @@ class Sampler(Method):
     """
 
     draws: int = setting(1000, whole())
-    warmup: int = 1000
+    warmup: int = setting(1000, whole())
     chains: int = setting(4, whole())
     start: Start = setting(None, a_start, advice="MAP()")  # noqa: RUF009
     jitter: float = setting(0.01, not_negative)
@@ -160,22 +141,19 @@ class Sampler(Method):
     temperature: float = setting(1.0, between())
     checkpoint: str | Path | None = setting(None, a_folder, advice="'runs/one'")  # noqa: RUF009
     until: str | None = None
-    budget: float | None = None
+    budget: float | None = setting(None, optional(between()), advice="600 (seconds)")
     systems: ClassVar[tuple[str, ...]] = ("numpyro",)
-    fewest_warmup: ClassVar[int] = 1
     finds_centre: ClassVar[bool] = False
 
     def check(self) -> None:
-        wanted = whole(self.fewest_warmup)(self.warmup)
-        if wanted is not None:
-            raise InputError.of(f"{self.name} warmup", wanted, repr(self.warmup), "warmup=1000")
-        self.check_chain_method()
+        if OneOf(self.chain_methods)(self.chain_method) is not None:
+            raise unknown_name("chain_method", self.chain_method, self.chain_methods)
         check_until(self.name, self.until, self.budget)
 
-    def check_chain_method(self) -> None:
-        """Refuse an unknown `chain_method`."""
-        if OneOf(CHAIN_METHODS)(self.chain_method) is not None:
-            raise unknown_name("chain_method", self.chain_method, CHAIN_METHODS)
+    @property
+    def chain_methods(self) -> tuple[str, ...]:
+        """The values of `chain_method` in the system of the fit."""
+        return CHAIN_METHODS
 
     # -- what a sampler defines
 
@@ -213,88 +191,37 @@ class Sampler(Method):
         each = self.gradients_per_draw(size)
         if each is None:
             return None
-        transitions = self.chains * (self.warmup + self.draws)
-        fewest, usual, largest = (self.chains * start for start in self.gradients_of_a_start(size))
-        # A rule may need any number of draws.
-        most = math.inf if self.until is not None else each[2] * transitions + largest
-        found = Effort(
-            each[0] * transitions + fewest, each[1] * transitions + usual, most, parallel=self.chains
+        transitions, starts = self.warmup + self.draws, self.gradients_of_a_start(size)
+        fewest, usual, most = (
+            self.chains * (one * transitions + start) for one, start in zip(each, starts, strict=True)
         )
+        # A rule may need any number of draws.
+        found = Effort(fewest, usual, most if self.until is None else math.inf, parallel=self.chains)
         points = self.starting_points if getattr(self.start, "finds_points", False) else 1
         return found.after(effort_of_start(self.start, size, points))
 
     # -- running
 
-    def check_support(self, problem: Problem) -> None:
-        self.refuse_free_parameters(problem)
-
-    def run(self, problem: Problem, progress: Progress) -> Outcome:
-        return self.sample(problem, progress)
-
-    def target(self, problem: Problem) -> Target:
-        """The target of the chains of a problem, without an approximation."""
-        latents = problem.program.latents
-        size = sum(site.size for site in latents)
-        return Target(problem, latent_names(problem.program), size, float(self.temperature))
-
-    def _plan(self, kernel: Kernel, chains: int, **settings: Any) -> Run:
-        # Kernels that use no approximation are the same for all fits of a program.
-        left_out = ("start", "jitter", "checkpoint", "chains", "chain_method", *OF_LENGTH)
-        known = {name: value for name, value in self.settings().items() if name not in left_out}
-        return Run(
-            **{"same": repr((self.name, known)), **settings},
-            chains=chains,
-            warmup=self.warmup,
-            draws=self.draws,
-            chain_method=self.chain_method,
-            title=self.name,
-            from_prior=self.start is None,
-        )
-
-    def sample(
-        self,
-        problem: Problem,
-        progress: Progress,
-        before: Sequence[Progressed] | None = None,
-        fixed: Mapping[str, np.ndarray] | None = None,
-    ) -> Outcome:
-        """Run chains, or continue those of `before`, whose parameters without a prior have the values `fixed`."""
+    def run(self, problem: Problem, progress: Progress, begin: Beginning | None = None) -> Outcome:
+        """Run chains, or continue those of an earlier run, from `begin`."""
         watch = Stopwatch()
-        target = self.target(problem)
+        target = Target(problem, float(self.temperature))
         kernel = self.kernel(target)
-        streams, kept_fixed = self._streams(problem, kernel)
-        started: Started | None = None
-        if fixed is None and streams and all(stream.begun for stream in streams):
-            fixed = kept_fixed.load()
-            if fixed is not None:
-                fixed.pop("written")
-        if fixed is None:
-            started = self.started(problem, progress)
-            fixed = started.fixed
-            target = dataclasses.replace(target, approximation=started.beginning.approximation)
+        streams, values = self._streams(problem, kernel)
+        resumes = begin is None and streams and all(stream.begun for stream in streams)
+        kept = values.load() if resumes else None
+        if kept is not None:
+            begin = Beginning(fixed={name: value for name, value in kept.items() if name != "written"})
+        if begin is None:
+            begin = self.started(problem, progress)
+            target = dataclasses.replace(target, approximation=begin.approximation)
             kernel = self.kernel(target)
-            kept_fixed.keep(lambda: {**fixed, "written": np.array(1)}, last=True)
-        constants = {name: problem.system.asarray(value) for name, value in fixed.items()}
-        plan = self._plan(
-            kernel,
-            self.chains,
-            rule=None if self.until is None else self._rule(problem, self.until, fixed),
-            budget=None if self.budget is None else max(self.budget - watch(), 1e-3),
-            streams=streams,
-            before=before,
-            **({} if target.approximation is None else {"same": None}),
-        )
-        sampled = run_chains(
-            problem,
-            kernel,
-            plan,
-            (problem.x, problem.y, constants),
-            lambda: (started or self.started(problem, progress)).flat,
-            lambda chain, first: self.candidates(problem, chain, first),
-            progress,
-        )
-        begin = started.beginning if started else None
-        return self.outcome(problem, sampled, fixed, watch, kernel.cost, begin)
+            written = {**begin.fixed, "written": np.array(1)}
+            values.keep(lambda: written, last=True)
+        rule = self._rule(problem, begin.fixed)
+        budget = None if self.budget is None else max(self.budget - watch(), 1e-3)
+        engine = Engine(self, kernel, [(problem, begin)], progress, rule, budget, streams)
+        return self.outcome(problem, engine.run(), begin, watch(), kernel.cost)
 
     def run_together(
         self, problems: Sequence[Problem], progress: Progress
@@ -310,50 +237,38 @@ class Sampler(Method):
         if alone or first.program.params or not shared:
             return None
         watch = Stopwatch()
-        kernel = self.kernel(self.target(first))
+        kernel = self.kernel(Target(first, float(self.temperature)))
         if kernel.pooled:
             return None
-        begun = beginnings(problems, self.start, progress, self.starting_points)
-        started = [self._placed(problem, each) for problem, each in zip(problems, begun, strict=True)]
-        if any(each.beginning.approximation is not None for each in started):
+        found = beginnings(problems, self.start, progress, self.starting_points)
+        begun = [(one, self._placed(one, each)) for one, each in zip(problems, found, strict=True)]
+        if any(begin.approximation is not None for _, begin in begun):
             return None
-        every = [flat for each in started for flat in each.flat]
-        sampled = run_chains(
-            first,
-            kernel,
-            self._plan(kernel, self.chains * count, seeds=[problem.seed for problem in problems]),
-            (first.x, first.y, {}),
-            lambda: every,
-            lambda chain, point: self.candidates(problems[chain // self.chains], chain % self.chains, point),
-            progress,
-        )
-        seconds = watch()
+        sampled = Engine(self, kernel, begun, progress).run()
+        seconds = watch() / count
+        # The state of a strand with chains of several runs belongs to none of them.
+        apart = count == 1 or len(sampled.strands) > 1
         outcomes: list[Outcome | DivergenceError] = []
-        size = self.chains * count // len(sampled.strands)
-        for index, (problem, each) in enumerate(zip(problems, started, strict=True)):
+        for index, (problem, begin) in enumerate(begun):
             mine = slice(index * self.chains, (index + 1) * self.chains)
-            # The state of a strand with chains of several runs belongs to none of them.
-            whole_strands = self.chains % size == 0
-            strands = sampled.strands[mine.start // size : mine.stop // size] if whole_strands else []
+            strands = sampled.strands[mine] if apart else []
             part = Sampled(
                 {name: value[mine] for name, value in sampled.kept.items()},
                 strands,
-                sum(strand.steps for strand in strands) if strands else sampled.steps // count,
+                sum(strand.at[2] for strand in strands) if apart else sampled.steps // count,
                 sampled.compile_seconds / count,
             )
             try:
-                outcome = self.outcome(problem, part, {}, watch, kernel.cost, each.beginning)
+                outcomes.append(self.outcome(problem, part, begin, seconds, kernel.cost))
             except DivergenceError as error:
                 outcomes.append(error)
-                continue
-            outcome.run_seconds = seconds / count - outcome.compile_seconds
-            outcomes.append(outcome)
         return outcomes
 
     def _streams(self, problem: Problem, kernel: Kernel) -> tuple[list[Stream], Checkpoint]:
         if self.checkpoint is None:
             return [], Checkpoint.of(None, {}, "start")
-        names = strand_names(kernel, layout(kernel, self.chain_method, problem.device), self.chains)
+        vectorised = kernel.layout(self.chain_method, problem.device) == "vectorised"
+        names = ["chains"] if vectorised else [f"chain-{index}" for index in range(self.chains)]
         # Threads and sequential chains give the same bits; vectorised chains do not.
         belongs = fingerprint(problem, self, (*OF_LENGTH, "chain_method")) | {"strands": names}
         streams = [Stream.of(self.checkpoint, belongs, name) for name in names]
@@ -361,34 +276,32 @@ class Sampler(Method):
 
     # -- starting
 
-    def refuse_free_parameters(self, problem: Problem) -> None:
+    def check_support(self, problem: Problem) -> None:
         """Raise `UnsupportedError` if a parameter has neither a prior nor a value."""
         program = problem.program
         left_out = list(program.sites) if self.start is None else missing_sites(problem, self.start)
         missing = [site.name for site in program.params if site.name in left_out]
         if missing:
-            raise UnsupportedError.of(
-                "",
-                f"a prior over everything, since {self.name} has no optimiser, or values in start=",
-                f"parameters without a prior and without a value: {missing}",
-                "start=MAP(), or start={'" + missing[0] + "': array}",
-            )
+            wanted = f"a prior over everything, since {self.name} has no optimiser, or values in start="
+            got = f"parameters without a prior and without a value: {missing}"
+            raise UnsupportedError.of("", wanted, got, f"start=MAP(), or start={{'{missing[0]}': array}}")
 
-    def started(self, problem: Problem, progress: Progress) -> Started:
-        """Flat starting points (P,), one per chain, and the values of parameters, common to all."""
-        return self._placed(problem, beginning(problem, self.start, progress, self.starting_points))
+    def started(self, problem: Problem, progress: Progress) -> Beginning:
+        """The beginning of the chains, with the flat starting point of each."""
+        return self._placed(problem, beginnings([problem], self.start, progress, self.starting_points)[0])
 
-    def _placed(self, problem: Problem, begin: Beginning) -> Started:
+    def _placed(self, problem: Problem, begin: Beginning) -> Beginning:
+        """Points that occur again are moved apart, and the chains of a superchain get the same point."""
         fixed = {site.name: np.asarray(begin.points[0][site.name]) for site in problem.program.params}
         names = latent_names(problem.program)
         rng = np.random.default_rng(site_seed(f"{self.name.lower()} jitter", problem.seed))
-        flat = [ravel(point, names).astype(float) for point in begin.points]
-        spread = []
-        for index, point in enumerate(flat):
-            repeated = any(np.array_equal(point, earlier) for earlier in flat[:index])
-            spread.append(point + self.jitter * rng.standard_normal(point.shape) if repeated else point)
-        each = self.chains // self.starting_points
-        return Started([point for point in spread for _ in range(each)], fixed, begin)
+        points = [ravel(point, names).astype(float) for point in begin.points]
+        flat: list[np.ndarray] = []
+        for index, point in enumerate(points):
+            if any(np.array_equal(point, earlier) for earlier in points[:index]):
+                point = point + self.jitter * rng.standard_normal(point.shape)
+            flat += [point] * (self.chains // self.starting_points)
+        return dataclasses.replace(begin, flat=flat, fixed=fixed)
 
     def candidates(self, problem: Problem, chain: int, first: np.ndarray) -> Iterator[np.ndarray]:
         """The start of a chain and, if it is a prior draw, further draws in case it is unusable."""
@@ -406,16 +319,14 @@ class Sampler(Method):
     def _groups(self) -> int | None:
         return None if self.starting_points == self.chains else self.starting_points
 
-    def _rule(
-        self, problem: Problem, until: str, fixed: Mapping[str, np.ndarray]
-    ) -> Callable[[Arrays], tuple[bool, dict[str, float]]]:
+    def _rule(self, problem: Problem, fixed: Arrays) -> Look | None:
         """The stopping rule as a function of the draws so far."""
-        look = watched(problem, Rule.of(until), self._groups)
+        if self.until is None:
+            return None
+        look = Watch(problem, Rule.of(self.until), self._groups)
         return lambda kept: look(self._sites(problem, kept["u"], fixed))
 
-    def _sites(
-        self, problem: Problem, flat: np.ndarray, fixed: Mapping[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
+    def _sites(self, problem: Problem, flat: np.ndarray, fixed: Arrays) -> Arrays:
         """(chain, draw, P) by site, (chain, draw, ...), with the fixed parameters."""
         u = problem.program.unravel(flat, latent_names(problem.program))
         for name, value in fixed.items():
@@ -423,16 +334,9 @@ class Sampler(Method):
         return {name: u[name] for name in problem.program.sites}
 
     def outcome(
-        self,
-        problem: Problem,
-        sampled: Sampled,
-        fixed: Mapping[str, np.ndarray],
-        watch: Stopwatch,
-        cost: float = 1.0,
-        begin: Beginning | None = None,
+        self, problem: Problem, sampled: Sampled, begin: Beginning, seconds: float, cost: float = 1.0
     ) -> Outcome:
-        """The outcome of sampled chains: posterior, statistics, figures and warnings."""
-        begin = begin or Beginning([])
+        """The outcome of chains that were sampled in so many seconds: posterior, statistics, figures and warnings."""
         statistics = self.statistics(sampled.kept)
         figures, found = self.summarise(statistics)
         flat, looks = sampled.kept["u"], sampled.looks
@@ -450,21 +354,20 @@ class Sampler(Method):
             spent = f"the budget of {self.budget:g} s was spent after {draws} draws per chain, before {unmet}"
             warnings.append(spent)
         state = {
-            f"strand{index}:leaf{number}": leaf
+            f"strand{index}:{name}": leaf
             for index, strand in enumerate(sampled.strands)
             if strand.done == self.warmup + draws
-            for number, leaf in enumerate(strand.leaves)
+            for name, leaf in strand.stored().items()
+            if name != "done_steps"
         }
+        history = {f"look_{name}": np.array([look[name] for look in looks]) for name in (*looks, {})[0]}
         compile_seconds = sampled.compile_seconds + begin.compile_seconds
         return Outcome(
-            Chains(self._sites(problem, flat, fixed), groups=self._groups, state=state),
+            Chains(self._sites(problem, flat, begin.fixed), groups=self._groups, state=state),
             statistics=statistics,
-            history={
-                f"look_{name}": np.array([look[name] for look in looks])
-                for name in (looks[0] if looks else ())
-            },
+            history=history,
             compile_seconds=compile_seconds,
-            run_seconds=watch() - compile_seconds,
+            run_seconds=seconds - compile_seconds,
             gradient_evaluations=sampled.steps * cost + begin.gradients,
             warnings=tuple(warnings),
             figures=figures,
@@ -483,6 +386,16 @@ def tempered_log_joint(
         return program.log_joint(u, x, y, scale)
     joint = program.log_joint(u, x, y, scale, jacobian=False)
     return joint / temperature + (program.log_joint(u, x, y, scale) - joint)
+
+
+def diverged(statistics: Mapping[str, np.ndarray], smaller_steps: str) -> tuple[str, ...]:
+    """The warning about transitions that diverged, if any; `smaller_steps` is the setting to try."""
+    diverging = np.asarray(statistics["diverging"])
+    if not diverging.any():
+        return ()
+    found = f"{int(diverging.sum())} of {diverging.size} transitions diverged"
+    advice = f"try {smaller_steps} or a prior with lighter tails"
+    return (f"{found}, so regions of high curvature may be missed: {advice}",)
 
 
 def tempered(temperature: float) -> str:
@@ -530,37 +443,33 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
     longer = dataclasses.replace(method, draws=posterior.shape[1] + draws)
 
     def continued(problem: Problem) -> Outcome:
-        names = latent_names(problem.program)
         chains, before = posterior.shape
-        u = ravel(approximation.u, names, lead=2)
+        u = ravel(approximation.u, latent_names(problem.program), lead=2)
         kept = {"u": u} | posterior.statistics
-        size = chains // len({key.partition(":")[0] for key in approximation.state})
-
-        def strand(index: int) -> Progressed:
-            mine = [key for key in approximation.state if key.startswith(f"strand{index}:")]
-            leaves = [approximation.state[f"strand{index}:leaf{number}"] for number in range(len(mine))]
+        states: dict[str, Arrays] = {}
+        for key, leaf in approximation.state.items():
+            strand, _, name = key.partition(":")
+            done_steps = np.array([longer.warmup + before, 0])
+            states.setdefault(strand, {"done_steps": done_steps})[name] = leaf
+        size, strands = chains // len(states), []
+        for index in range(len(states)):
             part = {name: value[index * size : (index + 1) * size] for name, value in kept.items()}
-            return Progressed(leaves, longer.warmup + before, 0, part)
-
-        strands = [strand(index) for index in range(chains // size)]
+            strands.append((states[f"strand{index}"], part))
         fixed = {site.name: approximation.u[site.name][0, 0] for site in problem.program.params}
-        return longer.sample(problem, resolve(progress), strands, fixed)
+        return longer.run(problem, resolve(progress), Beginning(fixed=fixed, before=strands))
 
     outcome = posterior.with_problem(continued)
     info = posterior.info
+    both = {
+        name: (getattr(info, name) or 0.0) + (getattr(outcome, name) or 0.0)
+        for name in ("compile_seconds", "run_seconds", "gradient_evaluations")
+    }
+    settings = {**info.settings, "draws": longer.draws}
+    info = dataclasses.replace(
+        info, **both, settings=settings, warnings=outcome.warnings, figures=outcome.figures
+    )
     return dataclasses.replace(
-        posterior,
-        approximation=outcome.approximation,
-        statistics=outcome.statistics,
-        info=dataclasses.replace(
-            info,
-            compile_seconds=info.compile_seconds + outcome.compile_seconds,
-            run_seconds=info.run_seconds + outcome.run_seconds,
-            gradient_evaluations=(info.gradient_evaluations or 0.0) + (outcome.gradient_evaluations or 0.0),
-            settings={**info.settings, "draws": longer.draws},
-            warnings=outcome.warnings,
-            figures=outcome.figures,
-        ),
+        posterior, approximation=outcome.approximation, statistics=outcome.statistics, info=info
     )
 
 
@@ -571,6 +480,5 @@ def _method_of(posterior: Posterior) -> Sampler:
     if not (isinstance(found, type) and issubclass(found, Sampler)):
         raise UnsupportedError.of("extend", "a posterior of one sampler", posterior.info.method, "NUTS()")
     settings = posterior.info.settings
-    left_out = ("start", "checkpoint", "until", "budget")
-    known = {f.name: settings[f.name] for f in dataclasses.fields(found) if f.name in settings}
-    return found(**{name: value for name, value in known.items() if name not in left_out})
+    names = settings.keys() - {"start", "checkpoint", "until", "budget"}
+    return found(**{f.name: settings[f.name] for f in dataclasses.fields(found) if f.name in names})

@@ -7,7 +7,7 @@ requires a budget, since it may never hold.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,18 +16,11 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import InputError, unknown_name
-from ppl_bnn.core.settings import between, optional
-from ppl_bnn.posterior.convergence import Mixing, components, mixing, probe_indices, quantities
+from ppl_bnn.posterior.convergence import components, mixing, probe_indices, quantities
 from ppl_bnn.posterior.posterior import MEMORY
 
-# The figures of a rule, and how each follows from the worst component of a quantity.
-FIGURES: dict[str, Callable[[Mixing], float]] = {
-    "rhat": lambda found: found.rhat,
-    "ess": lambda found: min(found.ess_bulk, found.ess_tail),
-    "ess_bulk": lambda found: found.ess_bulk,
-    "ess_tail": lambda found: found.ess_tail,
-    "mcse": lambda found: found.mcse,
-}
+# The figures of a rule: the worst of any component, and for "ess" the smaller one of the two sizes.
+FIGURES = ("rhat", "ess", "ess_bulk", "ess_tail", "mcse")
 LARGER_IS_BETTER = ("ess", "ess_bulk", "ess_tail")
 _TERM = re.compile(r"\s*(\w+)\s*([<>])\s*([-+0-9.eE]+)\s*")
 
@@ -39,7 +32,7 @@ class Rule:
     terms: tuple[tuple[str, str, float], ...]
 
     @classmethod
-    def of(cls, text: Any, names: Collection[str] = tuple(FIGURES)) -> Rule:
+    def of(cls, text: Any, names: Collection[str] = FIGURES) -> Rule:
         """Parse a rule such as "rhat<1.01, ess>400" over the figures `names`."""
         example = "until='rhat<1.01, ess>400'"
         if not isinstance(text, str) or not text.strip():
@@ -70,11 +63,8 @@ class Rule:
         )
 
 
-def check_until(method: str, until: Any, budget: Any, names: Collection[str] = tuple(FIGURES)) -> Rule | None:
+def check_until(method: str, until: Any, budget: Any, names: Collection[str] = FIGURES) -> Rule | None:
     """The rule of a method over the figures `names`, or None; a rule needs a budget, since it may never hold."""
-    wanted = optional(between())(budget)
-    if wanted is not None:
-        raise InputError.of(f"{method} budget", wanted, repr(budget), "budget=600 (seconds)")
     if until is None:
         return None
     rule = Rule.of(until, names)
@@ -84,45 +74,33 @@ def check_until(method: str, until: Any, budget: Any, names: Collection[str] = t
     return rule
 
 
-def watched(
-    problem: Problem, rule: Rule, superchains: int | None = None
-) -> Callable[..., tuple[bool, dict[str, float]]]:
-    """A function that evaluates a rule: u, site -> (chain, draw, ...), to (whether it holds, the worst figures).
+class Watch:
+    """Evaluates a rule: u, site -> (chain, draw, ...), to (whether it holds, the worst figures).
 
     The figures are those of the `quantities` at up to 50 training rows, and of the log likelihood of all rows. Later
     calls predict only new draws. The argument `others` adds figures from elsewhere, `superchains` is for nested R-hat.
     """
-    watch = _Watch(problem, superchains)
 
-    def look(u: Mapping[str, np.ndarray], **others: float) -> tuple[bool, dict[str, float]]:
-        figures = watch.figures(u) | others
-        return rule.holds(figures), {name: value for name, value in figures.items() if name != "ess"}
-
-    return look
-
-
-class _Watch:
-    """Predictions so far: quantity -> (chain, draw, ...)."""
-
-    def __init__(self, problem: Problem, superchains: int | None):
-        self.problem, self.superchains = problem, superchains
+    def __init__(self, problem: Problem, rule: Rule, superchains: int | None = None):
+        self.problem, self.rule, self.superchains = problem, rule, superchains
         chosen = probe_indices(problem.rows, problem.seed)
         self.probe = problem.inputs
         if len(chosen) < problem.rows:
             self.probe = map_data(lambda array: np.asarray(array)[chosen], problem.inputs)
+        # Predictions so far: quantity -> (chain, draw, ...).
         self.known: dict[str, np.ndarray] = {}
 
-    def figures(self, u: Mapping[str, np.ndarray]) -> dict[str, float]:
-        """The worst figures of all draws; NaN where nothing varies."""
+    def __call__(self, u: Mapping[str, np.ndarray], **others: float) -> tuple[bool, dict[str, float]]:
         self._see(u)
         found = [mixing(value, self.superchains) for value in components(self.known).values()]
+        figures = dict.fromkeys(FIGURES, np.nan) | others
         judged = [each for each in found if each.components]
-        return {
-            name: float((min if name in LARGER_IS_BETTER else max)(read(each) for each in judged))
-            if judged
-            else np.nan
-            for name, read in FIGURES.items()
-        }
+        for name in FIGURES if judged else ():
+            worst = min if name in LARGER_IS_BETTER else max
+            read = ("ess_bulk", "ess_tail") if name == "ess" else (name,)
+            figures[name] = float(worst(getattr(each, part) for each in judged for part in read))
+        shown = {name: value for name, value in figures.items() if name != "ess"}
+        return self.rule.holds(figures), shown
 
     def _see(self, u: Mapping[str, np.ndarray]) -> None:
         """Predict the new draws; draws seen before come first along their axis."""

@@ -16,6 +16,8 @@ from ppl_bnn.core import stored
 from ppl_bnn.inference.checkpoint import INTERVAL, OLDER, Checkpoint
 
 Arrays = dict[str, np.ndarray]
+# A state and the draws before it, along axis 1.
+Kept = tuple[Arrays, Arrays]
 _READER = stored.Reader("checkpoint", "all pieces of its draws", "another folder, or removing this one")
 
 
@@ -34,48 +36,45 @@ class Stream:
 
     @classmethod
     def of(cls, folder: Any, fingerprint: Mapping[str, Any], name: str) -> Stream:
-        """The stream `name` in a folder, which is created; with `folder` None nothing is kept."""
+        """The stream `name` in a folder, which is created."""
         return cls(Checkpoint.of(folder, fingerprint, name), name)
 
     @property
-    def keeps(self) -> bool:
-        """Whether there is a folder."""
-        return self.checkpoint.path is not None
+    def path(self) -> Path:
+        """The file of the state."""
+        assert self.checkpoint.path is not None
+        return self.checkpoint.path
 
     @property
     def begun(self) -> bool:
         """Whether anything was written."""
-        return self.checkpoint.path is not None and self.checkpoint.path.exists()
+        return self.path.exists()
 
     @property
     def due(self) -> bool:
         """Whether the last write was long enough ago."""
-        return self.keeps and time.monotonic() - self._written >= INTERVAL
+        return time.monotonic() - self._written >= INTERVAL
 
-    def load(self) -> tuple[Arrays, Arrays] | None:
+    def load(self) -> Kept | None:
         """The last written state and draws (along axis 1), or None; refuses a stream of another fit."""
         state = self.checkpoint.load()
         if state is None:
             return None
-        assert self.checkpoint.path is not None
         count = state.pop("draws_written", np.array("none"))
         if count.shape != () or count.dtype.kind not in "iu" or count < 0:
-            raise _READER.damaged(self.checkpoint.path, "draws_written is no number of draws")
-        wanted = int(count)
+            raise _READER.damaged(self.path, "draws_written is no number of draws")
         pieces: list[Arrays] = []
         have = 0
-        while have < wanted:
+        while have < count:
             pieces.append(self._read(have, pieces[0] if pieces else None))
             have += next(iter(pieces[-1].values())).shape[1]
         names = pieces[0] if pieces else {}
         return state, {
-            name: np.concatenate([piece[name] for piece in pieces], 1)[:, :wanted] for name in names
+            name: np.concatenate([piece[name] for piece in pieces], 1)[:, :count] for name in names
         }
 
     def write(self, first: int, draws: Arrays, state: Arrays) -> None:
         """Write `draws`, (chains, count, ...) from draw `first` on, and the state after them."""
-        if not self.keeps:
-            return
         count = next(iter(draws.values())).shape[1] if draws else 0
         if count:
             stored.write_sealed(self._path(first), draws, self._words(first))
@@ -84,8 +83,7 @@ class Stream:
         self._written = time.monotonic()
 
     def _path(self, first: int) -> Path:
-        assert self.checkpoint.path is not None
-        return self.checkpoint.path.parent / f"{self.name}-draws-{first:08d}.safetensors"
+        return self.path.parent / f"{self.name}-draws-{first:08d}.safetensors"
 
     def _words(self, first: int) -> dict[str, str]:
         """The identity of a piece: fit, chain and first draw."""

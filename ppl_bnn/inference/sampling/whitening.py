@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ppl_bnn.inference.sampling.chains import Kernel
-from ppl_bnn.inference.sampling.sampler import Target
 
 # Number of directions that are resolved, at most. The others share one scale.
 RANK = 32
@@ -52,22 +51,21 @@ def round_cost(size: int) -> int:
     return 2 * (rank if rank == size else (POWERS + 1) * rank + 1) + HALVINGS
 
 
-def gradients_of_a_start(size: int) -> tuple[float, float, float]:
-    """The fewest, usual and most gradients for moving a chain with `size` coordinates in."""
+def gradients_of_a_start(size: int, plain: tuple[float, float, float]) -> tuple[float, float, float]:
+    """The fewest, usual and most gradients of a start with `size` coordinates that is moved in, else `plain`."""
     if size > LARGEST:
-        return 0.0, 0.0, 0.0
+        return plain
     each = float(round_cost(size))
-    return each, 3.0 * each, ROUNDS * each
+    return plain[0] + each, plain[1] + 3.0 * each, plain[2] + ROUNDS * each
 
 
 class _StartState(NamedTuple):
-    """The state of a chain that is moved in. gradients: evaluations; a Hessian product counts as two."""
+    """The state of a chain that is moved in."""
 
     flat: Any
     value: Any
     gradient: Any
     whitening: Whitening
-    gradients: Any
     round: Any
     moves: Any
 
@@ -91,17 +89,14 @@ def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whiteni
         return jnp.where(jnp.isfinite(found), -found, 0.0)
 
     drawn, probing = jax.random.split(key)
-    if rank == size:
-        basis = jnp.eye(size, dtype=flat.dtype)
-    else:
+    basis, level = jnp.eye(size, dtype=flat.dtype), jnp.ones((), flat.dtype)
+    if rank < size:
         basis, _ = jnp.linalg.qr(jax.random.normal(drawn, (size, rank), flat.dtype))
         basis = jax.lax.fori_loop(0, POWERS, lambda _, q: jnp.linalg.qr(products(q))[0], basis)
     inner = basis.T @ products(basis)
     values, rotation = jnp.linalg.eigh(0.5 * (inner + inner.T))
     directions = basis @ rotation
-    if rank == size:
-        level = jnp.ones((), flat.dtype)
-    else:
+    if rank < size:
         probe = jax.random.normal(probing, (size, 1), flat.dtype)
         probe = probe - directions @ (directions.T @ probe)
         image = products(probe)
@@ -115,9 +110,7 @@ def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whiteni
     )
 
 
-def brought_in(
-    value_and_gradient: Callable[[Any], tuple[Any, Any]], flat: Any, key: Any
-) -> tuple[Any, Whitening, Any]:
+def brought_in(value_and_gradient: Callable[..., Any], flat: Any, key: Any) -> tuple[Any, Whitening, Any]:
     """Move the start of a chain in where it is more than `EDGE` standard deviations out, by the local curvature.
 
     Along such directions the chain takes Newton steps to the edge, each halved until the log density rises; the others
@@ -129,9 +122,6 @@ def brought_in(
     size = flat.shape[0]
     rank = min(RANK, size)
 
-    def gradient_of(at: Any) -> Any:
-        return value_and_gradient(at)[1]
-
     def beyond(slope: Any, whitening: Whitening) -> Any:
         """The part of a gradient in z beyond the edge: along each resolved direction, and in the rest."""
         along = whitening.directions.T @ slope
@@ -140,11 +130,10 @@ def brought_in(
         kept = along - jnp.clip(along, -EDGE, EDGE)
         return whitening.directions @ kept + jnp.where(length > most, 1.0 - most / length, 0.0) * rest
 
-    def goes_on(begun: _StartState) -> Any:
-        return begun.moves & (begun.round < ROUNDS)
-
     def nearer(begun: _StartState) -> _StartState:
-        whitening = curvature(gradient_of, begun.flat, jax.random.fold_in(key, begun.round))
+        whitening = curvature(
+            lambda at: value_and_gradient(at)[1], begun.flat, jax.random.fold_in(key, begun.round)
+        )
         far = beyond(whitening.out(begun.gradient), whitening)
         step = whitening.out(far)
         shares = 0.5 ** jnp.arange(HALVINGS, dtype=flat.dtype)
@@ -153,24 +142,19 @@ def brought_in(
         values = jnp.where(fine, values, -jnp.inf)
         best = jnp.argmax(values)
         moves = (jnp.sum(far**2) > NEAR**2) & (values[best] > begun.value)
-        return _StartState(
-            jnp.where(moves, begun.flat + shares[best] * step, begun.flat),
-            jnp.where(moves, values[best], begun.value),
-            jnp.where(moves, gradients[best], begun.gradient),
-            whitening,
-            begun.gradients + round_cost(size),
-            begun.round + 1,
-            moves,
-        )
+        here = (begun.flat, begun.value, begun.gradient)
+        there = (begun.flat + shares[best] * step, values[best], gradients[best])
+        here = jax.tree.map(lambda new, old: jnp.where(moves, new, old), there, here)
+        return _StartState(*here, whitening, begun.round + 1, moves)
 
     value, gradient = value_and_gradient(flat)
     ones, none = jnp.ones((), flat.dtype), jnp.zeros((), jnp.int32)
     unknown = Whitening(jnp.zeros((size, rank), flat.dtype), jnp.ones(rank, flat.dtype), ones)
     # A chain that cannot start here is rejected later by its density.
     usable = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
-    begun = _StartState(flat, value, gradient, unknown, none, none, usable)
-    begun = jax.lax.while_loop(goes_on, nearer, begun)
-    return begun.flat, begun.whitening, begun.gradients
+    begun = _StartState(flat, value, gradient, unknown, none, usable)
+    begun = jax.lax.while_loop(lambda begun: begun.moves & (begun.round < ROUNDS), nearer, begun)
+    return begun.flat, begun.whitening, begun.round * round_cost(size)
 
 
 def pooled(whitenings: Whitening) -> Whitening:
@@ -193,28 +177,36 @@ def pooled(whitenings: Whitening) -> Whitening:
     return Whitening(directions, values**-0.5, jnp.ones((), dtype))
 
 
-def whitened(target: Target, make: Callable[[Any], Kernel]) -> Kernel:
-    """The kernel that `make` creates for a target, moving in z. Starts are moved in, and u = S z is recorded.
+class Whitened(NamedTuple):
+    """The state of a kernel that moves in z, with S and its gradients; None if the flat vector is too long."""
 
-    The state, a dict, gets S as "whitening" and its gradients as "whitening_gradients".
-    """
+    inner: Any
+    whitening: Whitening | None = None
+    gradients: Any = None
+
+
+def whitened(log_density: Callable[..., Any], make: Callable[[Callable[..., Any]], Kernel]) -> Kernel:
+    """The kernel that `make` creates for a log density, moving in z. Starts are moved in, and u = S z is recorded."""
     import jax
 
-    bare = make(target)
+    bare = make(log_density)
 
-    def seen(whitening: Whitening) -> Any:
-        def log_density(z: Any, data: Any, scale: float = 1.0) -> Any:
-            return target.log_density(whitening.out(z), data, scale)
+    def within(whitening: Whitening | None) -> Kernel:
+        if whitening is None:
+            return bare
 
-        return _Seen(target, log_density)
+        def seen(z: Any, data: Any, scale: float = 1.0) -> Any:
+            return log_density(whitening.out(z), data, scale)
 
-    def begin(flat: Any, key: Any, data: Any) -> dict[str, Any]:
+        return make(seen)
+
+    def begin(flat: Any, key: Any, data: Any) -> Whitened:
         if flat.shape[-1] > LARGEST:
-            return bare.begin(flat, key, data)
+            return Whitened(bare.begin(flat, key, data))
         own, inner = jax.random.split(key)
 
         def one(flat: Any, key: Any) -> tuple[Any, Whitening, Any]:
-            return brought_in(jax.value_and_grad(lambda at: target.log_density(at, data)), flat, key)
+            return brought_in(jax.value_and_grad(lambda at: log_density(at, data)), flat, key)
 
         if bare.pooled:
             keys = jax.random.split(own, flat.shape[0])
@@ -224,26 +216,16 @@ def whitened(target: Target, make: Callable[[Any], Kernel]) -> Kernel:
         else:
             flat, whitening, spent = one(flat, own)
             z = whitening.back(flat)
-        state = make(seen(whitening)).begin(z, inner, data)
-        return {**state, "whitening": whitening, "whitening_gradients": spent}
+        return Whitened(within(whitening).begin(z, inner, data), whitening, spent)
 
-    def parted(state: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Split the state into this wrapper's part (empty if the flat vector is too long) and the kernel's."""
-        own = {name: value for name, value in state.items() if name.startswith("whitening")}
-        return own, {name: value for name, value in state.items() if name not in own}
+    def step(state: Whitened, data: Any) -> Whitened:
+        return state._replace(inner=within(state.whitening).step(state.inner, data))
 
-    def step(state: dict[str, Any], data: Any) -> dict[str, Any]:
-        own, inner = parted(state)
-        if not own:
-            return bare.step(inner, data)
-        return {**make(seen(own["whitening"])).step(inner, data), **own}
-
-    def record(state: dict[str, Any]) -> dict[str, Any]:
-        own, inner = parted(state)
-        kept = bare.record(inner)
-        if not own:
+    def record(state: Whitened) -> dict[str, Any]:
+        kept = bare.record(state.inner)
+        if state.whitening is None:
             return kept
-        out = own["whitening"].out
+        out = state.whitening.out
         return kept | {"u": jax.vmap(out)(kept["u"]) if bare.pooled else out(kept["u"])}
 
     return dataclasses.replace(
@@ -251,16 +233,6 @@ def whitened(target: Target, make: Callable[[Any], Kernel]) -> Kernel:
         begin=begin,
         step=step,
         record=record,
-        usable=lambda state: bare.usable(parted(state)[1]),
-        spent=lambda state: state["whitening_gradients"].sum() / bare.cost if "whitening" in state else 0,
+        usable=lambda state: bare.usable(state.inner),
+        spent=lambda state: 0 if state.whitening is None else state.gradients.sum() / bare.cost,
     )
-
-
-class _Seen:
-    """A target in other coordinates."""
-
-    def __init__(self, target: Any, log_density: Callable[..., Any]):
-        self._target, self.log_density = target, log_density
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._target, name)

@@ -195,11 +195,11 @@ def test_chains_of_a_superchain_start_at_one_point(name, monkeypatch):
 
     seen: list[np.ndarray] = []
 
-    def stopped(problem: Any, kernel: Any, run: Any, data: Any, starts: Any, *rest: Any) -> None:
-        seen.extend(starts())
+    def stopped(engine: Any) -> None:
+        seen.extend(next(points) for points in engine.starts)
         raise Stop
 
-    monkeypatch.setattr(sampler, "run_chains", stopped)
+    monkeypatch.setattr(sampler.Engine, "run", stopped)
     with pytest.raises(Stop):
         bnn.fit(linear, *table(), QUICK[name])
     points = np.array(seen).reshape(4, 2, -1)

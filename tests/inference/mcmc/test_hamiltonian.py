@@ -78,7 +78,7 @@ def test_a_chain_begins_where_it_is_told_however_its_state_is_laid_out(structure
     with system("numpyro").session("float64", "cpu"):
         problem = problem_of(network)
         names = [site.name for site in problem.program.latents]
-        kernel = NUTS(mass_matrix=structure).kernel(Target(problem, names, 14))
+        kernel = NUTS(mass_matrix=structure).kernel(Target(problem))
         data = (problem.x, problem.y, {})
         found = kernel.record(kernel.begin(problem.system.asarray(flat), jax.random.PRNGKey(0), data))
         np.testing.assert_array_equal(found["u"], flat)
@@ -188,13 +188,12 @@ def test_what_draws_say_of_a_normal_comes_near_to_what_it_is(rng: np.random.Gene
     chains = Chains({name: value.reshape(2, 400, *value.shape[1:]) for name, value in u.items()})
     with system("numpyro").session("float64", "cpu"):
         problem = problem_of(linear)
-        names = [site.name for site in problem.program.latents]
-        found = spread(problem, chains, names, True)
+        found = spread(problem, chains, True)
         # Chains that are far apart are as wide as each of them is.
         chains.u["output.bias"][1] += 100.0
-        np.testing.assert_allclose(spread(problem, chains, names, True), found, rtol=1e-6)
-        np.testing.assert_allclose(spread(problem, chains, names, False), np.diag(found), rtol=1e-9)
-        assert spread(problem, Point({}), names, True) is None
+        np.testing.assert_allclose(spread(problem, chains, True), found, rtol=1e-6)
+        np.testing.assert_allclose(spread(problem, chains, False), np.diag(found), rtol=1e-9)
+        assert spread(problem, Point({}), True) is None
     scale = np.sqrt(np.diag(exact))
     assert np.abs((found - exact) / np.outer(scale, scale)).max() < 5 * np.sqrt(2 / 800)
 
@@ -204,19 +203,15 @@ def test_what_does_not_vary_has_the_variance_of_what_is_unknown() -> None:
         problem = problem_of(linear)
         scale = {"output.weight": np.array([[0.5], [0.0]]), "output.bias": np.array([0.2])}
         loc = {name: np.zeros_like(value) for name, value in scale.items()}
-        names = list(scale)
-        np.testing.assert_allclose(spread(problem, MeanField(loc, scale), names, False), [0.25, 1.0, 0.04])
-        np.testing.assert_allclose(
-            spread(problem, MeanField(loc, scale), names, True), np.diag([0.25, 1.0, 0.04])
-        )
+        np.testing.assert_allclose(spread(problem, MeanField(loc, scale), False), [0.25, 1.0, 0.04])
+        np.testing.assert_allclose(spread(problem, MeanField(loc, scale), True), np.diag([0.25, 1.0, 0.04]))
 
 
 def test_a_laplace_approximation_of_some_weights_knows_nothing_of_the_others() -> None:
     posterior = laplace_of(weights="last_layer")
     with system("numpyro").session("float64", "cpu"):
         problem = problem_of(network)
-        names = [site.name for site in problem.program.latents]
-        variances = spread(problem, posterior.approximation, names, False)
+        variances = spread(problem, posterior.approximation, False)
     at = posterior.approximation.positions
     assert at is not None
     rest = np.setdiff1d(np.arange(14), at)
@@ -343,11 +338,10 @@ def test_an_ensemble_is_as_wide_as_its_members_are() -> None:
     with system("numpyro").session("float64", "cpu"):
         problem = problem_of(linear)
         both = Members((member(-50.0, 1.0), member(50.0, 2.0)))
-        names = ["output.weight", "output.bias"]
-        np.testing.assert_allclose(spread(problem, both, names, False), 2.5)
+        np.testing.assert_allclose(spread(problem, both, False), 2.5)
         points = Members((Point({}), Point({})))
-        assert spread(problem, points, names, False) is None
-        assert warm_start.beginning(problem, None, Silent(), 2).approximation is None
+        assert spread(problem, points, False) is None
+        assert warm_start.beginnings([problem], None, Silent(), 2)[0].approximation is None
 
 
 def test_a_start_that_knows_the_posteriors_width_saves_leapfrog_steps() -> None:

@@ -322,8 +322,13 @@ def test_what_it_cannot_do() -> None:
 
 def test_going_on_compiles_no_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = []
-    compiled = engine._Later.compiled
-    monkeypatch.setattr(engine._Later, "compiled", lambda self: wanted.append(1) or compiled(self))
+    functions = engine.Engine._functions
+
+    def watched(self: Any) -> Any:
+        found = functions(self)
+        return found._replace(begin=lambda: wanted.append(1) or found.begin())
+
+    monkeypatch.setattr(engine.Engine, "_functions", watched)
     short = fit(MCLMC(draws=3, warmup=10, chains=1))
     assert wanted
     wanted.clear()

@@ -420,7 +420,7 @@ class OnlyStarts(NUTS):
     """NUTS that stops at its starting points and hands them over as draws."""
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
-        self.refuse_free_parameters(problem)
+        self.check_support(problem)
         started = self.started(problem, progress)
         names = [site.name for site in problem.program.latents]
         u = problem.program.unravel(np.stack(started.flat)[:, None], names)

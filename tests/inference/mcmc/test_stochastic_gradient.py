@@ -412,7 +412,7 @@ def test_gradients_of_an_epoch_have_the_mean_of_all_rows(control_variates):
         # Away from the mode, where the gradient over all rows is not zero.
         anchor, elsewhere = jnp.asarray(CONJUGATE.mean) + 0.1, jnp.asarray(CONJUGATE.mean) + 0.3
         both = jax.value_and_grad(target.log_density)
-        density = method._density(target, both, BATCH, data, anchor, jax.random.PRNGKey(5))
+        density = method._density(target.problem.rows, both, BATCH, data, anchor, jax.random.PRNGKey(5))
         gradients = np.stack([density(index)(elsewhere)[1] for index in range(ROWS // BATCH)])
         exact = np.asarray(both(elsewhere, data)[1])
         assert np.allclose(gradients.mean(0), exact, rtol=1e-10)
@@ -468,6 +468,7 @@ class Recorder(StochasticGradient):
 def recorded(method: Recorder, draws: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     with jax.enable_x64(True):
         states, kept = run(method, draws)
+        states = states.inner if method.whitens else states
         told = {name: np.asarray(states["walker"][name])[0] for name in ("sizes", "noises", "weights")}
         count = int(states["walker"]["at"][0])
         assert count == int(states["steps"][0])

@@ -21,7 +21,7 @@ from ppl_bnn.inference import registry
 from ppl_bnn.inference.sampling import chains, stream
 from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Sampler, Target, extend
-from ppl_bnn.inference.sampling.stopping import Rule, watched
+from ppl_bnn.inference.sampling.stopping import Rule, Watch
 from tests.problems import Conjugate
 
 PROBLEM = Conjugate.make(rows=20, features=2)
@@ -156,8 +156,8 @@ def test_gradients_are_counted_warm_up_and_starts_included():
 
 def test_compiled_functions_are_kept_with_the_program(monkeypatch):
     calls = []
-    functions = chains._Chains._functions
-    monkeypatch.setattr(chains._Chains, "_functions", lambda self: calls.append(1) or functions(self))
+    functions = chains.Engine._functions
+    monkeypatch.setattr(chains.Engine, "_functions", lambda self: calls.append(1) or functions(self))
     posterior = fit(Walk())
     method = Walk(draws=30)
 
@@ -198,9 +198,9 @@ def test_a_finished_run_with_more_draws_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(chains, "CHUNK", 8)
     fit(Walk(checkpoint=tmp_path, draws=25))
     steps = []
-    advance = chains._Chains._advance
+    advance = chains.Engine._advance
     monkeypatch.setattr(
-        chains._Chains, "_advance", lambda self, *a: (steps.append(a[0].done), advance(self, *a))[1]
+        chains.Engine, "_advance", lambda self, *a: (steps.append(a[0].done), advance(self, *a))[1]
     )
     longer = fit(Walk(checkpoint=tmp_path))
     assert steps == [45, 45], "each chain goes on after its warm-up and 25 draws"
@@ -361,10 +361,10 @@ def test_each_draw_is_predicted_once_however_often_a_rule_looks(monkeypatch):
     monkeypatch.setattr(Program, "predictor_draws", counted)
 
     def looks(problem: Any) -> Any:
-        watch, whole = watched(problem, rule), watched(problem, rule)
+        watch, whole = Watch(problem, rule), Watch(problem, rule)
         for draws in (20, 40, 60):
             figures = watch({name: value[:, :draws] for name, value in u.items()})[1]
-        chains = watched(problem, rule)
+        chains = Watch(problem, rule)
         chains({name: value[:1] for name, value in u.items()})
         # Another run altogether is no longer version of this one.
         other = {name: value[:1, :30] for name, value in u.items()}

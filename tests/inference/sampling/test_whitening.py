@@ -119,24 +119,21 @@ def test_chains_that_share_their_steps_have_the_mean_of_their_curvatures() -> No
 
 def test_more_coordinates_than_can_be_measured_are_left_as_they_are() -> None:
     """At the limit S is kept in the state, above it there is none."""
-    from types import SimpleNamespace
-
     from ppl_bnn.inference.sampling.chains import Kernel
     from ppl_bnn.inference.sampling.whitening import whitened
 
-    def kernel(target: Any) -> Kernel:
+    def kernel(log_density: Any) -> Kernel:
         return Kernel(
-            lambda flat, key, data: {"u": flat, "lp": target.log_density(flat, data)},
+            lambda flat, key, data: {"u": flat, "lp": log_density(flat, data)},
             lambda state, data: state,
             lambda state: state,
             lambda state: jnp.isfinite(state["lp"]),
         )
 
-    target: Any = SimpleNamespace(log_density=lambda flat, data, scale=1.0: -0.5 * flat @ flat)
-    made = whitened(target, kernel)
+    made = whitened(lambda flat, data, scale=1.0: -0.5 * flat @ flat, kernel)
     for size, measured in ((LARGEST, True), (LARGEST + 1, False)):
         state = jax.eval_shape(made.begin, jnp.zeros(size), jax.random.PRNGKey(0), ())
-        assert ("whitening" in state) == measured
+        assert (state.whitening is not None) == measured
         assert jax.eval_shape(made.record, jax.eval_shape(lambda s: made.step(s, ()), state))["u"].shape == (
             size,
         )
