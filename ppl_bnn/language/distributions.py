@@ -390,6 +390,12 @@ def log_ndtr(x: Any) -> Any:
     return xp.where(far, lower, xp.log1p(-0.5 * xp.special.erfc(xp.where(far, xp.zeros_like(t), t))))
 
 
+def one_minus_exp(x: Any) -> Any:
+    """1 - exp(-x) for x >= 0, accurate for small x."""
+    t = ops.tanh(0.5 * x)
+    return 2.0 * t / (1.0 + t)
+
+
 def _laplace_log_above(z: Any) -> Any:
     positive = z > 0.0
     left = ops.where(positive, ops.zeros_like(z), z)
@@ -400,10 +406,7 @@ def _weibull_log_below(z: Any) -> Any:
     """log(1 - exp(-exp(z)))."""
     none = ops.zeros_like(z)
     small, large = z < -30.0, z > -0.5
-    u = ops.exp(ops.where(small | large, none, z))
-    # 1 - exp(-u), exact for small u.
-    t = ops.tanh(0.5 * u)
-    middle = ops.log(2.0 * t / (1.0 + t))
+    middle = ops.log(one_minus_exp(ops.exp(ops.where(small | large, none, z))))
     # Beyond 50 exp(-u) is zero, and u may be infinite.
     outlived = ops.exp(-ops.exp(ops.where(large & (z < 50.0), z, none)))
     right = ops.where(z < 50.0, ops.log1p(-outlived), none)

@@ -10,8 +10,9 @@ import builtins
 import contextlib
 import math
 import operator
+import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,16 +44,17 @@ def namespace(*arrays: Any) -> Any:
     return sys.modules["jax.numpy"] if any(map(_is_jax, arrays)) else np
 
 
-def _library(*arrays: Any) -> str:
-    return namespace(*arrays).__name__
+def library(*arrays: Any) -> str:
+    """ "torch", "jax" or "numpy"."""
+    return namespace(*arrays).__name__.partition(".")[0]
 
 
-def _dispatch(x: Array, torch: str, jax: str, numpy: Callable[[Any], Any]) -> Array:
-    """Call the function of torch, of JAX (by their paths there) or of NumPy, by the library of x."""
-    if _is_torch(x) or _is_jax(x):
-        library, path = ("torch", torch) if _is_torch(x) else ("jax", jax)
-        return operator.attrgetter(path)(sys.modules[library])(x)
-    return numpy(x)
+def _function(arrays: Sequence[Any], torch: str, jax: str, numpy: str | Callable[..., Any]) -> Any:
+    """The function of torch or of JAX, by its path there; for NumPy a function, or the address of one of SciPy."""
+    name = library(*arrays)
+    if name == "numpy":
+        return pkgutil.resolve_name(numpy) if isinstance(numpy, str) else numpy
+    return operator.attrgetter(torch if name == "torch" else jax)(sys.modules[name])
 
 
 def asarray(value: Any, like: Array) -> Array:
@@ -105,12 +107,12 @@ def tanh(x: Array) -> Array:
 
 def sigmoid(x: Array) -> Array:
     """1 / (1 + exp(-x)), without overflow."""
-    return _dispatch(x, "sigmoid", "nn.sigmoid", lambda x: np.exp(-np.logaddexp(0.0, -x)))
+    return _function([x], "sigmoid", "nn.sigmoid", lambda x: np.exp(-np.logaddexp(0.0, -x)))(x)
 
 
 def relu(x: Array) -> Array:
     """max(x, 0), with derivative 0 at 0 in both systems."""
-    return _dispatch(x, "relu", "nn.relu", lambda x: np.maximum(x, 0.0))
+    return _function([x], "relu", "nn.relu", lambda x: np.maximum(x, 0.0))(x)
 
 
 def gelu(x: Array) -> Array:
@@ -119,9 +121,7 @@ def gelu(x: Array) -> Array:
         return sys.modules["jax"].nn.gelu(x, approximate=False)
     if _is_torch(x):
         return sys.modules["torch"].nn.functional.gelu(x)
-    from scipy.special import ndtr
-
-    return x * ndtr(x)
+    return x * pkgutil.resolve_name("scipy.special:ndtr")(x)
 
 
 def silu(x: Array) -> Array:
@@ -151,23 +151,21 @@ def log_softmax(x: Array) -> Array:
     The largest x is subtracted first. Without that, x of size 100 in float32 would give probabilities whose sum differs
     from 1 by 1e-5.
     """
-    return _over_last_axis("log_softmax", x)
+    return _function([x], "log_softmax", "nn.log_softmax", "scipy.special:log_softmax")(x, -1)
 
 
 def logsumexp(x: Array) -> Array:
     """Logarithm of the sum of exponentials over the last axis."""
-    return _over_last_axis("logsumexp", x)
+    return _function([x], "logsumexp", "nn.logsumexp", "scipy.special:logsumexp")(x, -1)
 
 
-def _over_last_axis(name: str, x: Array) -> Array:
-    """Call a function that has the same name in torch, JAX and SciPy."""
-    if _is_torch(x):
-        return getattr(sys.modules["torch"], name)(x, dim=-1)
-    if _is_jax(x):
-        return getattr(sys.modules["jax"].nn, name)(x, axis=-1)
-    import scipy.special
+def digamma(x: Array) -> Array:
+    return _function([x], "digamma", "scipy.special.digamma", "scipy.special:digamma")(x)
 
-    return getattr(scipy.special, name)(x, axis=-1)
+
+def trigamma(x: Array) -> Array:
+    """The derivative of the digamma function; that of torch is accurate to nine digits only."""
+    return _function([x], "polygamma", "scipy.special.polygamma", "scipy.special:polygamma")(1, x)
 
 
 def sum(x: Array, axis: int | None = None) -> Array:
@@ -234,17 +232,10 @@ def lower_triangle(x: Array) -> Array:
 
 def solve_triangular(matrix: Array, right: Array) -> Array:
     """The solution z of matrix @ z = right, for a lower-triangular matrix (D, D) and right (..., D)."""
-    columns = right.reshape(-1, right.shape[-1]).T
-    library = _library(matrix, right)
-    if library == "torch":
-        solved = sys.modules["torch"].linalg.solve_triangular(matrix, columns, upper=False)
-    elif library == "jax.numpy":
-        solved = sys.modules["jax"].scipy.linalg.solve_triangular(matrix, columns, lower=True)
-    else:
-        import scipy.linalg
-
-        solved = scipy.linalg.solve_triangular(matrix, columns, lower=True)
-    return solved.T.reshape(right.shape)
+    name, columns = "linalg.solve_triangular", right.reshape(-1, right.shape[-1]).T
+    solve = _function([matrix, right], name, f"scipy.{name}", f"scipy:{name}")
+    side = {"upper": False} if library(matrix, right) == "torch" else {"lower": True}
+    return solve(matrix, columns, **side).T.reshape(right.shape)
 
 
 def where(condition: Array, x: Array, y: Array) -> Array:
@@ -372,23 +363,20 @@ def einsum(formula: str, *arrays: Array) -> Array:
 
 def stop_gradient(x: Array) -> Array:
     """x as a constant for automatic differentiation."""
-    return _dispatch(x, "detach", "lax.stop_gradient", lambda x: x)
+    return _function([x], "detach", "lax.stop_gradient", lambda x: x)(x)
 
 
 # --- images and sequences: channels last in all three -------------------------------------------------
 
 # Number of spatial axes -> what the error messages call the inputs, two sizes, and the paddings.
+_IMAGES = "images of shape (N, height, width, channels)"
 _WORDS = {
     1: ("sequences of shape (N, time, channels)", "", "(before, after)"),
-    2: (
-        "images of shape (N, height, width, channels)",
-        ", or (height, width)",
-        "((top, bottom), (left, right))",
-    ),
+    2: (_IMAGES, ", or (height, width)", "((top, bottom), (left, right))"),
 }
 
 
-def _is_whole(value: Any, least: int) -> bool:
+def is_whole(value: Any, least: int) -> bool:
     return hasattr(value, "__index__") and not isinstance(value, bool) and value >= least
 
 
@@ -401,13 +389,13 @@ def _margins(sizes: Any, kernel: Any, stride: Any, padding: Any) -> tuple[tuple[
         ]
         return tuple((each // 2, each - each // 2) for each in missing)
     padding = 0 if padding == "valid" else padding
-    if _is_whole(padding, 0):
+    if is_whole(padding, 0):
         padding = ((padding, padding),) * len(kernel)
     elif len(kernel) == 1:
         padding = (padding,)
     with contextlib.suppress(TypeError, ValueError):
         margins = tuple((before, after) for before, after in padding)
-        if len(margins) == len(kernel) and all(_is_whole(each, 0) for pair in margins for each in pair):
+        if len(margins) == len(kernel) and all(is_whole(each, 0) for pair in margins for each in pair):
             return tuple((operator.index(before), operator.index(after)) for before, after in margins)
     return None
 
@@ -424,7 +412,7 @@ def windows(word: str, x: Array, kernel: Any, stride: Any, padding: Any, axes: i
     checked = []
     for what, value in (("kernel", kernel), ("stride", stride)):
         given = (value,) * axes if hasattr(value, "__index__") else value
-        good = isinstance(given, tuple | list) and len(given) == axes and all(_is_whole(n, 1) for n in given)
+        good = isinstance(given, tuple | list) and len(given) == axes and all(is_whole(n, 1) for n in given)
         check(good, word, f"a positive whole number as {what}{pair}", repr(value), f"{what}=2")
         checked.append(tuple(map(operator.index, given)))
     kernel, stride = checked
@@ -562,20 +550,17 @@ def conv1d(x: Array, weight: Array, stride: int = 1, padding: SequencePadding = 
 
 def _convolve(word: str, shapes: str, axes: int, x: Array, weight: Array, stride: Any, padding: Any) -> Array:
     fits = len(weight.shape) == axes + 2 and (len(x.shape) != axes + 2 or weight.shape[-2] == x.shape[-1])
-    expected, got = (
-        f"a weight of shape {shapes.format(x.shape[-1])} {tuple(x.shape)}",
-        f"shape {tuple(weight.shape)}",
-    )
-    ModelError.check(fits, word, expected, got, f"the channels of the inputs as axis {axes}")
+    expected = f"a weight of shape {shapes.format(x.shape[-1])} {tuple(x.shape)}"
+    got, advice = f"shape {tuple(weight.shape)}", f"the channels of the inputs as axis {axes}"
+    ModelError.check(fits, word, expected, got, advice)
     x, found = as_images(word, x, tuple(weight.shape[:axes]), stride, padding, axes)
     weight = weight[None] if axes == 1 else weight
     _, strides, margins, _ = found
     xp = namespace(x, weight)
-    if xp.__name__ == "numpy":
-        result = concatenate(_slices(x, found, 0.0)) @ weight.reshape(-1, weight.shape[-1])
-        return result[:, 0] if axes == 1 else result
     common = xp.promote_types(x.dtype, weight.dtype)
-    if xp.__name__ == "torch":
+    if xp is np:
+        result = concatenate(_slices(x, found, 0.0)) @ weight.reshape(-1, weight.shape[-1])
+    elif xp.__name__ == "torch":
         images = _pad(x, margins, 0.0).to(common).permute(0, 3, 1, 2)
         kernel = weight.to(common).permute(3, 2, 0, 1)
         result = xp.nn.functional.conv2d(images, kernel, stride=strides).permute(0, 2, 3, 1)
@@ -631,8 +616,8 @@ def avg_pool(
         Shapes, stride or padding do not fit.
     """
     image, found = _pooling("ops.avg_pool", x, kernel, stride, padding)
-    total = builtins.sum(_slices(image, found, 0.0))
-    count = builtins.sum(_slices(np.ones((1, *image.shape[1:3], 1)), found, 0.0))
+    inside = np.ones((1, *image.shape[1:3], 1))
+    total, count = (builtins.sum(_slices(each, found, 0.0)) for each in (image, inside))
     result = total / asarray(count, like=total)
     return result[:, 0] if len(x.shape) == 3 else result
 

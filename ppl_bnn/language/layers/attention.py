@@ -65,18 +65,12 @@ def attention(
     layer = Layer("attention", name, prior, bias)
     rows, length, channels = layer.sequence(x)
     heads = layer.whole("heads", heads, 4)
-    if channels % heads:
-        expected, advice = (
-            f"channels that {heads} heads can share equally",
-            f"heads={math.gcd(channels, heads)}",
-        )
-        raise layer.error(expected, f"{channels} channels", advice)
+    expected, common = f"channels that {heads} heads can share equally", math.gcd(channels, heads)
+    layer.check(channels % heads == 0, expected, f"{channels} channels", f"heads={common}")
     present = layer.mask(mask, x)
     each = channels // heads
-    query, key, value = (
-        layer.linear(part, x, channels).reshape(rows, length, heads, each)
-        for part in ("query", "key", "value")
-    )
+    parts = (layer.linear(part, x, channels) for part in ("query", "key", "value"))
+    query, key, value = (part.reshape(rows, length, heads, each) for part in parts)
     scores = ops.einsum("nthc,nshc->nhts", query, key) / math.sqrt(each)
     if present is not None:
         scores = _unread(scores, present[:, None, None, :])

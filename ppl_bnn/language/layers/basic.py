@@ -7,11 +7,11 @@ Channels are last everywhere: rows (N, C), sequences (N, T, C), images (N, H, W,
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
-from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.declarations import THRESHOLD, Activation, Bias, Layer
 from ppl_bnn.language.primitives import conv, linear
@@ -48,8 +48,7 @@ def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: Bias 
     """
     layer = Layer("dense", name, prior, bias)
     width = layer.whole("width", width, 50)
-    if len(x.shape) < 2:
-        raise layer.error("inputs of shape (N, features)", f"shape {tuple(x.shape)}", "x[:, None]")
+    layer.check(len(x.shape) > 1, "inputs of shape (N, features)", f"shape {tuple(x.shape)}", "x[:, None]")
     return layer.linear("", x, width)
 
 
@@ -111,10 +110,7 @@ def conv2d(
     ModelError
         An argument does not fit.
     """
-    layer = Layer("conv2d", name, prior, bias)
-    channels = layer.whole("channels", channels, 16)
-    size, *_ = ops.windows(layer.word, x, kernel, stride, padding)
-    return conv(name, x, *layer.weights("", (*size, int(x.shape[-1]), channels)), stride, padding)
+    return _convolution(Layer("conv2d", name, prior, bias), 2, x, channels, kernel, stride, padding)
 
 
 def conv1d(
@@ -159,10 +155,15 @@ def conv1d(
     ModelError
         An argument does not fit.
     """
-    layer = Layer("conv1d", name, prior, bias)
+    return _convolution(Layer("conv1d", name, prior, bias), 1, x, channels, kernel, stride, padding)
+
+
+def _convolution(
+    layer: Layer, axes: int, x: Any, channels: int, kernel: Any, stride: Any, padding: Any
+) -> Any:
     channels = layer.whole("channels", channels, 16)
-    (size,), *_ = ops.windows(layer.word, x, kernel, stride, padding, axes=1)
-    return conv(name, x, *layer.weights("", (size, int(x.shape[-1]), channels)), stride, padding)
+    size, *_ = ops.windows(layer.word, x, kernel, stride, padding, axes)
+    return conv(layer.name, x, *layer.weights("", (*size, int(x.shape[-1]), channels)), stride, padding)
 
 
 # --- normalisation ----------------------------------------------------------------------------------
@@ -204,9 +205,9 @@ def layer_norm(name: str, x: Any, gain: Bias = True, bias: Bias = True, epsilon:
     Ba et al. (2016), Layer normalization.
     """
     layer = Layer("layer_norm", name)
-    if len(x.shape) < 2 or x.shape[-1] < 2:
-        expected = "inputs (N, ..., C) with at least two channels, over which a variance is taken"
-        raise layer.error(expected, f"shape {tuple(x.shape)}", "more channels, or no normalisation")
+    good = len(x.shape) > 1 and x.shape[-1] > 1
+    expected = "inputs (N, ..., C) with at least two channels, over which a variance is taken"
+    layer.check(good, expected, f"shape {tuple(x.shape)}", "more channels, or no normalisation")
     layer.check_epsilon(epsilon)
     centred = x - ops.mean(x, -1)[..., None]
     variance = ops.mean(centred * centred, -1)[..., None]
@@ -259,9 +260,9 @@ def filter_response_norm(
     Singh and Krishnan (2020), Filter response normalization layer.
     """
     layer, shape = Layer("filter_response_norm", name), tuple(x.shape)
-    if len(shape) not in (3, 4) or math.prod(map(int, shape[1:-1])) < 2:
-        expected = "(N, H, W, C) or (N, T, C) with at least two places, over which a mean is taken"
-        raise layer.error(expected, f"shape {shape}", "bnn.layer_norm, or a smaller stride before it")
+    good = len(shape) in (3, 4) and math.prod(map(int, shape[1:-1])) > 1
+    expected = "(N, H, W, C) or (N, T, C) with at least two places, over which a mean is taken"
+    layer.check(good, expected, f"shape {shape}", "bnn.layer_norm, or a smaller stride before it")
     layer.check_epsilon(epsilon)
     square = (x * x).reshape(shape[0], -1, shape[-1])
     size = ops.sqrt(ops.mean(square, 1) + epsilon).reshape(shape[0], *(1,) * (len(shape) - 2), shape[-1])
@@ -298,10 +299,11 @@ def residual(x: Any, branch: Callable[[Any], Any]) -> Any:
     He et al. (2016), Deep residual learning for image recognition.
     """
     added = branch(x)
-    if tuple(added.shape) != tuple(x.shape):
-        expected, got = f"a branch that keeps the shape {tuple(x.shape)}", f"shape {tuple(added.shape)}"
-        advice = "as many channels as enter and stride 1, or bnn.residual_block"
-        raise ModelError.of("residual", expected, got, advice)
+    wanted, shape = tuple(x.shape), tuple(added.shape)
+    advice = "as many channels as enter and stride 1, or bnn.residual_block"
+    Layer("residual").check(
+        shape == wanted, f"a branch that keeps the shape {wanted}", f"shape {shape}", advice
+    )
     return x + added
 
 
@@ -357,21 +359,30 @@ def residual_block(
     He et al. (2016), Deep residual learning for image recognition.
     """
     layer = Layer("residual_block", name)
-    if len(x.shape) not in (3, 4):
-        raise layer.error("(N, H, W, C) or (N, T, C)", f"shape {tuple(x.shape)}", "bnn.residual")
-    convolve: Any = conv1d if len(x.shape) == 3 else conv2d
-    nonlinearity = None if activation is None else ops.activation(activation)
-    h = convolve(f"{name}.conv0", x, channels, kernel, stride, prior=prior, bias=False)
-    h = filter_response_norm(f"{name}.norm0", h, threshold=nonlinearity is None)
-    h = h if nonlinearity is None else nonlinearity(h)
-    h = convolve(f"{name}.conv1", h, channels, kernel, prior=prior, bias=False)
+    shape = tuple(x.shape)
+    layer.check(len(shape) in (3, 4), "(N, H, W, C) or (N, T, C)", f"shape {shape}", "bnn.residual")
+    convolve = functools.partial(convolution(x), channels=channels, prior=prior, bias=False)
+    h = convolve(f"{name}.conv0", x, kernel=kernel, stride=stride)
+    h = normalised(f"{name}.norm0", h, activation)
+    h = convolve(f"{name}.conv1", h, kernel=kernel)
     h = filter_response_norm(f"{name}.norm1", h, threshold=False)
-    if tuple(h.shape) != tuple(x.shape):
-        x = convolve(f"{name}.shortcut", x, channels, 1, stride, prior=prior, bias=False)
-    h = h + x
-    if nonlinearity is not None:
-        return nonlinearity(h)
-    return ops.maximum(h, layer.parameter("threshold", channels, True, THRESHOLD))
+    if tuple(h.shape) != shape:
+        x = convolve(f"{name}.shortcut", x, kernel=1, stride=stride)
+    if activation is not None:
+        return ops.activation(activation)(h + x)
+    return ops.maximum(h + x, layer.parameter("threshold", channels, True, THRESHOLD))
+
+
+def convolution(x: Any) -> Callable[..., Any]:
+    """The layer for these inputs: `conv1d` for sequences, `conv2d` for images."""
+    return conv1d if len(x.shape) == 3 else conv2d
+
+
+def normalised(name: str, x: Any, activation: Activation | None) -> Any:
+    """The filter response normalisation with its thresholds or, where one is given, with an activation after it."""
+    if activation is None:
+        return filter_response_norm(name, x)
+    return ops.activation(activation)(filter_response_norm(name, x, threshold=False))
 
 
 # --- tables -----------------------------------------------------------------------------------------
@@ -414,13 +425,13 @@ def embedding(
     layer = Layer("embedding", name, prior)
     size, width = layer.whole("size", size, 1000), layer.whole("width", width, 16)
     kind = str(getattr(index, "dtype", type(index).__name__))
-    if "int" not in kind:
-        advice = "x.astype(int), or bnn.dense for numbers that measure"
-        raise layer.error("whole numbers", f"an array of {kind}", advice)
+    advice = "x.astype(int), or bnn.dense for numbers that measure"
+    layer.check("int" in kind, "whole numbers", f"an array of {kind}", advice)
     seen = ops.concrete(index)
-    if seen is not None and seen.size and (seen.min() < 0 or seen.max() >= size):
-        advice = f"size={max(int(seen.max()) + 1, size)}"
-        raise layer.error(f"numbers 0..{size - 1}", f"{seen.min()}..{seen.max()}", advice)
+    if seen is not None and seen.size:
+        least, most = int(seen.min()), int(seen.max())
+        good, got = least >= 0 and most < size, f"{least}..{most}"
+        layer.check(good, f"numbers 0..{size - 1}", got, f"size={max(most + 1, size)}")
     table = layer.table(size, width)
     if not one_hot:
         return ops.lookup(table, index)
@@ -456,6 +467,5 @@ def learned_positions(name: str, x: Any, prior: Prior | None = None, length: int
     layer = Layer("learned_positions", name, prior)
     _, positions, channels = layer.sequence(x)
     length = positions if length is None else layer.whole("length", length, positions)
-    if positions > length:
-        raise layer.error(f"at most {length} positions", str(positions), f"length={positions}")
+    layer.check(positions <= length, f"at most {length} positions", positions, f"length={positions}")
     return x + layer.table(length, channels)[:positions]

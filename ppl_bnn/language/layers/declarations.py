@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppl_bnn.core.errors import ModelError
-from ppl_bnn.core.settings import is_number
+from ppl_bnn.core.settings import between
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import linear
 from ppl_bnn.language.prior_scales import Prior
@@ -42,8 +42,9 @@ class Layer:
         """The layer in error messages."""
         return f"{self.kind}({self.name!r})" if self.name else self.kind
 
-    def error(self, expected: str, got: str, advice: str) -> ModelError:
-        return ModelError.of(self.word, expected, got, advice)
+    def check(self, good: object, expected: str, got: object, advice: str) -> None:
+        """Raise ModelError unless `good` is true."""
+        ModelError.check(good, self.word, expected, got, advice)
 
     # -- weights
 
@@ -88,31 +89,30 @@ class Layer:
     def _check_priors(self, *given: Any) -> None:
         for each in given:
             if each is not None and not isinstance(each, bool) and not callable(each):
-                raise self.error("a prior", repr(each), "bnn.priors.Normal(0.0, 'fan_in')")
+                raise ModelError.of(self.word, "a prior", repr(each), "bnn.priors.Normal(0.0, 'fan_in')")
 
     # -- checks
 
     def whole(self, what: str, value: Any, advice: int) -> int:
         """A positive integer."""
-        if isinstance(value, bool) or not hasattr(value, "__index__") or value < 1:
-            raise self.error(f"a positive whole number as {what}", repr(value), f"{what}={advice}")
+        good = ops.is_whole(value, 1)
+        self.check(good, f"a positive whole number as {what}", repr(value), f"{what}={advice}")
         return operator.index(value)
 
     def sizes(self, what: str, sizes: Any, advice: str) -> list[int]:
         """A list of at least one size."""
-        if not isinstance(sizes, Iterable) or not (sizes := list(sizes)):
-            raise self.error(f"a list of at least one {what}", repr(sizes), advice)
-        return sizes
+        found = list(sizes) if isinstance(sizes, Iterable) else []
+        self.check(found, f"a list of at least one {what}", repr(sizes), advice)
+        return found
 
     def check_epsilon(self, epsilon: Any) -> None:
-        if not is_number(epsilon) or not 0 < epsilon < math.inf:
-            raise self.error("a small positive epsilon", repr(epsilon), "epsilon=1e-6")
+        self.check(not between()(epsilon), "a small positive epsilon", repr(epsilon), "epsilon=1e-6")
 
     def sequence(self, x: Any) -> tuple[int, int, int]:
         """(N, T, C) of a sequence; raises ModelError for any other shape."""
-        shape = tuple(int(size) for size in x.shape)
-        if len(shape) != 3 or shape[1] < 1:
-            raise self.error("sequences of shape (N, time, channels)", f"shape {shape}", "x[..., None]")
+        shape = tuple(map(int, x.shape))
+        good, expected = len(shape) == 3 and shape[1] > 0, "sequences of shape (N, time, channels)"
+        self.check(good, expected, f"shape {shape}", "x[..., None]")
         return shape[0], shape[1], shape[2]
 
     def mask(self, mask: Any, x: Any) -> Any:
@@ -123,11 +123,10 @@ class Layer:
         if mask is None:
             return None
         shape, wanted = tuple(getattr(mask, "shape", ())), tuple(x.shape[:2])
-        if shape != wanted:
-            expected = f"a mask of shape {wanted}, one value for each position"
-            raise self.error(expected, f"shape {shape}", "mask=tokens != 0")
-        seen = ops.concrete(mask)
-        if seen is not None and not (present := (seen != 0).any(-1)).all():
-            got = f"none in row {int((~present).argmax())}"
-            raise self.error("a position in every row", got, "leaving empty rows out")
+        expected = f"a mask of shape {wanted}, one value for each position"
+        self.check(shape == wanted, expected, f"shape {shape}", "mask=tokens != 0")
+        if (seen := ops.concrete(mask)) is not None:
+            empty = (seen == 0).all(-1)
+            got = f"none in row {int(empty.argmax())}"
+            self.check(not empty.any(), "a position in every row", got, "leaving empty rows out")
         return ops.in_floats(mask, like=x) != 0

@@ -67,12 +67,10 @@ def graph_conv(
     """
     layer = Layer("graph_conv", name, prior, bias)
     width = layer.whole("width", width, 16)
-    shape = tuple(int(size) for size in x.shape)
-    if len(shape) != 2:
-        raise layer.error("features (N, F), a row for each node", f"shape {shape}", "x[:, None]")
-    if (adjacency is None) == (edges is None):
-        got = "neither" if edges is None else "both"
-        raise layer.error("either adjacency or edges", got, "adjacency=x['adjacency']")
+    shape = tuple(map(int, x.shape))
+    layer.check(len(shape) == 2, "features (N, F), a row for each node", f"shape {shape}", "x[:, None]")
+    one, got = (adjacency is None) != (edges is None), "neither" if edges is None else "both"
+    layer.check(one, "either adjacency or edges", got, "adjacency=x['adjacency']")
     weight, offset = layer.weights("", (shape[1], width))
     coupled()
     if edges is None:
@@ -94,34 +92,29 @@ def graph_conv(
 
 def _check_adjacency(layer: Layer, adjacency: Any, nodes: int) -> None:
     shape = tuple(getattr(adjacency, "shape", ()))
-    if shape != (nodes, nodes):
-        raise layer.error(f"an adjacency of shape {(nodes, nodes)}", f"shape {shape}", "all nodes at once")
-    seen = ops.concrete(adjacency)
-    if seen is None:
-        return
-    for wrong, got in (
-        ((seen < 0).any(), "a negative one"),
-        ((seen != seen.T).any(), "one that is not symmetric"),
-        (np.diag(seen).any(), "an edge from a node to itself"),
-    ):
-        if wrong:
-            expected = "a symmetric adjacency, not negative, with zeros on the diagonal"
-            raise layer.error(expected, got, "np.maximum(A, A.T)")
+    good, expected = shape == (nodes, nodes), f"an adjacency of shape {(nodes, nodes)}"
+    layer.check(good, expected, f"shape {shape}", "all nodes at once")
+    if (seen := ops.concrete(adjacency)) is not None:
+        expected = "a symmetric adjacency, not negative, with zeros on the diagonal"
+        advice = "np.maximum(A, A.T)"
+        layer.check(not (seen < 0).any(), expected, "a negative one", advice)
+        layer.check((seen == seen.T).all(), expected, "one that is not symmetric", advice)
+        layer.check(not np.diag(seen).any(), expected, "an edge from a node to itself", advice)
 
 
 def _checked_edges(layer: Layer, edges: Any, nodes: int) -> np.ndarray:
     """Edges (E, 2), each once, between different existing nodes."""
     seen = edges if isinstance(edges, np.ndarray) else ops.concrete(edges)
-    if seen is None or seen.ndim != 2 or seen.shape[1] != 2 or seen.dtype.kind not in "iu":
-        traced = "an array whose numbers cannot be seen"
-        got = traced if seen is None else f"{seen.dtype} of shape {seen.shape}"
-        raise layer.error("edges (E, 2), whole numbers in NumPy", got, "np.array([[0, 1]])")
-    if len(seen) and (seen.min() < 0 or seen.max() >= nodes):
-        got = f"{seen.min()}..{seen.max()}"
-        raise layer.error(f"edges between nodes 0..{nodes - 1}", got, "all nodes as rows")
+    good = seen is not None and seen.ndim == 2 and seen.shape[1] == 2 and seen.dtype.kind in "iu"
+    traced = "an array whose numbers cannot be seen"
+    got = traced if seen is None else f"{seen.dtype} of shape {seen.shape}"
+    layer.check(good, "edges (E, 2), whole numbers in NumPy", got, "np.array([[0, 1]])")
+    if len(seen):
+        good, got = seen.min() >= 0 and seen.max() < nodes, f"{seen.min()}..{seen.max()}"
+        layer.check(good, f"edges between nodes 0..{nodes - 1}", got, "all nodes as rows")
     ends = np.sort(seen.astype(np.int64), 1)
-    if (ends[:, 0] == ends[:, 1]).any() or len(np.unique(ends, axis=0)) < len(ends):
-        got = "an edge twice (perhaps in both directions) or from a node to itself"
-        advice = "np.unique(np.sort(edges, 1), axis=0)"
-        raise layer.error("each edge once, between two nodes", got, advice)
+    good = (ends[:, 0] != ends[:, 1]).all() and len(np.unique(ends, axis=0)) == len(ends)
+    got = "an edge twice (perhaps in both directions) or from a node to itself"
+    advice = "np.unique(np.sort(edges, 1), axis=0)"
+    layer.check(good, "each edge once, between two nodes", got, advice)
     return ends

@@ -54,9 +54,8 @@ def mlp(
     def for_each(given: Any, what: str, one: str) -> list[Any]:
         """A list has one per layer, anything else is for all."""
         each = list(given) if isinstance(given, list | tuple) else [given] * len(widths)
-        if len(each) != len(widths):
-            expected = f"{len(widths)} {what}, one per layer"
-            raise layer.error(expected, str(len(each)), f"{one} for all layers")
+        expected = f"{len(widths)} {what}, one per layer"
+        layer.check(len(each) == len(widths), expected, len(each), f"{one} for all layers")
         return each
 
     priors = for_each(prior, "priors", "one prior")
@@ -113,7 +112,7 @@ def cnn(
     """
     channels, x = Layer("cnn").sizes("number of channels", channels, "[16, 32]"), images(x)
     nonlinearity = ops.activation(activation)
-    convolve: Any = basic.conv1d if len(x.shape) == 3 else basic.conv2d
+    convolve = basic.convolution(x)
     for layer, width in enumerate(channels):
         x = nonlinearity(convolve(f"conv{layer}", x, width, kernel, prior=prior, bias=bias))
         x = ops.max_pool(x, 2) if pool is None else pool(x)
@@ -174,17 +173,13 @@ def resnet(
     layer = Layer("resnet")
     channels, x = layer.sizes("number of channels", channels, "[16, 32]"), images(x)
     blocks = layer.whole("blocks", blocks, 3)
-    nonlinearity = None if activation is None else ops.activation(activation)
-    convolve: Any = basic.conv1d if len(x.shape) == 3 else basic.conv2d
-    x = convolve("stem", x, channels[0], kernel, prior=prior, bias=False)
-    x = basic.filter_response_norm("stem.norm", x, threshold=nonlinearity is None)
-    x = x if nonlinearity is None else nonlinearity(x)
+    x = basic.convolution(x)("stem", x, channels[0], kernel, prior=prior, bias=False)
+    x = basic.normalised("stem.norm", x, activation)
     for stage, width in enumerate(channels):
         for block in range(blocks):
             stride = 2 if stage > 0 and block == 0 else 1
-            x = basic.residual_block(
-                f"stage{stage}.block{block}", x, width, kernel, stride, activation, prior
-            )
+            name = f"stage{stage}.block{block}"
+            x = basic.residual_block(name, x, width, kernel, stride, activation, prior)
     places = x.reshape(x.shape[0], -1, x.shape[-1])
     return dense("output", ops.mean(places, 1), outputs, prior, bias)
 
@@ -297,8 +292,8 @@ def transformer(
     """
     layer = Layer("transformer")
     if patch is not None:
-        if size is not None:
-            raise layer.error("either symbols or patches", f"size={size!r} and patch={patch!r}", "size=None")
+        got = f"size={size!r} and patch={patch!r}"
+        layer.check(size is None, "either symbols or patches", got, "size=None")
         x = ops.patches(images(x), patch, patch, "same")
         x = x.reshape((x.shape[0], -1, x.shape[-1]))
     if size is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
@@ -95,14 +94,12 @@ class Likelihood:
     def check(self, f: Shape, y: Shape | None) -> None:
         """Refuse shapes of f and y that do not fit."""
         fits, expected, advice = self.outputs
-        if not fits(f[1]):
-            raise ModelError.of(self.family, expected, f"f of shape {f}", advice)
+        ModelError.check(fits(f[1]), self.family, expected, f"f of shape {f}", advice)
         for name in self.positive:
             shape = tuple(getattr(getattr(self, name), "shape", ()))
-            if shape not in ((), f[1:]):
-                expected = f"one {name}, or one per output, {f[1:]}"
-                got, advice = f"{name} of shape {shape}", self.advice_for_rows.format(name)
-                raise ModelError.of(self.family, expected, got, advice)
+            expected, got = f"one {name}, or one per output, {f[1:]}", f"{name} of shape {shape}"
+            good, advice = shape in ((), f[1:]), self.advice_for_rows.format(name)
+            ModelError.check(good, self.family, expected, got, advice)
         wanted = self.target_shape(f)
         if y is not None and y != wanted:
             expected = f"y of shape {wanted} for f of shape {f}"
@@ -125,6 +122,14 @@ class Likelihood:
         logs = (ops.log(getattr(self, name)) for name in self.in_eta)
         columns = [ops.broadcast_to(ops.asarray(log, like=f), tuple(f.shape)) for log in logs]
         return ops.concatenate([f, *columns]) if columns else f
+
+    def parameters(self, eta: Any) -> list[Any]:
+        """f and the parameters of `positive`, each (..., K)."""
+        f, *logs = parts(eta, 1 + len(self.in_eta))
+        values = dict(zip(self.in_eta, map(ops.exp, logs), strict=True))
+        known = (name for name in self.positive if name not in values)
+        values |= {name: getattr(self, name) * ops.ones_like(f) for name in known}
+        return [f, *(values[name] for name in self.positive)]
 
     def fisher(self, eta: Any) -> Any:
         """The Fisher information in eta, (N, D, D)."""
@@ -160,15 +165,14 @@ def is_known(value: Any) -> bool:
 
 def for_one_output(value: Any) -> Any:
     """The value of the only output, without its axis."""
-    return value if isinstance(value, int | float) or len(value.shape) == 0 else value[0]
+    return value if isinstance(value, int | float) or len(value.shape) == 0 else value[..., 0]
 
 
-def location_scale(family: str, f: Any, scale: Any, *shapes: Any) -> Distribution:
-    """A location-scale distribution around f, for one output or several."""
-    if f.shape[-1] == 1:
-        shapes = tuple(map(for_one_output, shapes))
-        return dist.distribution(family, *shapes, f[:, 0], for_one_output(scale))
-    return dist.distribution(family, *shapes, f, scale).to_event(1)
+def location_scale(family: str, f: Any, **values: Any) -> Distribution:
+    """A location-scale distribution around f, for one output or several; `values` are its other parameters."""
+    if f.shape[-1] > 1:
+        return dist.distribution(family, loc=f, **values).to_event(1)
+    return dist.distribution(family, **{k: for_one_output(v) for k, v in {"loc": f, **values}.items()})
 
 
 def parts(eta: Any, count: int) -> list[Any]:
@@ -182,24 +186,6 @@ def of_one_output(**parameters: Any) -> dict[str, Any]:
     if next(iter(parameters.values())).shape[-1] == 1:
         return {name: value[..., 0] for name, value in parameters.items()}
     return parameters
-
-
-def special(name: str, x: Any) -> Any:
-    """digamma or trigamma in the system of x. The trigamma function of torch is accurate to nine digits only."""
-    xp = ops.namespace(x)
-    if xp.__name__ == "torch":
-        return xp.digamma(x) if name == "digamma" else xp.polygamma(1, x)
-    if xp.__name__ == "jax.numpy":
-        special = sys.modules["jax"].scipy.special
-    else:
-        import scipy.special as special
-    return special.digamma(x) if name == "digamma" else special.polygamma(1, x)
-
-
-def one_minus_exp(x: Any) -> Any:
-    """1 - exp(-x) for x >= 0, accurate for small x."""
-    t = ops.tanh(0.5 * x)
-    return 2.0 * t / (1.0 + t)
 
 
 def diagonal_blocks(blocks: list[list[Any]]) -> Any:

@@ -11,7 +11,7 @@ from ppl_bnn.core.errors import InputError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
-from ppl_bnn.language.likelihoods.base import Likelihood, one_minus_exp
+from ppl_bnn.language.likelihoods.base import Likelihood
 
 
 def _indicators(y: Any, eta: Any) -> Any:
@@ -118,15 +118,13 @@ class Ordinal(Likelihood):
         cuts = self.cut_points
         shape = tuple(getattr(cuts, "shape", ()))
         where = "likelihoods.Ordinal"
-        if len(shape) != 1 or shape[0] < 1:
-            expected, advice = "cut points of shape (C - 1,)", "priors.CutPoints()('cuts', C)"
-            raise InputError.of(where, expected, f"shape {shape}", advice)
+        good, expected = len(shape) == 1 and shape[0] > 0, "cut points of shape (C - 1,)"
+        InputError.check(good, where, expected, f"shape {shape}", "priors.CutPoints()('cuts', C)")
         if isinstance(cuts, np.ndarray) and not (np.isfinite(cuts).all() and (np.diff(cuts) > 0).all()):
             raise InputError.of(where, "finite cut points that increase", str(cuts.tolist()), "sorting them")
         count = shape[0] + 1
-        if self.classes not in (None, count):
-            expected = f"{count} classes for {shape[0]} cut points"
-            raise InputError.of(where, expected, repr(self.classes), "leaving it out")
+        good, expected = self.classes in (None, count), f"{count} classes for {shape[0]} cut points"
+        InputError.check(good, where, expected, repr(self.classes), "leaving it out")
         object.__setattr__(self, "classes", count)
 
     @property
@@ -151,13 +149,13 @@ class Ordinal(Likelihood):
         """(..., C). sigmoid(a) - sigmoid(b) = sigmoid(a) sigmoid(-b) (1 - exp(b - a)), which avoids cancellation."""
         above, gaps = self._parts(eta)
         lower, upper = above[..., :-1], above[..., 1:]
-        middle = ops.log(one_minus_exp(gaps)) - ops.softplus(-upper) - ops.softplus(lower)
+        middle = ops.log(dist.one_minus_exp(gaps)) - ops.softplus(-upper) - ops.softplus(lower)
         return ops.concatenate([-ops.softplus(-above[..., :1]), middle, -ops.softplus(above[..., -1:])])
 
     def _scores(self, eta: Any) -> Any:
         """(N, D, C): the gradients of log p_k in eta, for each class."""
         above, gaps = self._parts(eta)
-        gap = one_minus_exp(gaps)
+        gap = dist.one_minus_exp(gaps)
         at, beyond = ops.softplus(-above), ops.softplus(above)
         # d log p_k / d c_k for k = 0..C-2, and d log p_(k+1) / d c_k.
         up = ops.concatenate([ops.exp(-beyond[:, :1]), ops.exp(beyond[:, :-1] - beyond[:, 1:]) / gap])

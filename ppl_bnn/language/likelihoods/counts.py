@@ -12,7 +12,7 @@ from ppl_bnn.core.errors import InputError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
-from ppl_bnn.language.likelihoods.base import Likelihood, for_one_output, one_minus_exp, special
+from ppl_bnn.language.likelihoods.base import Likelihood, for_one_output
 
 # Nodes of the trapezium rule in log t for the information about a concentration: the integrand
 # falls off as exp(x) to the left and as exp(-exp(x)) to the right, so that the rule converges exponentially.
@@ -108,9 +108,9 @@ class NegativeBinomial(_Counts):
         x = ops.asarray(_LOG_NODES, like=eta)[None, :]
         rt = ops.exp(x)
         t = rt / r
-        u = one_minus_exp(t)
-        several = one_minus_exp(r * ops.log1p(m * u / r)) * t / u
-        values = ops.exp(x - rt) * (several - one_minus_exp(m * t))
+        u = dist.one_minus_exp(t)
+        several = dist.one_minus_exp(r * ops.log1p(m * u / r)) * t / u
+        values = ops.exp(x - rt) * (several - dist.one_minus_exp(m * t))
         information = r * (_LOG_NODES[1] - _LOG_NODES[0]) * values.sum(-1)[:, None]
         return ops.diagonal_matrix(ops.concatenate([of_f, ops.sqrt(ops.relu(information))]))
 
@@ -121,7 +121,7 @@ class NegativeBinomial(_Counts):
         share = ops.sigmoid(log_r - f)
         columns = [(count - m) * share]
         if self.in_eta:
-            counts = special("digamma", count + r) - special("digamma", r) + ops.log(share)
+            counts = ops.digamma(count + r) - ops.digamma(r) + ops.log(share)
             columns.append(r * counts + (m - count) * share)
         return ops.concatenate(columns)
 

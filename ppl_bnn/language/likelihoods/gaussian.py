@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.likelihoods.base import Likelihood, Shape, location_scale, of_one_output, parts
@@ -57,7 +56,7 @@ class Gaussian(_NormalNoise):
     advice_for_rows = "HeteroscedasticGaussian() for noise that differs between rows"
 
     def distribution(self, f: Any) -> Distribution:
-        return location_scale("Normal", f, self.noise)
+        return location_scale("Normal", f, scale=self.noise)
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         loc, log_noise = parts(eta, 2)
@@ -85,10 +84,7 @@ class HeteroscedasticGaussian(_NormalNoise):
 
     def distribution(self, f: Any) -> Distribution:
         loc, scale = parts(f, 2)
-        scale = ops.softplus(scale)
-        if loc.shape[-1] == 1:
-            return dist.distribution("Normal", loc[:, 0], scale[:, 0])
-        return dist.distribution("Normal", loc, scale).to_event(1)
+        return location_scale("Normal", loc, scale=ops.softplus(scale))
 
     def predictor(self, f: Any) -> Any:
         loc, scale = parts(f, 2)

@@ -11,8 +11,22 @@ from ppl_bnn.language.likelihoods import base
 from ppl_bnn.language.likelihoods.base import Likelihood, parts
 
 
+class _HeavyTails(Likelihood):
+    """Location-scale noise; its family has one name in the systems and in predictions, that of the likelihood."""
+
+    always_in_eta = ("scale",)
+    per_output = True
+
+    def distribution(self, f: Any) -> Distribution:
+        return base.location_scale(self.family, f, **{name: getattr(self, name) for name in self.positive})
+
+    def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
+        names = ("loc", *self.positive)
+        return self.family, base.of_one_output(**dict(zip(names, self.parameters(eta), strict=True)))
+
+
 @dataclass(frozen=True)
-class StudentT(Likelihood):
+class StudentT(_HeavyTails):
     """Student-t noise, y = f + scale * t_df, independently over rows and outputs.
 
     Outliers have little influence. y is (N,) for K = 1 output, else (N, K). The standard deviation is scale sqrt(df /
@@ -46,53 +60,36 @@ class StudentT(Likelihood):
 
     df: Any = 4.0
     scale: Any = 1.0
-    positive, always_in_eta = ("scale", "df"), ("scale",)
-    per_output = True
-
-    def distribution(self, f: Any) -> Distribution:
-        return base.location_scale("StudentT", f, self.scale, self.df)
-
-    def _parts(self, eta: Any) -> tuple[Any, Any, Any]:
-        """(f, scale, df), each (..., K)."""
-        if "df" not in self.in_eta:
-            f, log_scale = parts(eta, 2)
-            return f, ops.exp(log_scale), self.df * ops.ones_like(f)
-        f, log_scale, log_df = parts(eta, 3)
-        return f, ops.exp(log_scale), ops.exp(log_df)
+    positive = ("scale", "df")
 
     def fisher_root(self, eta: Any) -> Any:
-        _, scale, df = self._parts(eta)
+        _, scale, df = self.parameters(eta)
         of_f = ops.sqrt((df + 1.0) / (df + 3.0)) / scale
         of_scale = ops.sqrt(2.0 * df / (df + 3.0))
         if "df" not in self.in_eta:
             return ops.diagonal_matrix(ops.concatenate([of_f, of_scale]))
         none = ops.zeros_like(df)
         both = -2.0 * df / ((df + 1.0) * (df + 3.0))
-        halves = base.special("trigamma", 0.5 * df) - base.special("trigamma", 0.5 * (df + 1.0))
+        halves = ops.trigamma(0.5 * df) - ops.trigamma(0.5 * (df + 1.0))
         of_df = 0.25 * df**2 * halves - 0.5 * df * (df + 5.0) / ((df + 1.0) * (df + 3.0))
         # For large df the two terms cancel, and rounding may leave a negative difference.
         rest = ops.sqrt(ops.relu(of_df - (both / of_scale) ** 2))
-        return base.diagonal_blocks(
-            [[of_f, none, none], [none, of_scale, none], [none, both / of_scale, rest]]
-        )
+        rows = [[of_f, none, none], [none, of_scale, none], [none, both / of_scale, rest]]
+        return base.diagonal_blocks(rows)
 
     def score(self, eta: Any, y: Any) -> Any:
-        f, scale, df = self._parts(eta)
+        f, scale, df = self.parameters(eta)
         z = (y.reshape(tuple(f.shape)) - f) / scale
         share = z**2 / (df + z**2)
         columns = [(df + 1.0) * z / ((df + z**2) * scale), (df + 1.0) * share - 1.0]
         if "df" in self.in_eta:
-            halves = base.special("digamma", 0.5 * (df + 1.0)) - base.special("digamma", 0.5 * df)
+            halves = ops.digamma(0.5 * (df + 1.0)) - ops.digamma(0.5 * df)
             columns.append(0.5 * (df * halves - 1.0 - df * ops.log1p(z**2 / df) + (df + 1.0) * share))
         return ops.concatenate(columns)
 
-    def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
-        loc, scale, df = self._parts(eta)
-        return "StudentT", base.of_one_output(loc=loc, scale=scale, df=df)
-
 
 @dataclass(frozen=True)
-class Laplace(Likelihood):
+class Laplace(_HeavyTails):
     """Laplace noise, y = f + Laplace(scale), independently over rows and outputs.
 
     The density is exp(-|y - f| / scale) / (2 scale) and the standard deviation sqrt(2) scale. Maximum likelihood fits
@@ -115,15 +112,11 @@ class Laplace(Likelihood):
     """
 
     scale: Any = 1.0
-    positive = always_in_eta = ("scale",)
-    per_output = True
+    positive = ("scale",)
 
     @property
     def has_kink(self) -> bool:
         return True
-
-    def distribution(self, f: Any) -> Distribution:
-        return base.location_scale("Laplace", f, self.scale)
 
     def fisher_root(self, eta: Any) -> Any:
         precision = ops.exp(-parts(eta, 2)[1])
@@ -135,7 +128,3 @@ class Laplace(Likelihood):
         residual = (y.reshape(tuple(precision.shape)) - loc) * precision
         sign = ops.where(residual < 0.0, -ops.ones_like(precision), ops.ones_like(precision))
         return ops.concatenate([sign * precision, ops.abs(residual) - 1.0])
-
-    def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
-        loc, log_scale = parts(eta, 2)
-        return "Laplace", base.of_one_output(loc=loc, scale=ops.exp(log_scale))

@@ -61,10 +61,10 @@ class MultiOutputGaussian(Likelihood):
 
     def check(self, f: Shape, y: Shape | None) -> None:
         shape = tuple(getattr(self.scale_tril, "shape", ()))
-        if f[1] < 2 or shape != (f[1], f[1]):
-            expected = f"K >= 2 outputs and scale_tril (K, K), here {(f[1], f[1])}"
-            got = f"f of shape {f} and scale_tril of shape {shape}"
-            raise ModelError.of(self.family, expected, got, "likelihoods.Gaussian for independent outputs")
+        good = f[1] > 1 and shape == (f[1], f[1])
+        expected = f"K >= 2 outputs and scale_tril (K, K), here {(f[1], f[1])}"
+        got, advice = f"f of shape {f} and scale_tril of shape {shape}", "Gaussian for independent outputs"
+        ModelError.check(good, self.family, expected, got, f"likelihoods.{advice}")
         super().check(f, y)
 
     def distribution(self, f: Any) -> Distribution:

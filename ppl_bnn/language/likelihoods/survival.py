@@ -13,13 +13,7 @@ from ppl_bnn.core.errors import ModelError, UnsupportedError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
-from ppl_bnn.language.likelihoods.base import (
-    Likelihood,
-    Shape,
-    diagonal_blocks,
-    for_one_output,
-    one_minus_exp,
-)
+from ppl_bnn.language.likelihoods.base import Likelihood, Shape, diagonal_blocks, for_one_output
 from ppl_bnn.language.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
 from ppl_bnn.language.likelihoods.heavy_tails import Laplace
 
@@ -28,7 +22,7 @@ def _ratio(u: Any) -> Any:
     """u / (1 - exp(-u)) for u >= 0, which is 1 at 0."""
     tiny = u < 1e-9
     safe = ops.where(tiny, ops.ones_like(u), u)
-    return ops.where(tiny, 1.0 + 0.5 * u, safe / one_minus_exp(safe))
+    return ops.where(tiny, 1.0 + 0.5 * u, safe / dist.one_minus_exp(safe))
 
 
 @dataclass(frozen=True)
@@ -72,26 +66,21 @@ class Weibull(Likelihood):
     def distribution(self, f: Any) -> Distribution:
         return dist.distribution("Weibull", ops.exp(f[:, 0]), for_one_output(self.shape))
 
-    def _parts(self, eta: Any) -> tuple[Any, Any]:
-        """(f, k), each (..., 1)."""
-        f = eta[..., :1]
-        return f, ops.exp(eta[..., 1:]) if self.in_eta else self.shape * ops.ones_like(f)
-
     def fisher_root(self, eta: Any) -> Any:
-        _, k = self._parts(eta)
+        _, k = self.parameters(eta)
         if not self.in_eta:
             return k[:, :, None]
         none, one = ops.zeros_like(k), ops.ones_like(k)
         return diagonal_blocks([[k, none], [-(1.0 - np.euler_gamma) * one, math.pi / math.sqrt(6.0) * one]])
 
     def score(self, eta: Any, y: Any) -> Any:
-        f, k = self._parts(eta)
+        f, k = self.parameters(eta)
         z = k * (ops.log(y[:, None]) - f)
         excess = ops.exp(z) - 1.0
         return ops.concatenate([k * excess, 1.0 - z * excess]) if self.in_eta else k * excess
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
-        f, k = self._parts(eta)
+        f, k = self.parameters(eta)
         return "Weibull", {"concentration": k[..., 0], "scale": ops.exp(f[..., 0])}
 
 
@@ -178,14 +167,12 @@ class Censored(Likelihood):
 
     def check(self, f: Shape, y: Shape | None) -> None:
         wanted = 2 if isinstance(self.base, HeteroscedasticGaussian) else 1
-        if f[1] != wanted:
-            expected = f"f of shape (N, {wanted}), one number per row of {self.base.family}"
-            raise ModelError.of(self.family, expected, f"f of shape {f}", f"f[:, :{wanted}]")
+        expected = f"f of shape (N, {wanted}), one number per row of {self.base.family}"
+        ModelError.check(f[1] == wanted, self.family, expected, f"f of shape {f}", f"f[:, :{wanted}]")
         self.base.check(f, None)
-        if y is not None and y != (f[0], 2):
-            expected = f"y of shape {(f[0], 2)}, values and events (1, 0 or -1)"
-            advice = "np.column_stack([y, np.ones(len(y))]) where every row was observed"
-            raise ModelError.of(self.family, expected, f"y of shape {y}", advice)
+        expected = f"y of shape {(f[0], 2)}, values and events (1, 0 or -1)"
+        advice = "np.column_stack([y, np.ones(len(y))]) where every row was observed"
+        ModelError.check(y in (None, (f[0], 2)), self.family, expected, f"y of shape {y}", advice)
 
     def check_values(self, y: np.ndarray) -> None:
         checks.check_censored(y, positive=isinstance(self.base, Weibull))
@@ -221,19 +208,16 @@ class Censored(Likelihood):
         return f"Censored{family}", parameters
 
     def _check_smooth(self) -> None:
-        if self.has_kink:
-            expected, got = (
-                "a base whose log density has a second derivative",
-                "Laplace, which has a kink instead",
-            )
-            advice = "Laplace(curvature='empirical'), or Censored(Gaussian(noise))"
-            raise UnsupportedError.of(self.family, expected, got, advice)
+        expected = "a base whose log density has a second derivative"
+        got = "Laplace, which has a kink instead"
+        advice = "Laplace(curvature='empirical'), or Censored(Gaussian(noise))"
+        UnsupportedError.check(not self.has_kink, self.family, expected, got, advice)
 
     def _coordinates(self, eta: Any, y: Any) -> tuple[Any, Any, Any]:
         """z (N, 1), its gradient in eta (N, D), and the gradient in eta of the logarithm of dz/dv (N, D)."""
         v = y[:, :1]
         if isinstance(self.base, Weibull):
-            f, k = self.base._parts(eta)
+            f, k = self.base.parameters(eta)
             z = k * (ops.log(v) - f)
             if not self.base.in_eta:
                 return z, -k, ops.zeros_like(k)

@@ -11,16 +11,8 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.errors import ModelError
-from ppl_bnn.language.modules.protocol import (
-    Array,
-    Arrays,
-    Call,
-    Framework,
-    Inputs,
-    is_array,
-    kinds_of,
-    mapped,
-)
+from ppl_bnn.language.modules import protocol
+from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Framework, Inputs, Parameter, mapped
 
 
 class Jax(Framework):
@@ -31,6 +23,47 @@ class Jax(Framework):
     """
 
     library, system = "jax", "numpyro"
+    # The package of the layers; a class of steps of a path that name no part of a module.
+    package, unnamed = "", ""
+
+    def leaves(self, network: Any) -> list[tuple[Any, Any]]:
+        """(path, leaf) of each parameter."""
+        raise NotImplementedError
+
+    def layout(self, kinds: set[str], layer: Any, shape: tuple[int, ...]) -> tuple[int, bool]:
+        """The inputs of a weight, and whether its axes are (..., inputs, outputs); `kinds` are classes of its layer."""
+        raise NotImplementedError
+
+    def keys(self, path: Sequence[Any]) -> list[Any]:
+        """The names, numbers or keys of the steps of a path in a tree."""
+        steps = [step for step in path if type(step).__name__ != self.unnamed]
+        return [
+            next(getattr(step, what) for what in ("name", "idx", "key") if hasattr(step, what))
+            for step in steps
+        ]
+
+    def dotted(self, path: Sequence[Any]) -> str:
+        """The dotted name of a path in a tree."""
+        return ".".join(map(str, self.keys(path)))
+
+    def parameters(self, word: str, network: Any) -> list[Parameter]:
+        found = []
+        for path, leaf in self.leaves(network):
+            name, keys, shape = self.dotted(path), self.keys(path), tuple(map(int, leaf.shape))
+            got, advice = f"a parameter of {leaf.dtype}", "a variable that is no parameter"
+            ModelError.check(protocol.is_float(leaf), word, f"{name!r} in floats", got, advice)
+            layer = network
+            with contextlib.suppress(AttributeError, KeyError, IndexError, TypeError):
+                for key in keys[:-1]:
+                    layer = (
+                        getattr(layer, key) if isinstance(key, str) and hasattr(layer, key) else layer[key]
+                    )
+            kinds = protocol.kinds_of(layer, self.package)
+            count, inputs_first = self.layout(kinds, layer, shape)
+            inputs, gain = protocol.fan_in_of(kinds, str(keys[-1]), shape, count)
+            own = leaf if has_value(leaf) else None
+            found.append(Parameter(name, shape, inputs, own, gain, inputs_first))
+        return found
 
     def start(self, own: Any) -> Array:
         return sys.modules["jax.numpy"].asarray(self.number(own), dtype=float)
@@ -41,8 +74,8 @@ class Jax(Framework):
         return array.astype(np.float32) if array.dtype.kind == "V" else array
 
     def native(self, value: Array, like: Array) -> Array:
-        jnp = sys.modules["jax.numpy"]
-        return jnp.asarray(value, dtype=like.dtype if jnp.issubdtype(value.dtype, jnp.floating) else None)
+        dtype = like.dtype if protocol.is_float(value) else None
+        return sys.modules["jax.numpy"].asarray(value, dtype=dtype)
 
     def on_numbers(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> np.ndarray:
         jax = sys.modules["jax"]
@@ -58,27 +91,6 @@ class Jax(Framework):
         run = jax.make_jaxpr(lambda values, inputs: self.run(call, values, inputs, values[0]))
         with jax.enable_x64(np.dtype(dtype) == np.float64):
             return _operations(run(list(values), inputs).jaxpr)
-
-    def _parameter(
-        self, word: str, network: Any, keys: Sequence[Any], leaf: Any, root: str
-    ) -> tuple[str, tuple[int, ...], set[str], Any, Any]:
-        """(name, shape, the classes of its layer, that layer, the module's value) of a leaf."""
-        jnp = sys.modules["jax.numpy"]
-        name = ".".join(map(str, keys))
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            got, advice = f"a parameter of {leaf.dtype}", "a variable that is no parameter"
-            raise ModelError.of(word, f"{name!r} in floats", got, advice)
-        owner = network
-        with contextlib.suppress(AttributeError, KeyError, IndexError, TypeError):
-            for key in keys[:-1]:
-                owner = getattr(owner, key) if isinstance(key, str) and hasattr(owner, key) else owner[key]
-        return (
-            name,
-            tuple(map(int, leaf.shape)),
-            kinds_of(owner, root),
-            owner,
-            leaf if _has_value(leaf) else None,
-        )
 
 
 def _operations(jaxpr: Any) -> int:
@@ -98,24 +110,13 @@ def _operations(jaxpr: Any) -> int:
     return total
 
 
-def _has_value(leaf: Any) -> bool:
+def has_value(leaf: Any) -> bool:
+    """Whether a leaf is more than a shape."""
     return type(leaf).__name__ != "ShapeDtypeStruct"
 
 
 def is_constant(leaf: Any) -> bool:
     """Whether a leaf is an array of numbers; random keys have a type of their own."""
     jax = sys.modules["jax"]
-    return is_array(leaf) and _has_value(leaf) and not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def keys_of(path: Sequence[Any], left_out: str = "") -> list[Any]:
-    """The names, numbers or keys of the steps of a path in a tree, without steps of the class `left_out`."""
-    steps = [step for step in path if type(step).__name__ != left_out]
-    return [
-        next(getattr(step, what) for what in ("name", "idx", "key") if hasattr(step, what)) for step in steps
-    ]
-
-
-def dotted(path: Sequence[Any], left_out: str = "") -> str:
-    """The dotted name of a path in a tree."""
-    return ".".join(map(str, keys_of(path, left_out)))
+    known = protocol.is_array(leaf) and has_value(leaf)
+    return known and not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)

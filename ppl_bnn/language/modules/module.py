@@ -117,28 +117,23 @@ def module(
     protocol.check_system(word, framework, network, inputs)
     framework.refuse(word, network)
     parameters = framework.parameters(word, network)
-    if not parameters:
-        raise ModelError.of(word, "a module with parameters", "one without any", "calling it in the model")
+    advice = "calling it in the model"
+    ModelError.check(parameters, word, "a module with parameters", "one without any", advice)
     values, sampled = _values(word, name, framework, parameters, prior, fan_in)
     if coupled:
         primitives.coupled()
     call = Call(word, framework, network, parameters, coupled)
     output = call(values, sampled, inputs, rows)
     if primitives.maps_are_seen():
+        # Handlers see a linear map without outputs, on the numbers that the module stores for a row. The message has
+        # one more argument, the `ModuleUse`.
+        numbers = call.numbers_per_row(inputs, rows, protocol.type_name(output))
         use = ModuleUse(name, framework, network, parameters, values)
-        _show(use, output, rows, call.numbers_per_row(inputs, rows, protocol.type_name(output)))
+        zero = ops.zeros_like(output.reshape(-1)[:1])
+        x, weight = ops.broadcast_to(zero, (rows, numbers)), ops.broadcast_to(zero, (numbers, 0))
+        arguments = {"x": x, "weight": weight, "bias": None, "module": use}
+        primitives.send(primitives.Message("linear", name, arguments))
     return output
-
-
-def _show(use: ModuleUse, output: Array, rows: int, numbers: int) -> None:
-    """Show the module to handlers: a linear map without outputs, on `numbers` values that the module stores for a row.
-
-    The message has one more argument, the `ModuleUse`.
-    """
-    zero = ops.zeros_like(output.reshape(-1)[:1])
-    x, weight = ops.broadcast_to(zero, (rows, numbers)), ops.broadcast_to(zero, (numbers, 0))
-    arguments = {"x": x, "weight": weight, "bias": None, "module": use}
-    primitives.send(primitives.Message("linear", use.name, arguments))
 
 
 def _values(
@@ -152,23 +147,20 @@ def _values(
         given, label, own = chosen[parameter.name], repr(parameter.name), parameter.own
         site = f"{name}.{parameter.name}"
         if given is None:
-            if own is None:
-                advice = "a module that has been initialised, or a prior"
-                raise ModelError.of(word, f"a value of {label} to hold", "a module with shapes only", advice)
+            expected, advice = f"a value of {label} to hold", "a module that has been initialised, or a prior"
+            ModelError.check(own is not None, word, expected, "a module with shapes only", advice)
             values.append(own)
             continue
         if isinstance(given, Point) and own is not None:
             value = primitives.param(site, framework.start(own))
         else:
             count = inputs.get(parameter.name, parameter.fan_in)
-            if isinstance(count, bool) or not hasattr(count, "__index__") or count < 1:
-                expected = f"a positive whole number as fan_in of {label}"
-                raise ModelError.of(word, expected, repr(count), "1")
+            expected = f"a positive whole number as fan_in of {label}"
+            ModelError.check(ops.is_whole(count, 1), word, expected, repr(count), "1")
             value = given(site, parameter.shape, int(count))
-        shape = tuple(getattr(value, "shape", ()))
-        if shape != parameter.shape:
-            expected, advice = f"{label} of shape {parameter.shape} from its prior", "a prior of that shape"
-            raise ModelError.of(word, expected, f"shape {shape}", advice)
+        shape, wanted = tuple(getattr(value, "shape", ())), parameter.shape
+        expected, advice = f"{label} of shape {wanted} from its prior", "a prior of that shape"
+        ModelError.check(shape == wanted, word, expected, f"shape {shape}", advice)
         values.append(value)
         sampled.append(value)
     return values, sampled
@@ -181,17 +173,15 @@ def _chosen(word: str, prior: Priors, parameters: Sequence[Parameter]) -> dict[s
     found: dict[str, Any] = dict.fromkeys((each.name for each in parameters), prior)
     if isinstance(prior, Mapping) or (not _is_prior(prior) and _accepts(prior, 2)):
         found = _by_name(word, "prior", prior, parameters, every=True)
-    checked: set[int] = set()
     for parameter in parameters:
         given = found[parameter.name]
-        if given is not None and id(given) not in checked and not _is_prior(given):
+        if given is not None and not _is_prior(given):
             got = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
             expected = f"a prior of {parameter.name!r}, or None to hold it"
             raise ModelError.of(word, expected, got, "bnn.priors.Normal(0.0, 'fan_in')")
-        checked.add(id(given))
-    for parameter in parameters:
-        given = found[parameter.name]
-        if not parameter.inputs_first and _by_axis(given):
+        structured = isinstance(given, MatrixNormal | CorrelatedConvolution)
+        by_axis = structured or getattr(given, "per", None) in ("unit", "input")
+        if by_axis and not parameter.inputs_first:
             expected = f"a prior of {parameter.name!r} that treats all its weights alike, since its axes "
             expected += f"{parameter.shape} are not (..., inputs, outputs)"
             advice = "per='tensor' or 'weight', or the layer of this library in its place"
@@ -201,8 +191,6 @@ def _chosen(word: str, prior: Priors, parameters: Sequence[Parameter]) -> dict[s
 
 def _is_prior(given: Any) -> bool:
     """Whether it is called as (name, shape, fan_in); the priors of this library are recognised without inspection."""
-    if isinstance(given, type) or not callable(given):
-        return False
     return type(given).__module__ == Normal.__module__ or _accepts(given, 3)
 
 
@@ -217,27 +205,20 @@ def _accepts(given: Any, count: int) -> bool:
     return True
 
 
-def _by_axis(prior: Any) -> bool:
-    """Whether a prior distinguishes the axes of a weight."""
-    structured = isinstance(prior, MatrixNormal | CorrelatedConvolution)
-    return structured or getattr(prior, "per", None) in ("unit", "input")
-
-
 def _by_name(
     word: str, what: str, given: Any, parameters: Sequence[Parameter], every: bool
 ) -> dict[str, Any]:
     """Values for each parameter from a dict of names and patterns or a function (name, shape); of all if `every`."""
     if not isinstance(given, Mapping):
-        if not _accepts(given, 2):
-            expected = f"{what} as a dict of names and patterns, or as a function (name, shape)"
-            raise ModelError.of(word, expected, repr(given), f"{what}={{'*': ...}}")
+        expected = f"{what} as a dict of names and patterns, or as a function (name, shape)"
+        ModelError.check(_accepts(given, 2), word, expected, repr(given), f"{what}={{'*': ...}}")
         return {each.name: given(each.name, each.shape) for each in parameters}
     names = [each.name for each in parameters]
-    # A name takes precedence over patterns.
-    serves = {
-        name: name if name in given else next((key for key in given if fnmatchcase(name, str(key))), None)
-        for name in names
-    }
+    serves = {}
+    for name in names:
+        matching = (key for key in given if fnmatchcase(name, str(key)))
+        # A name takes precedence over patterns.
+        serves[name] = name if name in given else next(matching, None)
     for name in names if every else ():
         if serves[name] is None:
             near = difflib.get_close_matches(name, map(str, given), n=1, cutoff=0.0)

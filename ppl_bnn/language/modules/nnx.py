@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.language.modules import protocol
-from ppl_bnn.language.modules.jax import Jax, dotted, is_constant, keys_of
-from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Inputs, Parameter
-
-# In a path, a variable is an additional step of this class.
-_name = functools.partial(dotted, left_out="GetAttrKey")
+from ppl_bnn.language.modules.jax import Jax, has_value, is_constant
+from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Inputs
 
 
 class Nnx(Jax):
@@ -23,33 +20,27 @@ class Nnx(Jax):
     `run` detects random parts and parts in training by the state that they change.
     """
 
-    kind = "a flax.nnx.Module"
+    kind, package = "a flax.nnx.Module", "flax"
+    # In a path, a variable is an additional step of this class.
+    unnamed = "GetAttrKey"
 
     def _split(self, network: Any) -> Any:
         nnx = sys.modules["flax.nnx"]
         return nnx.split(network, nnx.Param, nnx.RngCount, ...)
 
-    def parameters(self, word: str, network: Any) -> list[Parameter]:
-        found = []
-        for path, leaf in _leaves(self._split(network)[1]):
-            keys = keys_of(path, "GetAttrKey")
-            name, shape, kinds, owner, own = self._parameter(word, network, keys, leaf, "flax")
-            transposed = getattr(owner, "transpose_kernel", False) is True and len(shape) > 1
-            several = bool(kinds & {"LinearGeneral", "Einsum"}) and len(shape) > 2
-            if "LinearGeneral" in kinds:
-                count = math.prod(owner.in_features)
-            elif transposed:
-                count = math.prod((*shape[:-2], *shape[-1:]))
-            else:
-                count = math.prod(shape[:-1])
-            inputs, gain = protocol.fan_in_of(kinds, str(keys[-1]), shape, count)
-            found.append(Parameter(name, shape, inputs, own, gain, not (transposed or several)))
-        return found
+    def leaves(self, network: Any) -> list[tuple[Any, Any]]:
+        return sys.modules["jax"].tree.leaves_with_path(self._split(network)[1])
+
+    def layout(self, kinds: set[str], layer: Any, shape: tuple[int, ...]) -> tuple[int, bool]:
+        if getattr(layer, "transpose_kernel", False) is True and len(shape) > 1:
+            return math.prod((*shape[:-2], shape[-1])), False
+        several = bool(kinds & {"LinearGeneral", "Einsum"}) and len(shape) > 2
+        return math.prod(layer.in_features if "LinearGeneral" in kinds else shape[:-1]), not several
 
     def constants(self, network: Any) -> dict[str, Array]:
-        nnx = sys.modules["flax.nnx"]
-        rest = nnx.split(network, nnx.Param, nnx.RngState, ...)[3]
-        return {_name(path): leaf for path, leaf in _leaves(rest) if is_constant(leaf)}
+        nnx, tree = sys.modules["flax.nnx"], sys.modules["jax"].tree
+        rest = tree.leaves_with_path(nnx.split(network, nnx.Param, nnx.RngState, ...)[3])
+        return {self.dotted(path): leaf for path, leaf in rest if is_constant(leaf)}
 
     def mode(self, network: Any) -> Any:
         graph = self._split(network)[0]
@@ -63,12 +54,10 @@ class Nnx(Jax):
         output, changed, counted = self._run(call, values, inputs, like)
         if counted and self._is_random(call, inputs, protocol.type_name(like)):
             changed = [*changed, *counted]
-        if changed:
-            expected = (
-                "a module that is a function: without randomness of its own, and with statistics that stay"
-            )
-            advice = "network.eval(), which turns dropout off and takes the running statistics"
-            raise call.error(expected, f"changes of {', '.join(map(repr, changed))}", advice)
+        expected = "a module that is a function: without randomness of its own, and with statistics that stay"
+        got = f"changes of {', '.join(map(repr, changed))}"
+        advice = "network.eval(), which turns dropout off and takes the running statistics"
+        call.check(not changed, expected, got, advice)
         return output
 
     def _run(
@@ -78,25 +67,21 @@ class Nnx(Jax):
 
         `ahead` is the number of random numbers that are assumed to have been drawn before.
         """
-        nnx, tree = sys.modules["flax.nnx"], sys.modules["jax"].tree_util
+        nnx, tree = sys.modules["flax.nnx"], sys.modules["jax"].tree
         graph, parameters, counts, rest = self._split(call.network)
-        numbered = [(path, leaf + ahead) for path, leaf in _leaves(counts)]
+        numbered = [(path, leaf + ahead) for path, leaf in tree.leaves_with_path(counts)]
         converted = []
-        for path, leaf in _leaves(rest):
-            if type(leaf).__name__ == "ShapeDtypeStruct":
-                advice = "a module that has been initialised"
-                raise call.error(f"a value of {_name(path)!r}", "a shape only", advice)
-            converted.append((path, self.native(leaf, like) if _may_be_cast(leaf) else leaf))
-        # New variables, because those from `split` belong to the module.
-        states = (
-            (parameters, values),
-            (counts, [leaf for _, leaf in numbered]),
-            (rest, [leaf for _, leaf in converted]),
-        )
-        copy = nnx.merge(
-            graph,
-            *(tree.tree_unflatten(tree.tree_structure(state), list(leaves)) for state, leaves in states),
-        )
+        for path, leaf in tree.leaves_with_path(rest):
+            expected, advice = f"a value of {self.dotted(path)!r}", "a module that has been initialised"
+            call.check(has_value(leaf), expected, "a shape only", advice)
+            converted.append((path, self.native(leaf, like) if protocol.is_float(leaf) else leaf))
+
+        def filled(state: Any, leaves: Iterable[Any]) -> Any:
+            """New variables, because those from `split` belong to the module."""
+            return tree.unflatten(tree.structure(state), list(leaves))
+
+        states = filled(counts, (leaf for _, leaf in numbered)), filled(rest, (leaf for _, leaf in converted))
+        copy = nnx.merge(graph, filled(parameters, values), *states)
         for _, part in nnx.iter_graph(copy):
             # A layer uses this type for its initial values, such as the state of a recurrence.
             if isinstance(part, nnx.Module) and "param_dtype" in vars(part):
@@ -105,31 +90,21 @@ class Nnx(Jax):
         *_, counts, rest = self._split(copy)
 
         def changed(before: Any, after: Any) -> list[str]:
-            now = dict(_leaves(after))
-            return [_name(path) for path, leaf in before if now.get(path) is not leaf]
+            now = dict(tree.leaves_with_path(after))
+            return [self.dotted(path) for path, leaf in before if now.get(path) is not leaf]
 
         return output, changed(converted, rest), changed(numbered, counts)
 
     def _is_random(self, call: Call, inputs: Inputs, dtype: str) -> bool:
         """Whether the output depends on the random numbers: a module of Linen behind the bridge only counts them."""
-        notes, key = call.known("random", inputs)
-        if key not in notes:
+
+        def found() -> bool:
             jax = sys.modules["jax"]
             with jax.enable_x64(dtype == "float64"), jax.ensure_compile_time_eval():
                 like = jax.numpy.zeros(0, dtype=dtype)
                 artificial = call.artificial_values(dtype), call.artificial(inputs, 2, dtype, 1)
                 values, rows = protocol.mapped(lambda each: self.native(each, like), artificial)
                 old, new = (self._run(call, values, rows, like, ahead)[0] for ahead in (0, 1))
-                notes[key] = not np.array_equal(np.asarray(old), np.asarray(new))
-        return notes[key]
+                return not np.array_equal(np.asarray(old), np.asarray(new))
 
-
-def _leaves(tree: Any) -> list[tuple[Any, Any]]:
-    """(path, leaf) of a tree."""
-    return sys.modules["jax"].tree_util.tree_flatten_with_path(tree)[0]
-
-
-def _may_be_cast(leaf: Any) -> bool:
-    """Whether it is an array of floats; random keys have a type of their own."""
-    jnp = sys.modules["jax.numpy"]
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return call.known("random", inputs, found)

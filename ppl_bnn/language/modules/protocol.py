@@ -41,16 +41,14 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
-def arrays_in(value: Any) -> Iterator[Array]:
+def arrays_in(value: Any) -> list[Array]:
     """The arrays of an argument: itself, or those of a dict or of a list."""
-    if isinstance(value, Mapping | list | tuple):
-        for each in value.values() if isinstance(value, Mapping) else value:
-            yield from arrays_in(each)
-    elif is_array(value):
-        yield value
+    found: list[Array] = []
+    mapped(found.append, value)
+    return found
 
 
-def mapped(function: Callable[[Array], Array], value: Any) -> Any:
+def mapped(function: Callable[[Array], Any], value: Any) -> Any:
     """The argument with `function` applied to its arrays."""
     if isinstance(value, Mapping):
         return {name: mapped(function, each) for name, each in value.items()}
@@ -59,25 +57,20 @@ def mapped(function: Callable[[Array], Array], value: Any) -> Any:
     return function(value) if is_array(value) else value
 
 
-def library_of(array: Array) -> str:
-    """ "torch", "jax" or "numpy"."""
-    return ops.namespace(array).__name__.partition(".")[0]
-
-
 def check_system(word: str, framework: Framework, network: Any, arrays: Any) -> None:
     """Refuse a module of one system on arrays of the other, before anything is drawn or compiled."""
-    for library in map(library_of, arrays_in(arrays)):
-        if library not in ("numpy", framework.library):
-            other = "a Flax NNX or an Equinox module" if framework.library == "torch" else "a torch.nn.Module"
-            ppl = f"ppl={framework.system!r}"
-            got = f"{type(network).__name__} in a model that runs on arrays of {library}"
-            raise UnsupportedError.of(
-                word, f"{ppl}, the system of {framework.kind}", got, f"{ppl}, or {other}"
-            )
+    ppl, torch = f"ppl={framework.system!r}", framework.library == "torch"
+    expected = f"{ppl}, the system of {framework.kind}"
+    other = "a Flax NNX or an Equinox module" if torch else "a torch.nn.Module"
+    for library in map(ops.library, arrays_in(arrays)):
+        got = f"{type(network).__name__} in a model that runs on arrays of {library}"
+        good = library in ("numpy", framework.library)
+        UnsupportedError.check(good, word, expected, got, f"{ppl}, or {other}")
 
 
-def _is_float(array: Array) -> bool:
-    return "float" in str(array.dtype)
+def is_float(array: Array) -> bool:
+    """Whether it is an array of floats; random keys have a type of their own."""
+    return "float" in str(getattr(array, "dtype", ""))
 
 
 def type_name(array: Array) -> str:
@@ -153,26 +146,27 @@ class Call:
         framework = self.framework
         check_system(self.word, framework, self.network, sampled)
         given = [*sampled, *arrays_in(inputs)]
-        native = [each for each in given if library_of(each) == framework.library]
+        native = [each for each in given if ops.library(each) == framework.library]
         if not native:
             numbers = [framework.number(each) for each in values]
-            fallback = [] if any(map(_is_float, given)) else [numbers[0].dtype]
-            dtype = np.result_type(*(each.dtype for each in given if _is_float(each)), *fallback)
+            fallback = [] if any(map(is_float, given)) else [numbers[0].dtype]
+            dtype = np.result_type(*(each.dtype for each in given if is_float(each)), *fallback)
             with self.judged(inputs):
                 output = framework.on_numbers(self, numbers, inputs, dtype)
             return self._checked(output, np.empty(0, dtype), rows)
         # If all parameters are held and the inputs are integers, the session determines the type.
-        like = next(filter(_is_float, native), None)
+        like = next(filter(is_float, native), None)
         like = framework.start(values[0]) if like is None else like
-        self._look(inputs, type_name(like))
+        self.known("fits", inputs, lambda: self._look(inputs, type_name(like)))
         values = [framework.native(each, like) for each in values]
         inputs = mapped(lambda each: framework.native(each, like), inputs)
         with self.judged(inputs):
             output = framework.run(self, values, inputs, like)
         return self._checked(output, like, rows)
 
-    def error(self, expected: str, got: str, advice: str) -> ModelError:
-        return ModelError.of(self.word, expected, got, advice)
+    def check(self, good: object, expected: str, got: str, advice: str) -> None:
+        """Raise ModelError unless `good` is true."""
+        ModelError.check(good, self.word, expected, got, advice)
 
     @contextlib.contextmanager
     def judged(self, inputs: Inputs) -> Iterator[None]:
@@ -188,20 +182,20 @@ class Call:
             got = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
             advice = "it by itself on a few rows; of its tensors, only parameters, buffers and variables follow the "
             advice += "floating type and the device of a fit"
-            raise self.error(f"a module that runs on inputs of shape {shapes}", got, advice) from error
+            expected = f"a module that runs on inputs of shape {shapes}"
+            raise ModelError.of(self.word, expected, got, advice) from error
 
     def _checked(self, output: Any, like: Array, rows: int) -> Array:
-        if not is_array(output):
-            got = type(output).__name__
-            raise self.error("one array from the module", got, "a module that gives its f alone")
-        shape = tuple(output.shape)
-        if not shape or int(shape[0]) != rows:
-            expected = f"an output with {rows} rows, as many as x"
-            raise self.error(expected, f"shape {shape}", "the rows as its first axis")
-        if _is_float(output) and type_name(output) != type_name(like):
-            expected = f"a module that computes in the floating type of its parameters, {type_name(like)}"
-            advice = "leaving dtype= and conversions out of its layers"
-            raise self.error(expected, f"an output in {type_name(output)}", advice)
+        got, advice = type(output).__name__, "a module that gives its f alone"
+        self.check(is_array(output), "one array from the module", got, advice)
+        shape, advice = tuple(map(int, output.shape)), "the rows as its first axis"
+        self.check(
+            shape[:1] == (rows,), f"an output with {rows} rows, as many as x", f"shape {shape}", advice
+        )
+        wanted, found = type_name(like), type_name(output)
+        expected = f"a module that computes in the floating type of its parameters, {wanted}"
+        advice = "leaving dtype= and conversions out of its layers"
+        self.check(found == wanted or not is_float(output), expected, f"an output in {found}", advice)
         return output
 
     # -- cached facts about a module
@@ -212,7 +206,7 @@ class Call:
 
         def array(each: Array) -> np.ndarray:
             shape = (rows, *map(int, each.shape[1:]))
-            if _is_float(each):
+            if is_float(each):
                 return rng.normal(size=shape).astype(dtype)
             return rng.integers(0, 2, size=shape).astype(type_name(each))
 
@@ -227,24 +221,22 @@ class Call:
             found.append((own + 0.5 * rng.normal(size=each.shape) / math.sqrt(each.fan_in)).astype(dtype))
         return found
 
-    def known(self, what: str, inputs: Inputs) -> tuple[dict[Any, Any], Any]:
-        """The cache of the module, and the key of one fact for these inputs."""
+    def known(self, what: str, inputs: Inputs, find: Callable[[], Any]) -> Any:
+        """One fact about the module for these inputs: found outside of all transformations, and kept."""
         shapes = tuple((tuple(map(int, each.shape[1:])), str(each.dtype)) for each in arrays_in(inputs))
-        return _notes_on(self.network), (what, self.framework.mode(self.network), shapes, self.coupled)
+        notes, key = _notes_on(self.network), (what, self.framework.mode(self.network), shapes, self.coupled)
+        if key not in notes:
+            with self.framework.aside():
+                notes[key] = find()
+        return notes[key]
 
     def _look(self, inputs: Inputs, dtype: str) -> None:
-        """Refuse a module that cannot be mapped over draws or whose rows interact; checked once for each shape."""
-        notes, key = self.known("fits", inputs)
-        if key in notes:
-            return
-        with self.framework.aside():
-            self.framework.check_mapped(self, inputs, dtype)
-            meet = not self.coupled and self.framework.sees_all_rows and self._rows_meet(inputs, dtype)
-        if meet:
-            got = f"{type(self.network).__name__}, in which the output of a row depends on other rows"
-            advice = "batch_first=True in layers of torch, network.eval(), or coupled=True for a graph"
-            raise self.error("rows that do not interact", got, advice)
-        notes[key] = True
+        """Refuse a module that cannot be mapped over draws or whose rows interact."""
+        self.framework.check_mapped(self, inputs, dtype)
+        meet = not self.coupled and self.framework.sees_all_rows and self._rows_meet(inputs, dtype)
+        got = f"{type(self.network).__name__}, in which the output of a row depends on other rows"
+        advice = "batch_first=True in layers of torch, network.eval(), or coupled=True for a graph"
+        self.check(not meet, "rows that do not interact", got, advice)
 
     def _rows_meet(self, inputs: Inputs, dtype: str) -> bool:
         """Whether the output of the middle one of three artificial rows changes when the two others do.
@@ -261,9 +253,8 @@ class Call:
             raise
         except Exception:
             return False
-        if any(not isinstance(each, np.ndarray) or each.shape[:1] != (3,) for each in (old, new)):
-            return False
-        if old.shape != new.shape:
+        shapes = {each.shape if isinstance(each, np.ndarray) else () for each in (old, new)}
+        if len(shapes) > 1 or shapes.pop()[:1] != (3,):
             return False
         finite = np.isfinite(old) & np.isfinite(new)
         with np.errstate(invalid="ignore"):
@@ -277,12 +268,9 @@ class Call:
         This is the difference between runs on three and on two artificial rows, which cancels what does not depend on
         rows.
         """
-        notes, key = self.known("numbers per row", inputs)
-        if key not in notes:
-            with self.framework.aside():
-                total = self._counted(inputs, rows, dtype if "float" in dtype else "float32")
-            notes[key] = max(1, math.ceil(total / 2))
-        return notes[key]
+        dtype = dtype if "float" in dtype else "float32"
+        total = self.known("numbers per row", inputs, lambda: self._counted(inputs, rows, dtype))
+        return max(1, math.ceil(total / 2))
 
     def _counted(self, inputs: Inputs, rows: int, dtype: Any) -> float:
         values, count = self.artificial_values(dtype), self.framework.count
@@ -317,18 +305,17 @@ class ModuleUse:
         return [parameter.own is not None and value is parameter.own for parameter, value in pairs]
 
 
-# id of a module -> (weak reference to the module, cached facts about it).
-_NOTES: dict[int, tuple[weakref.ref[Any], dict[Any, Any]]] = {}
+# id of a module -> cached facts about it.
+_NOTES: dict[int, dict[Any, Any]] = {}
 
 
 def _notes_on(network: Any) -> dict[Any, Any]:
     """The cached facts about this object, kept while it exists."""
     number = id(network)
-    found = _NOTES.get(number)
-    if found is None or found[0]() is not network:
-        found = (weakref.ref(network, lambda _: _NOTES.pop(number, None)), {})
-        _NOTES[number] = found
-    return found[1]
+    if number not in _NOTES:
+        _NOTES[number] = {}
+        weakref.finalize(network, _NOTES.pop, number)
+    return _NOTES[number]
 
 
 def kinds_of(value: Any, root: str) -> set[str]:

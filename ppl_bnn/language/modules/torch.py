@@ -12,6 +12,7 @@ import numpy as np
 
 from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
+from ppl_bnn.language import ops
 from ppl_bnn.language.modules import protocol
 from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Framework, Inputs, Parameter, mapped
 from ppl_bnn.language.modules.torch_defaults import defaults, floating
@@ -24,35 +25,28 @@ class Torch(Framework):
 
     def refuse(self, word: str, network: Any) -> None:
         layers = sys.modules["torch"].nn.modules
-        rows, own = "rows that do not interact", "a module without randomness of its own"
+        check, rows = ModelError.check, "rows that do not interact"
         for path, part in network.named_modules():
             name = f"{type(part).__name__} {path!r}" if path else type(part).__name__
-            batch = isinstance(part, layers.batchnorm._BatchNorm)
-            drops = isinstance(part, layers.dropout._DropoutNd) and part.training and part.p > 0
-            if batch and part.running_mean is None:
+            if isinstance(part, layers.batchnorm._BatchNorm):
                 got = f"{name} without running statistics, which normalises by those of the batch"
-                raise ModelError.of(word, rows, got, "torch.nn.LayerNorm or GroupNorm")
-            if batch and part.training:
+                check(part.running_mean is not None, word, rows, got, "torch.nn.LayerNorm or GroupNorm")
                 got = f"{name} in training, which normalises by the statistics of the batch"
                 advice = "network.eval(), for the running statistics that it has, or torch.nn.LayerNorm"
-                raise ModelError.of(word, rows, got, advice)
-            if drops:
-                got, advice = (
-                    f"{name} in training, with p={part.p}",
-                    "network.eval(), or bnn.MCDropout on bnn.dense layers",
-                )
-                raise ModelError.of(word, own, got, advice)
+                check(not part.training, word, rows, got, advice)
+            if isinstance(part, layers.dropout._DropoutNd) and part.training:
+                got = f"{name} in training, with p={part.p}"
+                advice = "network.eval(), or bnn.MCDropout on bnn.dense layers"
+                check(part.p <= 0, word, "a module without randomness of its own", got, advice)
 
     def parameters(self, word: str, network: Any) -> list[Parameter]:
         found = []
         for name, tensor in network.named_parameters():
             path, _, leaf = name.rpartition(".")
-            if type(tensor).__name__ == "UninitializedParameter":
-                got, advice = "a lazy layer that has not run", "calling it once on a row of x"
-                raise ModelError.of(word, f"{name!r} with a shape", got, advice)
-            if not tensor.is_floating_point():
-                got, advice = f"a parameter of {tensor.dtype}", "a registered buffer"
-                raise ModelError.of(word, f"{name!r} in floats", got, advice)
+            lazy, got = type(tensor).__name__ == "UninitializedParameter", "a lazy layer that has not run"
+            ModelError.check(not lazy, word, f"{name!r} with a shape", got, "calling it once on a row of x")
+            good, got = tensor.is_floating_point(), f"a parameter of {tensor.dtype}"
+            ModelError.check(good, word, f"{name!r} in floats", got, "a registered buffer")
             owner = network.get_submodule(path)
             kinds, shape = protocol.kinds_of(owner, "torch"), tuple(map(int, tensor.shape))
             count = math.prod(shape[1:])
@@ -80,7 +74,7 @@ class Torch(Framework):
         return own.to(dtype=floating(), device=sys.modules["torch"].get_default_device(), copy=True)
 
     def number(self, own: Any) -> np.ndarray:
-        return own.detach().cpu().double().numpy() if protocol.library_of(own) == "torch" else np.asarray(own)
+        return own.detach().cpu().double().numpy() if ops.library(own) == "torch" else np.asarray(own)
 
     def mode(self, network: Any) -> Any:
         return tuple(part.training for part in network.modules())
@@ -123,18 +117,14 @@ class Torch(Framework):
         before = _random_state(like.device)
         with _plain()(like.dtype):
             output = torch.func.functional_call(call.network, given, inputs)
-        if not torch.equal(before, _random_state(like.device)):
-            got = "one that draws random numbers (dropout in training, perhaps)"
-            advice = "network.eval(), or what is drawn as bnn.sample in the model"
-            raise call.error("a module without randomness of its own", got, advice)
-        changed = [
-            repr(name)
-            for name, buffer in buffers.items()
-            if given[name] is not buffer or buffer._version != versions[name]
-        ]
-        if changed:
-            expected = "a module that is a function, and leaves its buffers as they are"
-            raise call.error(expected, f"changes of {', '.join(changed)}", "network.eval()")
+        good, got = torch.equal(before, _random_state(like.device)), "one that draws random numbers"
+        advice = "network.eval(), or what is drawn as bnn.sample in the model"
+        got = f"{got} (dropout in training, perhaps)"
+        call.check(good, "a module without randomness of its own", got, advice)
+        now = {name: given[name]._version for name in buffers if given[name] is buffers[name]}
+        changed = ", ".join(repr(name) for name in buffers if now.get(name) != versions[name])
+        expected = "a module that is a function, and leaves its buffers as they are"
+        call.check(not changed, expected, f"changes of {changed}", "network.eval()")
         return output
 
     def on_numbers(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> np.ndarray:
@@ -147,20 +137,18 @@ class Torch(Framework):
     def count(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> int:
         torch = sys.modules["torch"]
 
-        class Counting(torch.overrides.TorchFunctionMode):
-            total = 0
+        total = 0
 
-            def __torch_function__(
-                self, function: Any, types: Any, args: Any = (), kwargs: Any = None
-            ) -> Any:
+        class Counting(torch.overrides.TorchFunctionMode):
+            def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+                nonlocal total
                 result = function(*args, **(kwargs or {}))
-                if isinstance(result, torch.Tensor):
-                    self.total += result.numel()
+                total += result.numel() if isinstance(result, torch.Tensor) else 0
                 return result
 
-        with Counting() as counting:
+        with Counting():
             self.on_numbers(call, values, inputs, dtype)
-        return counting.total
+        return total
 
 
 def _like(dtype: str) -> Any:
@@ -175,9 +163,8 @@ def _has_value(buffer: Any) -> bool:
 
 def _copied(call: Call, name: str, buffer: Any, like: Array) -> Any:
     """A copy of a buffer in the type and on the device of the fit, which the module may overwrite."""
-    if not _has_value(buffer):
-        advice = "a module that has been initialised"
-        raise call.error(f"a value of the buffer {name!r}", "a shape only", advice)
+    advice = "a module that has been initialised"
+    call.check(_has_value(buffer), f"a value of the buffer {name!r}", "a shape only", advice)
     dtype = buffer.dtype
     if buffer.is_floating_point():
         dtype = like.dtype

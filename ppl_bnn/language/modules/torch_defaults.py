@@ -72,7 +72,8 @@ def defaults() -> Any:
             if function in of_numbers:
                 return function(*args, **{**kwargs, "dtype": self.dtype})
             # Arithmetic on integers.
-            args, kwargs = _changed(torch, (args, kwargs), self.dtype)
+            tree_map_only = torch.utils._pytree.tree_map_only
+            args, kwargs = tree_map_only(torch.Tensor, lambda each: each.to(self.dtype), (args, kwargs))
             return function(*args, **kwargs)
 
     return Defaults
@@ -89,21 +90,10 @@ _CALLERS = ("torch.distributions.utils", "pyro.distributions.transforms.polynomi
 
 def _floating(torch: Any, value: Any) -> bool:
     """Whether a tensor or an array of floats is among the arguments of a function."""
-    if isinstance(value, torch.Tensor):
-        return value.is_floating_point() or value.is_complex()
-    if isinstance(value, tuple | list):
-        return any(_floating(torch, each) for each in value)
-    if isinstance(value, dict):
-        return any(_floating(torch, each) for each in value.values())
-    return getattr(getattr(value, "dtype", None), "kind", "") in ("f", "c")
-
-
-def _changed(torch: Any, value: Any, dtype: Any) -> Any:
-    """The arguments with all tensors converted to `dtype`."""
-    if isinstance(value, torch.Tensor):
-        return value.to(dtype)
-    if isinstance(value, tuple | list):
-        return type(value)(_changed(torch, each, dtype) for each in value)
-    if isinstance(value, dict):
-        return {name: _changed(torch, each, dtype) for name, each in value.items()}
-    return value
+    leaves = torch.utils._pytree.tree_leaves(value)
+    return any(
+        leaf.is_floating_point() or leaf.is_complex()
+        if isinstance(leaf, torch.Tensor)
+        else getattr(getattr(leaf, "dtype", None), "kind", "") in ("f", "c")
+        for leaf in leaves
+    )
