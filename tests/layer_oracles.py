@@ -12,11 +12,23 @@ from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.systems import system
 from ppl_bnn.inference.curvature.jacobian import jacobians, linear_maps
 from ppl_bnn.inference.flat_vector import flat_latents, latent_names
-from ppl_bnn.language.handlers import Substitute
 from ppl_bnn.language.primitives import Handler, Message
 
 Values = Mapping[str, np.ndarray]
 Layer = Callable[[Any], Any]
+
+
+class Substitute(Handler):
+    """Random variables and parameters named in `values` take those values."""
+
+    sees_maps = False
+
+    def __init__(self, values: Mapping[str, Any]):
+        self.values = values
+
+    def process(self, msg: Message) -> None:
+        if msg.kind in ("sample", "param") and msg.name in self.values:
+            msg.answer(self.values[msg.name])
 
 
 def values_of(shapes: Mapping[str, tuple[int, ...]], seed: int = 0) -> dict[str, np.ndarray]:

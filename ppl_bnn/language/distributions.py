@@ -38,7 +38,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -171,11 +171,10 @@ def check_no_nested(specification: Distribution) -> None:
     """Refuse arguments that are distributions themselves: only priors that take a scale draw these first."""
     for name, value in specification.arguments.items():
         if isinstance(value, Distribution):
-            advice = (
-                f"bnn.sample('{name}', dist.{value.family}(...)), drawing it first, or priors.Hierarchical"
-            )
-            got = f"the distribution {value.family}"
-            raise ModelError.of(specification.family, f"a number or an array as {name}", got, advice)
+            family, expected = specification.family, f"a number or an array as {name}"
+            advice = f"bnn.sample('{name}', dist.{value.family}(...)), drawing it first,"
+            got, advice = f"the distribution {value.family}", f"{advice} or priors.Hierarchical"
+            raise ModelError.of(family, expected, got, advice)
 
 
 def _check_numbers(family: str, name: str, value: Any) -> None:
@@ -222,8 +221,8 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
     if family not in FAMILIES:
         raise unknown_name("distribution", family, FAMILIES)
     known = FAMILIES[family]
-    if len(args) > len(known):
-        raise InputError.of(family, f"at most {len(known)} arguments", str(len(args)), ", ".join(known))
+    expected, advice = f"at most {len(known)} arguments", ", ".join(known)
+    InputError.check(len(args) <= len(known), family, expected, len(args), advice)
     given = dict(zip(known, args, strict=False))
     for name in kwargs:
         if name not in known:
@@ -232,11 +231,10 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
             raise InputError(f"{family}: argument {name!r} was given twice")
     arguments = known | given | kwargs
     for name, value in arguments.items():
-        if value is ...:
-            raise InputError.of(family, f"an argument {name!r}", "none", f"{family}({name}=...)")
+        advice = f"{family}({name}=...)"
+        InputError.check(value is not ..., family, f"an argument {name!r}", "none", advice)
         _check_numbers(family, name, value)
-    if family in _CHECKS:
-        _CHECKS[family](family, **arguments)
+    _check_family(family, arguments)
     return Distribution(family, arguments)
 
 
@@ -253,67 +251,53 @@ def group_shape(per: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     weights out of an input unit, and (1,) for a bias, the weights out of the constant 1. "tensor": ().
     """
     check_group("a scale", per)
-    if per == "tensor":
-        return ()
-    if per == "weight" or not shape:
-        return shape
-    if per == "unit":
-        return shape[-1:]
-    return (*shape[-2:-1], 1)
+    groups = {"weight": shape, "unit": shape[-1:], "input": (*shape[-2:-1], 1), "tensor": ()}
+    return groups[per] if shape else ()
 
 
 # --- checks of single families ------------------------------------------------------------------------
 
-
-def _check_uniform(family: str, low: Any, high: Any) -> None:
-    if isinstance(low, int | float) and isinstance(high, int | float) and not low < high:
-        raise InputError.of(family, "low < high", f"{low!r} and {high!r}", "Uniform(0.0, 1.0)")
+# Families with accurate tails and derivatives of tails in every system.
+CENSORED = ("Normal", "Laplace", "Weibull")
 
 
-def _check_empirical_bayes(family: str, scale: Any, per: Any) -> None:
-    check_group(family, per, ("weight", "unit", "tensor"))
-
-
-def _check_lkj(family: str, dimension: Any, concentration: Any) -> None:
-    got = repr(dimension)
-    InputError.check(not whole(2)(dimension), family, "a dimension, a whole number from 2", got, "2")
-
-
-def _check_mixture(family: str, weights: Any, scales: Any) -> None:
-    got, advice = f"{len(weights)} and {len(scales)}", "weights=(0.5, 0.5)"
-    InputError.check(len(weights) == len(scales), family, "as many weights as scales", got, advice)
-    if isinstance(weights, list | tuple | np.ndarray):
-        good = abs(math.fsum(weights) - 1.0) <= 1e-9
-        InputError.check(good, family, "positive weights with sum 1", tuple(weights), advice)
-
-
-def _check_censored(family: str, base: Any) -> None:
-    got = base.family if isinstance(base, Distribution) else type(base).__name__
-    expected = f"a distribution among {', '.join(CENSORED)}"
-    InputError.check(got in CENSORED, family, expected, got, "dist.Normal(f, 1.0)")
-
-
-def _check_size(family: str, loc: Any) -> int:
-    shape, expected = _shape(loc), "a loc with at least one axis"
-    InputError.check(shape, family, expected, "a number", "Normal for a single number")
-    return math.prod(shape)
-
-
-def _check_kronecker(family: str, loc: Any, **factors: Any) -> None:
-    """Check shapes, which are known of traced arrays too."""
-    left, right, given = map(_shape, factors.values())
-    size = _check_size(family, loc)
-    good = len(given) == 2 and math.prod(given) == size and (left, right) == (given[:1] * 2, given[1:] * 2)
-    expected = f"precisions (I, O) with I * O = {size}, left_vectors (I, I) and right_vectors (O, O)"
-    InputError.check(good, family, expected, f"{given}, {left} and {right}", "eigenvectors of both factors")
-
-
-def _check_multivariate(family: str, loc: Any, scale_tril: Any) -> None:
-    size, got = _check_size(family, loc), f"shape {_shape(scale_tril)}"
-    expected = f"scale_tril of shape {(size, size)} for loc of shape {_shape(loc)}"
-    good = _shape(scale_tril) == (size, size)
-    InputError.check(good, family, expected, got, "the Cholesky factor of the covariance")
-    check_factor(family, scale_tril)
+def _check_family(family: str, arguments: Mapping[str, Any]) -> None:
+    """Check what a family requires of its arguments together; shapes are known of traced arrays too."""
+    check = InputError.check
+    match family, arguments:
+        case "Uniform", {"low": int() | float() as low, "high": int() | float() as high}:
+            check(low < high, family, "low < high", f"{low!r} and {high!r}", "Uniform(0.0, 1.0)")
+        case "EmpiricalBayes", {"per": per}:
+            check_group(family, per, ("weight", "unit", "tensor"))
+        case "LKJCholesky", {"dimension": size}:
+            check(not whole(2)(size), family, "a dimension, a whole number from 2", repr(size), "2")
+        case "NormalMixture", {"weights": weights, "scales": scales}:
+            got, advice = f"{len(weights)} and {len(scales)}", "weights=(0.5, 0.5)"
+            check(len(weights) == len(scales), family, "as many weights as scales", got, advice)
+            if isinstance(weights, list | tuple | np.ndarray):
+                good = abs(math.fsum(weights) - 1.0) <= 1e-9
+                check(good, family, "positive weights with sum 1", tuple(weights), advice)
+        case "Censored", {"base": base}:
+            got = base.family if isinstance(base, Distribution) else type(base).__name__
+            expected = f"a distribution among {', '.join(CENSORED)}"
+            check(got in CENSORED, family, expected, got, "dist.Normal(f, 1.0)")
+        case "KroneckerNormal" | "MultivariateNormal" | "MultivariateLogNormal", {"loc": loc, **factors}:
+            size, expected = math.prod(_shape(loc)), "a loc with at least one axis"
+            check(_shape(loc), family, expected, "a number", "Normal for a single number")
+            *sides, given = map(_shape, factors.values())
+            if family == "KroneckerNormal":
+                good = len(given) == 2 and math.prod(given) == size
+                good = good and sides == [given[:1] * 2, given[1:] * 2]
+                expected = (
+                    f"precisions (I, O) with I * O = {size}, left_vectors (I, I) and right_vectors (O, O)"
+                )
+                got = f"{given}, {sides[0]} and {sides[1]}"
+                check(good, family, expected, got, "eigenvectors of both factors")
+                return
+            expected = f"scale_tril of shape {(size, size)} for loc of shape {_shape(loc)}"
+            good, advice = given == (size, size), "the Cholesky factor of the covariance"
+            check(good, family, expected, f"shape {given}", advice)
+            check_factor(family, factors["scale_tril"])
 
 
 def check_factor(of: str, factor: Any) -> None:
@@ -324,21 +308,7 @@ def check_factor(of: str, factor: Any) -> None:
         InputError.check(good, of, expected, "another matrix", "np.linalg.cholesky(covariance)")
 
 
-_CHECKS: dict[str, Callable[..., None]] = {
-    "Uniform": _check_uniform,
-    "EmpiricalBayes": _check_empirical_bayes,
-    "LKJCholesky": _check_lkj,
-    "NormalMixture": _check_mixture,
-    "Censored": _check_censored,
-    "KroneckerNormal": _check_kronecker,
-    "MultivariateNormal": _check_multivariate,
-    "MultivariateLogNormal": _check_multivariate,
-}
-
 # --- censored rows ----------------------------------------------------------------------------------------
-
-# Families with accurate tails and derivatives of tails in every system.
-CENSORED = ("Normal", "Laplace", "Weibull")
 
 
 def censored_log_prob(family: str, arguments: Mapping[str, Any], y: Any) -> Any:

@@ -15,18 +15,8 @@ from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import Handler, Interpretation, Message
 
-
-class Substitute(Handler):
-    """Random variables and parameters named in `values` take those values."""
-
-    sees_maps = False
-
-    def __init__(self, values: Mapping[str, Any]):
-        self.values = values
-
-    def process(self, msg: Message) -> None:
-        if msg.kind in ("sample", "param") and msg.name in self.values:
-            msg.answer(self.values[msg.name])
+# Map -> the number of one of its uses -> what is added to its output.
+Perturbations = Mapping[str, Mapping[int, Any]]
 
 
 # Prefix of the name of a deterministic site among values: the value replaces what the program computes.
@@ -34,7 +24,10 @@ COMPUTED = "computed: "
 
 
 class NetworkFunction(Interpretation):
-    """The bottom of a run with all values of latent sites given. It stores f and the likelihood at `observe`."""
+    """The bottom of a run with all values of latent sites given.
+
+    It stores the network output `f`, (N, K), and the `likelihood` with its values filled in.
+    """
 
     def __init__(self, values: Mapping[str, Any]):
         super().__init__()
@@ -43,9 +36,9 @@ class NetworkFunction(Interpretation):
         self.likelihood: Any = None
 
     @property
-    def output(self) -> NetworkOutput:
-        """The output of the run."""
-        return NetworkOutput(self.f, self.likelihood)
+    def predictor(self) -> Any:
+        """eta (N, D): the parameters of the likelihood for each row."""
+        return self.likelihood.predictor(self.f)
 
     def process(self, msg: Message) -> None:
         super().process(msg)
@@ -63,24 +56,11 @@ class NetworkFunction(Interpretation):
             msg.answer(None)
 
 
-@dataclass(frozen=True)
-class NetworkOutput:
-    """The output of the network for some rows: f (N, K), and the likelihood with its values filled in."""
-
-    f: Any
-    likelihood: Any
-
-    @property
-    def predictor(self) -> Any:
-        """eta (N, D): the parameters of the likelihood for each row."""
-        return self.likelihood.predictor(self.f)
-
-
-def network_output(model: Callable[..., Any], values: Mapping[str, Any], x: Any) -> NetworkOutput:
-    """Run `model` on `x` with every latent site at its value."""
+def network_output(model: Callable[..., Any], values: Mapping[str, Any], x: Any) -> NetworkFunction:
+    """Run `model` on `x` with every latent site at its value; the result has `f`, `likelihood` and `predictor`."""
     with NetworkFunction(values) as run:
         model(x, None)
-    return run.output
+    return run
 
 
 def network_function(model: Callable[..., Any]) -> Callable[[Mapping[str, Any], Any], Any]:
@@ -108,7 +88,7 @@ class LinearUse:
 
 
 class RecordLinear(Handler):
-    """Record the input of each linear map, and add `perturbations[name]` to its output.
+    """Record the input of each linear map, and add `perturbations[name][use]` to its output.
 
     `inputs[name]` is a list with one entry per use of the map; `uses` lists all uses in order, as `LinearUse`. The
     gradient of a loss with respect to a perturbation at zero is the gradient with respect to the output of the map.
@@ -116,17 +96,14 @@ class RecordLinear(Handler):
     A convolution is a linear map on patches: its recorded input is (N, H', W', kh * kw * C) in the order (kh, kw, C),
     so that its output is patches @ weight.reshape(-1, O) + bias; along time it is (N, T', k * C).
 
-    `perturbations[name]` is one array, a list with one per use, or a dict from the numbers of some uses. `values` are
-    the values passed to the model; a weight or bias is a site if it is the very object there.
+    `perturbations[name]` is a dict from the numbers of uses of the map, from 0, to arrays. `values` are the values
+    passed to the model; a weight or bias is a site if it is the very object there.
     """
 
-    def __init__(
-        self, perturbations: Mapping[str, Any] | None = None, values: Mapping[str, Any] | None = None
-    ):
+    def __init__(self, perturbations: Perturbations | None = None, values: Mapping[str, Any] | None = None):
         self.perturbations = perturbations or {}
         self.sites = {id(value): name for name, value in (values or {}).items()}
         self.inputs: dict[str, list[Any]] = {}
-        self.has_bias: dict[str, bool] = {}
         self.uses: list[LinearUse] = []
 
     def process(self, msg: Message) -> None:
@@ -136,21 +113,13 @@ class RecordLinear(Handler):
         if msg.kind == "conv":
             x = ops.patches(x, tuple(weight.shape[:-2]), msg.arguments["stride"], msg.arguments["padding"])
         self.inputs.setdefault(msg.name, []).append(x)
-        self.has_bias[msg.name] = bias is not None
-        sites = (self.sites.get(id(weight)), None if bias is None else self.sites.get(id(bias)))
-        outputs = int(weight.shape[-1])
-        self.uses.append(LinearUse(msg.name, msg.kind, *sites, (int(x.shape[-1]), outputs)))
+        sites = self.sites.get(id(weight)), None if bias is None else self.sites.get(id(bias))
+        self.uses.append(LinearUse(msg.name, msg.kind, *sites, (int(x.shape[-1]), int(weight.shape[-1]))))
 
     def after(self, msg: Message) -> None:
         if msg.kind in ("linear", "conv") and msg.name in self.perturbations:
-            use = len(self.inputs[msg.name]) - 1
-            added = self.perturbations[msg.name]
-            if isinstance(added, Mapping):
-                added = added.get(use)
-            elif isinstance(added, list | tuple):
-                added = added[use]
-            if added is not None:
-                msg.value = msg.value + added
+            use, added = len(self.inputs[msg.name]) - 1, self.perturbations[msg.name]
+            msg.value = msg.value + added[use] if use in added else msg.value
 
 
 class SubstituteLinear(Handler):
@@ -173,15 +142,12 @@ class SubstituteLinear(Handler):
 
 
 def recorded_linear(
-    model: Callable[..., Any],
-    values: Mapping[str, Any],
-    x: Any,
-    perturbations: Mapping[str, Any] | None = None,
-) -> tuple[NetworkOutput, dict[str, list[Any]]]:
-    """The network output under `perturbations`, and the inputs of each linear map."""
-    with NetworkFunction(values) as run, RecordLinear(perturbations, values) as record:
-        model(x, None)
-    return run.output, record.inputs
+    model: Callable[..., Any], values: Mapping[str, Any], x: Any, perturbations: Perturbations | None = None
+) -> tuple[NetworkFunction, dict[str, list[Any]]]:
+    """The run of `network_output` under `perturbations`, and the inputs of each linear map."""
+    with RecordLinear(perturbations, values) as record:
+        run = network_output(model, values, x)
+    return run, record.inputs
 
 
 class RecordMessages(Handler):

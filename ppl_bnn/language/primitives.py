@@ -106,12 +106,10 @@ class Interpretation(Handler):
     def process(self, msg: Message) -> None:
         name = msg.name
         if msg.kind in ("sample", "deterministic", "param"):
-            if name in RESERVED:
-                expected = f"a name other than {', '.join(RESERVED)}, which the language uses itself"
-                raise ModelError.of(f"site {name!r}", expected, repr(name), "another name")
-            if name in self.names:
-                expected, got = "a different name for every site", f"two sites named {name!r}"
-                raise ModelError.of("", expected, got, "renaming one of them")
+            expected = f"a name other than {', '.join(RESERVED)}, which the language uses itself"
+            ModelError.check(name not in RESERVED, f"site {name!r}", expected, repr(name), "another name")
+            expected, got = "a different name for every site", f"two sites named {name!r}"
+            ModelError.check(name not in self.names, "", expected, got, "renaming one of them")
             self.names.add(name)
         elif msg.kind == "observe":
             ModelError.check(not self.observed, "", _ONE, "a second one", "one likelihood over all outputs")
@@ -133,14 +131,7 @@ class Interpretation(Handler):
 
 
 def _stack() -> list[Handler]:
-    if not hasattr(_local, "stack"):
-        _local.stack = []
-    return _local.stack
-
-
-def running() -> bool:
-    """Whether an interpretation is active in this thread."""
-    return bool(_stack())
+    return _local.__dict__.setdefault("stack", [])
 
 
 def maps_are_seen() -> bool:
@@ -151,10 +142,9 @@ def maps_are_seen() -> bool:
 def send(msg: Message) -> Any:
     """Send `msg` down the stack and return its value. Raises ModelError without an interpretation."""
     stack = _stack()
-    if not stack:
-        expected, got = "a running interpretation", "a call of the model as a bare function"
-        advice = "bnn.fit, bnn.as_numpyro(model) or bnn.as_pyro(model)"
-        raise ModelError.of(f"bnn.{msg.kind}({msg.name!r})", expected, got, advice)
+    where, advice = f"bnn.{msg.kind}({msg.name!r})", "bnn.fit, bnn.as_numpyro(model) or bnn.as_pyro(model)"
+    got = "a call of the model as a bare function"
+    ModelError.check(stack, where, "a running interpretation", got, advice)
     reached = 0
     for handler in reversed(stack):
         reached += 1
@@ -178,13 +168,17 @@ def _default(msg: Message) -> Any:
             return contextlib.nullcontext()
         case "coupled":
             return None
-        case "linear":
-            result = ops.matmul(given["x"], given["weight"])
-        case "conv":
-            result = ops.convolution(given["x"], given["weight"], given["stride"], given["padding"])
-        case _:
-            raise ModelError(f"no handler gives {msg.kind} {msg.name!r} a value")
-    return result if given["bias"] is None else result + given["bias"]
+        case "linear" | "conv":
+            result = apply_map(msg, given["x"], given["weight"])
+            return result if given["bias"] is None else result + given["bias"]
+    raise ModelError(f"no handler gives {msg.kind} {msg.name!r} a value")
+
+
+def apply_map(msg: Message, x: Any, weight: Any) -> Any:
+    """The linear map or the convolution of a message, on other inputs or with another weight, without its bias."""
+    if msg.kind == "linear":
+        return ops.matmul(x, weight)
+    return ops.convolution(x, weight, msg.arguments["stride"], msg.arguments["padding"])
 
 
 def sample(name: str, distribution: Distribution, obs: Any = None) -> Any:
@@ -209,9 +203,9 @@ def sample(name: str, distribution: Distribution, obs: Any = None) -> Any:
     ModelError
         `distribution` is not a distribution of `ppl_bnn.dist`.
     """
-    if not isinstance(distribution, Distribution):
-        expected, got = "a distribution of ppl_bnn.dist", type(distribution).__name__
-        raise ModelError.of(f"sample({name!r})", expected, got, "dist.Normal(0.0, 1.0)")
+    good, got = isinstance(distribution, Distribution), type(distribution).__name__
+    expected, advice = "a distribution of ppl_bnn.dist", "dist.Normal(0.0, 1.0)"
+    ModelError.check(good, f"sample({name!r})", expected, got, advice)
     return send(Message("sample", name, {"distribution": distribution, "obs": obs}))
 
 
@@ -341,9 +335,7 @@ def observe(y: Any, f: Any, likelihood: Any) -> None:
         got = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else repr(likelihood)
         advice = "bnn.likelihoods.Gaussian(noise), or a subclass of bnn.likelihoods.Likelihood"
         raise ModelError.of("observe", "an instance of a likelihood", got, advice)
-    shape = tuple(getattr(f, "shape", ()))
-    if len(shape) != 2:
-        expected = "a network output f of shape (N, K)"
-        raise ModelError.of("observe", expected, f"shape {shape}", "f[:, None] for one output")
+    shape, expected = tuple(getattr(f, "shape", ())), "a network output f of shape (N, K)"
+    ModelError.check(len(shape) == 2, "observe", expected, f"shape {shape}", "f[:, None] for one output")
     likelihood.check(shape, None if y is None else tuple(y.shape))
     send(Message("observe", "y", {"y": y, "f": f, "likelihood": likelihood}))

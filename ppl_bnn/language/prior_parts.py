@@ -46,29 +46,28 @@ class LocationScale:
         if scales.is_sampled(self.scale, self.sigma):
             scale = scales.sampled_scale(name, self.scale, self.sigma, inputs)
             return scales.shifted_and_scaled(name, self.loc, scale, self._weights(shape, 0.0, 1.0))
-        return sample(
-            name, self._weights(shape, self.loc, scales.resolve_scale(self.scale, self.sigma, inputs))
-        )
+        scale = scales.resolve_scale(self.scale, self.sigma, inputs)
+        return sample(name, self._weights(shape, self.loc, scale))
 
     def _weights(self, shape: tuple[int, ...], loc: Any, scale: Any) -> dist.Distribution:
         return independent(shape, self._family, loc=loc, scale=scale)
 
 
-def shrinkage(name: str, shape: tuple[int, ...], scale: Any, per: str) -> tuple[Any, Any]:
-    """The global scale (), half-Cauchy with scale `scale`, and the local scales, standard half-Cauchy."""
+def shrinkage(prior: Any, name: str, shape: tuple[int, ...], fan_in: int) -> tuple[Any, Any]:
+    """The global scale (), half-Cauchy with the scale of a horseshoe, and the local scales, standard half-Cauchy."""
+    scale = scales.resolve_scale(prior.scale, prior.sigma, fan_in)
     tau = sample(f"{name}.global", dist.distribution("HalfCauchy", scale))
-    group = dist.group_shape(per, shape)
-    return tau, sample(f"{name}.local", independent(group, "HalfCauchy", 1.0))
+    local = independent(dist.group_shape(prior.per, shape), "HalfCauchy", 1.0)
+    return tau, sample(f"{name}.local", local)
 
 
 def covariance_eigen(prior: str, given: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
     """Eigenvectors and eigenvalues of a covariance: a matrix, a function of the size, or None (identity)."""
     matrix = given(size) if callable(given) else np.eye(size) if given is None else given
     matrix = np.asarray(matrix, dtype=float)
-    where, expected, got = f"priors.{prior}", f"a covariance of shape {(size, size)}", f"shape {matrix.shape}"
-    ModelError.check(
-        matrix.shape == (size, size), where, expected, got, "a function that makes it from the size"
-    )
+    where, wanted, shape = f"priors.{prior}", (size, size), matrix.shape
+    advice = "a function that makes it from the size"
+    ModelError.check(shape == wanted, where, f"a covariance of shape {wanted}", f"shape {shape}", advice)
     finite = np.isfinite(matrix).all() and np.allclose(matrix, matrix.T, rtol=1e-10, atol=0.0)
     values, vectors = np.linalg.eigh(matrix) if finite else (np.zeros(1), matrix)
     # Smaller eigenvalues are lost in the rounding of the matrix.
@@ -129,16 +128,16 @@ class CovarianceFactor:
             scales.check_hyper_prior("priors.CovarianceFactor", self.scale)
 
     def __call__(self, name: str, size: int) -> Any:
-        if self.scale is None:
-            if size < 2:
-                expected, advice = "a scale for a single number", "scale=dist.HalfNormal(1.0)"
-                raise ModelError.of("priors.CovarianceFactor", expected, "scale=None", advice)
-            return deterministic(name, self._correlation(name, size))
-        scale = scales.draw(f"{name}.scale", self.scale.expand((size,)).to_event())
-        return deterministic(name, scale[:, None] * (self._correlation(name, size) if size > 1 else 1.0))
-
-    def _correlation(self, name: str, size: int) -> Any:
-        return sample(f"{name}.correlation", dist.distribution("LKJCholesky", size, self.concentration))
+        good, expected = self.scale is not None or size > 1, "a scale for a single number"
+        where, advice = "priors.CovarianceFactor", "scale=dist.HalfNormal(1.0)"
+        ModelError.check(good, where, expected, "scale=None", advice)
+        factor: Any = 1.0
+        if self.scale is not None:
+            factor = scales.draw(f"{name}.scale", self.scale.expand((size,)).to_event())[:, None]
+        if size > 1:
+            correlation = dist.distribution("LKJCholesky", size, self.concentration)
+            factor = factor * sample(f"{name}.correlation", correlation)
+        return deterministic(name, factor)
 
 
 @dataclass(frozen=True)
@@ -171,10 +170,8 @@ class CutPoints:
         scales.check_fields(self, numbers=("concentration",))
 
     def __call__(self, name: str, classes: int) -> Any:
-        if whole(2)(classes):
-            raise InputError.of(
-                "priors.CutPoints", "at least 2 classes", repr(classes), "the number of labels"
-            )
+        good, advice = not whole(2)(classes), "the number of labels"
+        InputError.check(good, "priors.CutPoints", "at least 2 classes", repr(classes), advice)
         concentration = (float(self.concentration),) * classes
         p = sample(f"{name}.probabilities", dist.distribution("Dirichlet", concentration))
         below, above = ops.cumsum(p)[:-1], ops.flip(ops.cumsum(ops.flip(p)))[1:]

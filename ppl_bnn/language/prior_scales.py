@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -15,6 +14,7 @@ from ppl_bnn.language import distributions as dist
 from ppl_bnn.language.primitives import deterministic, sample
 
 Scale = Any
+Names = tuple[str, ...]
 
 
 class Prior(Protocol):
@@ -24,12 +24,7 @@ class Prior(Protocol):
 
 
 def check_fields(
-    prior: Any,
-    *,
-    numbers: Sequence[str] = (),
-    scales: Sequence[str] = (),
-    sampled: Sequence[str] = (),
-    groups: tuple[str, ...] = (),
+    prior: Any, *, numbers: Names = (), scales: Names = (), sampled: Names = (), groups: Names = ()
 ) -> None:
     """Check the fields of a prior.
 

@@ -16,7 +16,6 @@ In these coordinates the prior has no funnel.
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -144,16 +143,15 @@ class ScaleMixture:
     scales: tuple[float, ...] = (1.5, 0.1)
 
     def __post_init__(self) -> None:
-        if not self.scales:
-            raise InputError.of("priors.ScaleMixture", "at least one scale", "none", "scales=(1.5, 0.1)")
+        where = "priors.ScaleMixture"
+        InputError.check(self.scales, where, "at least one scale", "none", "scales=(1.5, 0.1)")
         for scale in self.scales:
-            scales.check_scale("priors.ScaleMixture", scale)
+            scales.check_scale(where, scale)
         dist.distribution("NormalMixture", self.weights, self.scales)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        return sample(
-            name, parts.independent(shape, "NormalMixture", tuple(self.weights), tuple(self.scales))
-        )
+        weights, widths = tuple(self.weights), tuple(self.scales)
+        return sample(name, parts.independent(shape, "NormalMixture", weights, widths))
 
 
 @dataclass(frozen=True)
@@ -214,27 +212,23 @@ class SpikeAndSlab:
     def __post_init__(self) -> None:
         given = [name for name in ("spike", "temperature") if getattr(self, name) is not None]
         scales.check_fields(self, numbers=("slab", *given), scales=("scale",))
-        unused, relaxed = ("spike" if self.relaxed else "temperature"), self.relaxed
-        value = getattr(self, unused)
-        check = functools.partial(InputError.check, where="priors.SpikeAndSlab")
+        check, where, relaxed = InputError.check, "priors.SpikeAndSlab", self.relaxed
         good, got = 0.0 < self.probability < 1.0, repr(self.probability)
-        check(good, expected="a probability between 0 and 1", got=got, advice="probability=0.5")
-        got, advice = f"{unused}={value!r}", f"relaxed={not relaxed}, or leaving {unused} out"
-        check(value is None, expected=f"no {unused} with relaxed={relaxed}", got=got, advice=advice)
-        got, good = (
-            f"spike={self.spike!r} and slab={self.slab!r}",
-            self.spike is None or self.spike < self.slab,
-        )
-        check(good, expected="a spike narrower than the slab", got=got, advice="spike=0.01 * slab")
+        check(good, where, "a probability between 0 and 1", got, "probability=0.5")
+        unused = "spike" if relaxed else "temperature"
+        got, advice = f"{unused}={getattr(self, unused)!r}", f"relaxed={not relaxed}, or leaving {unused} out"
+        check(unused not in given, where, f"no {unused} with relaxed={relaxed}", got, advice)
+        good = self.spike is None or self.spike < self.slab
+        got = f"spike={self.spike!r} and slab={self.slab!r}"
+        check(good, where, "a spike narrower than the slab", got, "spike=0.01 * slab")
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         scale = scales.resolve_scale(self.scale, 1.0, fan_in)
         if not self.relaxed:
             spike = 0.01 * self.slab if self.spike is None else self.spike
             weights = (self.probability, 1.0 - self.probability)
-            return sample(
-                name, parts.independent(shape, "NormalMixture", weights, (scale * self.slab, scale * spike))
-            )
+            widths = (scale * self.slab, scale * spike)
+            return sample(name, parts.independent(shape, "NormalMixture", weights, widths))
         temperature = 0.5 if self.temperature is None else self.temperature
         loc = (math.log(self.probability) - math.log1p(-self.probability)) / temperature
         logit = sample(f"{name}.logit", parts.independent(shape, "Logistic", loc, 1.0 / temperature))
@@ -339,9 +333,7 @@ class Horseshoe:
         scales.check_fields(self, scales=("scale", "sigma"), groups=_LOCAL)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        tau, local = parts.shrinkage(
-            name, shape, scales.resolve_scale(self.scale, self.sigma, fan_in), self.per
-        )
+        tau, local = parts.shrinkage(self, name, shape, fan_in)
         return deterministic(name, tau * local * parts.base_variables(name, shape))
 
 
@@ -384,14 +376,11 @@ class RegularisedHorseshoe:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        scales.check_fields(
-            self, numbers=("slab_df",), scales=("scale", "sigma", "slab_scale"), groups=_LOCAL
-        )
+        names = ("scale", "sigma", "slab_scale")
+        scales.check_fields(self, numbers=("slab_df",), scales=names, groups=_LOCAL)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        tau, local = parts.shrinkage(
-            name, shape, scales.resolve_scale(self.scale, self.sigma, fan_in), self.per
-        )
+        tau, local = parts.shrinkage(self, name, shape, fan_in)
         width = scales.resolve_scale(self.slab_scale, 1.0, fan_in)
         half = 0.5 * self.slab_df
         slab = sample(f"{name}.slab", dist.distribution("InverseGamma", half, half * width**2))
@@ -458,20 +447,23 @@ class MatrixNormal:
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         inputs, outputs = math.prod(shape[:-1]), shape[-1]
-        given = {"rows": self.rows if len(shape) > 1 else None, "columns": self.columns}
-        sizes = {"rows": inputs, "columns": outputs}
+        sides = {"rows": (self.rows if len(shape) > 1 else None, inputs), "columns": (self.columns, outputs)}
         scale = scales.sampled_scale(name, self.scale, self.sigma, fan_in)
-        if not any(isinstance(side, CovarianceFactor) for side in given.values()):
-            left, right = (parts.covariance_eigen("MatrixNormal", given[side], sizes[side]) for side in given)
-            return parts.kronecker_normal(name, shape, scale, left, right)
+        known = {
+            side: parts.covariance_eigen("MatrixNormal", given, size)
+            for side, (given, size) in sides.items()
+            if not isinstance(given, CovarianceFactor)
+        }
+        if len(known) == 2:
+            return parts.kronecker_normal(name, shape, scale, known["rows"], known["columns"])
         base = parts.base_variables(name, (inputs, outputs))
         factors = {}
-        for side, what in given.items():
-            if isinstance(what, CovarianceFactor):
-                factors[side] = what(f"{name}.{side}", sizes[side])
-            else:
-                vectors, values = parts.covariance_eigen("MatrixNormal", what, sizes[side])
+        for side, (given, size) in sides.items():
+            if side in known:
+                vectors, values = known[side]
                 factors[side] = ops.asarray(vectors * np.sqrt(values), like=base)
+            else:
+                factors[side] = given(f"{name}.{side}", size)
         w = ops.einsum("ij,jk,lk->il", factors["rows"], base, factors["columns"])
         return deterministic(name, scale * w.reshape(shape))
 

@@ -17,17 +17,17 @@ that probability and zeros, all as arrays like `like`.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
-from ppl_bnn.core.settings import is_number
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import ON_REALS
 from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, RecordMessages, SubstituteLinear
-from ppl_bnn.language.primitives import Message, NamedHandler
+from ppl_bnn.language.primitives import Message, NamedHandler, apply_map
 
 Array = Any
 Model = Callable[..., Any]
@@ -37,6 +37,8 @@ Source = Callable[[tuple[int, ...], Array], Array]
 KeepSource = Callable[[tuple[int, ...], Array, float], Array]
 # The map of (inputs, weight), without the bias.
 Map = Callable[[Array, Array], Array]
+# The sites of a weight and of a bias.
+Sites = tuple[str | None, str | None]
 
 
 # --- one draw of the weights for each row -----------------------------------------------------------
@@ -107,12 +109,8 @@ class _PerRow(NamedHandler):
         if weight_site is None and bias_site is None:
             return
 
-        def applied(x: Array, weight: Array) -> Array:
-            if msg.kind == "linear":
-                return ops.matmul(x, weight)
-            return ops.convolution(x, weight, msg.arguments["stride"], msg.arguments["padding"])
-
-        msg.answer(self._output(applied, x, weight, bias, weight_site, bias_site))
+        applied = functools.partial(apply_map, msg)
+        msg.answer(self._output(applied, x, weight, bias, (weight_site, bias_site)))
 
     def _site(self, value: Array) -> str | None:
         return self.sites.get(id(value), (None,))[0]
@@ -120,9 +118,7 @@ class _PerRow(NamedHandler):
     def _use(self, site: str, msg: Message, positions: bool) -> None:
         """Record a use of a site, or refuse it."""
 
-    def _output(
-        self, applied: Map, x: Array, weight: Array, bias: Any, weight_site: str | None, bias_site: str | None
-    ) -> Array:
+    def _output(self, applied: Map, x: Array, weight: Array, bias: Any, sites: Sites) -> Array:
         """The output of the map. A site is None where the given value is to be used unchanged."""
         raise NotImplementedError
 
@@ -196,9 +192,8 @@ class LocalReparameterisation(_PerRow):
             got = _at_positions(msg.name, msg.kind) if positions else _in_maps(names)
             self._check(False, f"one use per row of {site!r}", got)
 
-    def _output(
-        self, applied: Map, x: Array, weight: Array, bias: Any, weight_site: str | None, bias_site: str | None
-    ) -> Array:
+    def _output(self, applied: Map, x: Array, weight: Array, bias: Any, sites: Sites) -> Array:
+        weight_site, bias_site = sites
         result = applied(x, weight if weight_site is None else self.loc[weight_site])
         if bias is not None:
             result = result + (bias if bias_site is None else self.loc[bias_site])
@@ -248,9 +243,8 @@ class Flipout(_PerRow):
         self.inner: dict[str, Array] = {}
         self.outer: dict[str, Array] = {}
 
-    def _output(
-        self, applied: Map, x: Array, weight: Array, bias: Any, weight_site: str | None, bias_site: str | None
-    ) -> Array:
+    def _output(self, applied: Map, x: Array, weight: Array, bias: Any, sites: Sites) -> Array:
+        weight_site, bias_site = sites
         rows, width = int(x.shape[0]), int(weight.shape[-1])
         if weight_site is None:
             result = applied(x, weight)
@@ -264,8 +258,8 @@ class Flipout(_PerRow):
         if bias is None or bias_site is None:
             return result if bias is None else result + bias
         if bias_site not in self.outer:
-            shared = None if weight_site is None else self.outer[weight_site]
-            self.outer[bias_site] = self.sign((rows, width), x) if shared is None else shared
+            of_weight = weight_site in self.outer
+            self.outer[bias_site] = self.outer[weight_site] if of_weight else self.sign((rows, width), x)
         loc = self.loc[bias_site]
         return result + loc + (bias - loc) * self._spread(self.outer[bias_site], x)
 
@@ -314,23 +308,18 @@ def shared_weights(
     The network runs twice. If a use outside of linear maps is found, it runs once more for each site, which is then NaN
     everywhere but in its maps. An operation that removes NaN, such as a comparison, hides such a use.
     """
-    with (
-        NetworkFunction(values) as run,
-        RecordMessages("coupled") as coupled,
-        RecordLinear(values=values) as maps,
-    ):
+    with NetworkFunction(values) as run, RecordMessages("coupled") as met, RecordLinear(None, values) as maps:
         model(x, None)
-    rows, index = int(run.f.shape[0]), dict.fromkeys(maps.inputs, 0)
+    rows, inputs_of = int(run.f.shape[0]), {name: iter(each) for name, each in maps.inputs.items()}
     names: dict[str, list[str]] = {}
     found: dict[str, SharedUse] = {}
     for use in maps.uses:
-        inputs = maps.inputs[use.name][index[use.name]]
-        index[use.name] += 1
+        inputs = next(inputs_of[use.name])
         for site in (use.weight, use.bias):
-            if site is None or (sites is not None and site not in sites):
+            if site is None or site not in (values if sites is None else sites):
                 continue
             names.setdefault(site, []).append(use.name)
-            if coupled.messages:
+            if met.messages:
                 found[site] = SharedUse(site, "rows", "its use in a model whose rows interact, bnn.coupled")
             elif len(inputs.shape) < 2 or int(inputs.shape[0]) != rows:
                 got = f"its use in {use.name!r} on {tuple(inputs.shape)} inputs for {rows} rows of data"
@@ -366,13 +355,11 @@ def refuse_shared(shared: Mapping[str, SharedUse], estimator: str, approximate: 
     in all maps; `approximate` permits the local reparameterisation. The UnsupportedError names the sites.
     """
     for use in shared.values():
-        allowed = use.kind in ("positions", "maps") if estimator == "flipout" else approximate
-        if allowed:
+        within_rows = use.kind in ("positions", "maps")
+        if within_rows if estimator == "flipout" else approximate:
             continue
-        advice = "estimator='plain'"
-        if estimator == "local":
-            better = "flipout" if use.kind in ("positions", "maps") else "plain"
-            advice = f"estimator={better!r}, or approximate=True"
+        advice = f"estimator={'flipout' if within_rows else 'plain'!r}"
+        advice += ", or approximate=True" if estimator == "local" else ""
         others = [other for other in shared if other != use.site]
         got = use.reason + (f" (as for {', '.join(others)})" if others else "")
         raise UnsupportedError.of(f"estimator {estimator!r}", f"one use per row of {use.site!r}", got, advice)
@@ -391,9 +378,8 @@ class DroppedInputs(NamedHandler):
     row has one draw of the weights at all positions; dropping each position independently would not be a distribution
     over weights.
 
-    `rates` is one rate for all maps, or the name of a map -> its rate, with no other map dropped. `keep` is a source of
-    zeros and ones. `skip` names, with one rate, the maps whose inputs are kept; by default it is the first map of the
-    run, whose inputs are the features.
+    `rates` is the name of a map -> its rate, from 0 to below 1; the inputs of other maps are kept. `keep` is a source
+    of zeros and ones.
 
     References
     ----------
@@ -402,28 +388,16 @@ class DroppedInputs(NamedHandler):
     Gal and Ghahramani (2016), Dropout as a Bayesian approximation.
     """
 
-    def __init__(
-        self, rates: float | Mapping[str, float], keep: KeepSource, skip: Collection[str] | None = None
-    ):
-        super().__init__("linear map of dropout", rates if isinstance(rates, Mapping) else skip or ())
-        for rate in rates.values() if isinstance(rates, Mapping) else (rates,):
-            good = is_number(rate) and 0.0 <= rate < 1.0
-            InputError.check(good, "dropout", "a rate from 0 to below 1", repr(rate), "rate=0.1")
-        good = skip is None or not (isinstance(rates, Mapping) or isinstance(skip, str))
-        expected = "one rate for all maps but the names in `skip`"
-        InputError.check(good, "dropout", expected, repr(skip), "rates by name alone")
+    def __init__(self, rates: Mapping[str, float], keep: KeepSource):
+        super().__init__("linear map of dropout", rates)
         self.rates = rates
         self.keep = keep
-        self.skip = skip
 
     def process(self, msg: Message) -> None:
         if msg.kind not in ("linear", "conv"):
             return
         self.met.append(msg.name)
-        if isinstance(self.rates, Mapping):
-            rate = self.rates.get(msg.name, 0.0)
-        else:
-            rate = 0.0 if msg.name in (self.met[:1] if self.skip is None else self.skip) else self.rates
+        rate = self.rates.get(msg.name, 0.0)
         if rate == 0.0:
             return
         x = msg.arguments["x"]

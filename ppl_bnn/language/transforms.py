@@ -58,10 +58,10 @@ class _NamedSites(NamedHandler):
         self.met.append(msg.name)
         if msg.name not in self.names:
             return
-        if msg.kind == "param" or msg.arguments["obs"] is not None:
-            got = "a parameter without a prior" if msg.kind == "param" else "an observation"
-            expected = f"a random variable at site {msg.name!r}"
-            raise ModelError.of(self.transform, expected, got, "leaving that site out")
+        good = msg.kind == "sample" and msg.arguments["obs"] is None
+        got = "a parameter without a prior" if msg.kind == "param" else "an observation"
+        expected = f"a random variable at site {msg.name!r}"
+        ModelError.check(good, self.transform, expected, got, "leaving that site out")
         self.change(msg, msg.arguments["distribution"])
 
     def change(self, msg: Message, specification: Distribution) -> None:
@@ -73,15 +73,13 @@ class _NamedSites(NamedHandler):
 
     def check_family(self, good: bool, name: str, expected: str, specification: Distribution) -> None:
         """Raise UnsupportedError for another family than `expected` at a site."""
-        if not good:
-            expected = f"{expected} at site {name!r}"
-            raise UnsupportedError.of(self.transform, expected, specification.family, self.family_advice)
+        expected = f"{expected} at site {name!r}"
+        UnsupportedError.check(good, self.transform, expected, specification.family, self.family_advice)
 
     def check_shape(self, good: bool, name: str, expected: str, given: Any) -> None:
         """Raise InputError for an array whose shape does not fit the site."""
-        if not good:
-            where = f"{self.transform}, site {name!r}"
-            raise InputError.of(where, expected, f"shape {np.shape(given)}", self.shape_advice)
+        where = f"{self.transform}, site {name!r}"
+        InputError.check(good, where, expected, f"shape {np.shape(given)}", self.shape_advice)
 
 
 class _ScaledPriors(_NamedSites):
@@ -95,9 +93,8 @@ class _ScaledPriors(_NamedSites):
 
     def change(self, msg: Message, specification: Distribution) -> None:
         value, shape = self.values[msg.name], draw_shape(specification)
-        self.check_family(
-            specification.family == self.family, msg.name, f"the prior {self.family}", specification
-        )
+        good = specification.family == self.family
+        self.check_family(good, msg.name, f"the prior {self.family}", specification)
         units = self.family == "EmpiricalBayes"
         known = f"one number, numbers of shape {shape[-1:]}, or" if units else "one number, or numbers"
         fits = np.shape(value) in ((), shape, shape[-1:] if units else shape)
@@ -127,11 +124,11 @@ class _PrecisionFactors(_ScaledPriors):
         super().process(msg)
         if msg.kind == "observe" and self.likelihood is not None:
             given = msg.arguments["likelihood"]
-            if not isinstance(given, Gaussian) or not isinstance(given.noise, int | float):
-                random = "Gaussian with a noise that is a random variable or an array"
-                got = random if isinstance(given, Gaussian) else type(given).__name__
-                expected = "the likelihood Gaussian(noise) with a plain number as noise"
-                raise UnsupportedError.of(self.transform, expected, got, "noise=None")
+            good = isinstance(given, Gaussian) and isinstance(given.noise, int | float)
+            random = "Gaussian with a noise that is a random variable or an array"
+            got = random if isinstance(given, Gaussian) else type(given).__name__
+            expected = "the likelihood Gaussian(noise) with a plain number as noise"
+            UnsupportedError.check(good, self.transform, expected, got, "noise=None")
             msg.arguments["likelihood"] = self.likelihood
 
 
@@ -215,25 +212,21 @@ class _NonCentred(_NamedSites):
         super().process(msg)
         if self.everywhere and msg.kind == "sample" and msg.arguments["obs"] is None:
             specification = msg.arguments["distribution"]
-            if specification.family in LOCATION_SCALE and not all(
-                isinstance(specification.arguments[name], int | float | np.generic | list | tuple)
-                for name in ("loc", "scale")
-            ):
+            given = (specification.arguments.get(name, 0.0) for name in ("loc", "scale"))
+            fixed = all(isinstance(each, int | float | np.generic | list | tuple) for each in given)
+            if specification.family in LOCATION_SCALE and not fixed:
                 self.change(msg, specification)
 
     def change(self, msg: Message, specification: Distribution) -> None:
         expected = f"a prior among {', '.join(LOCATION_SCALE)}"
         self.check_family(specification.family in LOCATION_SCALE, msg.name, expected, specification)
-        arguments = dict(specification.arguments)
+        arguments, shape = specification.arguments, draw_shape(specification) or specification.shape
         base = f"{msg.name}.base"
         self.moved[base] = (msg.name, arguments["loc"], arguments["scale"])
         standard = {**arguments, "loc": 0.0, "scale": 1.0}
-        shape = draw_shape(specification)
         # Handlers below sample the base site; `after` replaces its value by that of the site.
         msg.name = base
-        msg.arguments["distribution"] = replace(
-            specification, arguments=standard, shape=shape or specification.shape
-        )
+        msg.arguments["distribution"] = replace(specification, arguments=standard, shape=shape)
 
     def after(self, msg: Message) -> None:
         if msg.kind == "sample" and msg.name in self.moved:
@@ -287,8 +280,8 @@ def noncentred(model: Model, sites: Iterable[str] | None = None) -> Model:
     ----------
     Papaspiliopoulos, Roberts and Skold (2007), A general framework for the parametrization of hierarchical models.
     """
-    if isinstance(sites, str):
-        raise InputError.of("noncentred", "a list of sites", repr(sites), f"sites=[{sites!r}]")
+    good = not isinstance(sites, str)
+    InputError.check(good, "noncentred", "a list of sites", repr(sites), f"sites=[{sites!r}]")
     names = frozenset(sites or ())
     return _transformed(model, functools.partial(_NonCentred, names, sites is None))
 
@@ -332,14 +325,12 @@ class GaussianPrior:
         def check(good: Any, expected: str, got: str) -> None:
             InputError.check(good, "GaussianPrior", expected, got, "as_prior() of a fitted approximation")
 
-        copies = {
-            "mode": {name: copy(value) for name, value in self.mode.items()},
-            "scale": {name: copy(value) for name, value in self.scale.items()},
-            "joint": tuple((tuple(names), copy(precision)) for names, precision in self.joint),
-            "kronecker": {name: tuple(map(copy, parts)) for name, parts in self.kronecker.items()},
-        }
-        for name, value in copies.items():
-            object.__setattr__(self, name, value)
+        vars(self).update(
+            mode={name: copy(value) for name, value in self.mode.items()},
+            scale={name: copy(value) for name, value in self.scale.items()},
+            joint=tuple((tuple(names), copy(precision)) for names, precision in self.joint),
+            kronecker={name: tuple(map(copy, parts)) for name, parts in self.kronecker.items()},
+        )
         spread = sorted([*self.scale, *(name for names, _ in self.joint for name in names), *self.kronecker])
         sites = sorted(self.mode)
         check(spread == sites, "one spread for each site of the mode", f"{spread} for {sites}")
@@ -407,15 +398,11 @@ class _LazyLoc(Mapping[str, Any]):
     """Arguments of a distribution with `loc` computed on first access: a network function never accesses it."""
 
     def __init__(self, loc: Callable[[], Any], others: Mapping[str, Any]):
-        self._make = loc
+        self._loc = functools.cache(loc)
         self._others = others
 
-    @functools.cached_property
-    def _loc(self) -> Any:
-        return self._make()
-
     def __getitem__(self, name: str) -> Any:
-        return self._loc if name == "loc" else self._others[name]
+        return self._loc() if name == "loc" else self._others[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(("loc", *self._others))
@@ -448,10 +435,9 @@ class _WithPrior(_NamedSites):
     def _distribution(self, name: str, specification: Distribution) -> Distribution:
         mode, positive = self.prior.mode[name], name in self.positive
         if name in self.prior.kronecker:
-            if positive:
-                expected = f"a site on the real line for a Kronecker-factored Gaussian, as {name!r}"
-                advice = "a full or diagonal structure"
-                raise UnsupportedError.of(self.transform, expected, specification.family, advice)
+            expected = f"a site on the real line for a Kronecker-factored Gaussian, as {name!r}"
+            advice, got = "a full or diagonal structure", specification.family
+            UnsupportedError.check(not positive, self.transform, expected, got, advice)
             left, right, precisions = self.prior.kronecker[name]
             arguments = {"loc": mode, "left_vectors": left, "right_vectors": right, "precisions": precisions}
             return Distribution("KroneckerNormal", arguments)
@@ -461,11 +447,9 @@ class _WithPrior(_NamedSites):
         else:
             conditional = self.conditionals[name]
             for earlier in conditional.before:
-                if earlier not in self.deviations:
-                    expected = f"site {earlier!r} before site {name!r}, as in the program of the posterior"
-                    raise ModelError.of(
-                        "with_prior", expected, "the other order", "the model of the posterior"
-                    )
+                expected = f"site {earlier!r} before site {name!r}, as in the program of the posterior"
+                good, advice = earlier in self.deviations, "the model of the posterior"
+                ModelError.check(good, self.transform, expected, "the other order", advice)
             loc = self._loc(conditional)
             if mode.size > 1:
                 family = "MultivariateLogNormal" if positive else "MultivariateNormal"
@@ -474,9 +458,8 @@ class _WithPrior(_NamedSites):
         # The event of a site keeps its axes; that of a multivariate family covers them all.
         multivariate = specification.family.startswith(("Multi", "Kron"))
         events = scale.ndim if multivariate else specification.event_dims
-        return Distribution(
-            "LogNormal" if positive else "Normal", _arguments(loc, {"scale": scale}), None, events
-        )
+        family = "LogNormal" if positive else "Normal"
+        return Distribution(family, _arguments(loc, {"scale": scale}), None, events)
 
     def _loc(self, conditional: _Conditional) -> Any:
         if not conditional.before:
@@ -543,16 +526,13 @@ def with_prior(model: Model, prior: Any) -> Model:
     Opper (1998), A Bayesian approach to on-line learning.
     """
     if not isinstance(prior, GaussianPrior):
-        as_prior = getattr(getattr(prior, "approximation", None), "as_prior", None)
+        check, where = UnsupportedError.check, "with_prior"
+        as_prior: Any = getattr(getattr(prior, "approximation", None), "as_prior", None)
         got = type(getattr(prior, "approximation", prior)).__name__
-        if as_prior is None:
-            expected, advice = (
-                "a posterior whose approximation is a Gaussian",
-                "a posterior by Laplace or SVI",
-            )
-            raise UnsupportedError.of("with_prior", expected, got, advice)
-        if prior.standardisation is not None:
-            expected, got = "a posterior in the units of the data", "one fitted with standardise=True"
-            raise UnsupportedError.of("with_prior", expected, got, "standardising all data alike beforehand")
+        expected = "a posterior whose approximation is a Gaussian"
+        check(as_prior, where, expected, got, "a posterior by Laplace or SVI")
+        expected, got = "a posterior in the units of the data", "one fitted with standardise=True"
+        advice = "standardising all data alike beforehand"
+        check(prior.standardisation is None, where, expected, got, advice)
         prior = as_prior()
     return _transformed(model, functools.partial(_WithPrior, prior, _conditionals(prior)))

@@ -17,14 +17,9 @@ from ppl_bnn import dist, likelihoods, ops, priors
 from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core.errors import ModelError, UnknownNameError
-from ppl_bnn.language.handlers import (
-    NetworkFunction,
-    Substitute,
-    network_function,
-    network_output,
-    recorded_linear,
-)
-from ppl_bnn.language.primitives import Handler, Message, maps_are_seen, running
+from ppl_bnn.language.handlers import NetworkFunction, network_function, network_output, recorded_linear
+from ppl_bnn.language.primitives import Handler, Message, maps_are_seen
+from tests.layer_oracles import Substitute
 
 ROWS, FEATURES, WIDTH = 5, 3, 4
 X = np.random.default_rng(4).normal(size=(ROWS, FEATURES))
@@ -120,14 +115,14 @@ def test_a_model_called_as_a_function_says_what_to_do() -> None:
 def test_the_stack_belongs_to_a_thread_and_is_left_as_it_was() -> None:
     seen: list[bool] = []
     with Handler():
-        thread = threading.Thread(target=lambda: seen.append(running()))
+        thread = threading.Thread(target=lambda: seen.append(maps_are_seen()))
         thread.start()
         thread.join()
-        assert running()
+        assert maps_are_seen()
     assert seen == [False]
     with pytest.raises(KeyError), Handler(), NetworkFunction({}):
         raise KeyError
-    assert not running()
+    assert not maps_are_seen()
 
 
 def test_what_is_no_distribution_is_refused() -> None:
@@ -214,7 +209,7 @@ def test_inputs_of_linear_maps_are_recorded() -> None:
 
 def test_a_perturbation_is_added_to_what_leaves_a_map(rng: np.random.Generator) -> None:
     added = rng.normal(size=(ROWS, WIDTH))
-    output, inputs = recorded_linear(model, W, X, {"hidden0": added})
+    output, inputs = recorded_linear(model, W, X, {"hidden0": {0: added}})
     h0 = np.tanh(X @ W["hidden0.weight"] + W["hidden0.bias"] + added)
     np.testing.assert_allclose(inputs["hidden1"][0], h0, rtol=1e-13)
     assert not np.allclose(output.f, forward(W, X))
@@ -228,7 +223,7 @@ def test_each_use_of_a_map_has_its_own_perturbation(rng: np.random.Generator) ->
 
     w = rng.normal(size=(FEATURES, FEATURES))
     first, second = rng.normal(size=(2, ROWS, FEATURES))
-    output, inputs = recorded_linear(twice, {"w": w}, X, {"map": [first, second]})
+    output, inputs = recorded_linear(twice, {"w": w}, X, {"map": {0: first, 1: second}})
     np.testing.assert_allclose(inputs["map"][1], X @ w + first)
     np.testing.assert_allclose(output.f, (X @ w + first) @ w + second)
 
@@ -244,7 +239,7 @@ def backward(f_bar: np.ndarray) -> dict[str, np.ndarray]:
 
 def zeros(chosen: Any) -> dict[str, Any]:
     shapes = {"hidden0": WIDTH, "hidden1": WIDTH, "output": 2}
-    return {name: chosen.asarray(np.zeros((ROWS, size))) for name, size in shapes.items()}
+    return {name: {0: chosen.asarray(np.zeros((ROWS, size)))} for name, size in shapes.items()}
 
 
 def test_the_gradient_in_a_perturbation_is_that_in_the_pre_activation(ppl: str) -> None:
@@ -256,7 +251,7 @@ def test_the_gradient_in_a_perturbation_is_that_in_the_pre_activation(ppl: str) 
             return 0.5 * ops.sum(recorded_linear(model, w, x, perturbations)[0].f ** 2)
 
         _, gradient = chosen.compile(chosen.value_and_grad(loss))(zeros(chosen))
-        gradient = {name: chosen.to_numpy(value) for name, value in gradient.items()}
+        gradient = {name: chosen.to_numpy(value[0]) for name, value in gradient.items()}
     for name, expected in backward(forward(W, X)).items():
         np.testing.assert_allclose(gradient[name], expected, rtol=1e-11, atol=1e-13, err_msg=name)
 

@@ -279,7 +279,7 @@ def log_likelihood(chosen: Any, model: Any, u: Any, x: Any, y: Any) -> Any:
 HANDLERS = {
     "local": lambda loc, scale: LocalReparameterisation(loc, scale, normals(25), approximate=True),
     "flipout": lambda loc, scale: Flipout(loc, signs(25)),
-    "dropout": lambda loc, scale: DroppedInputs(0.3, keeps(25)),
+    "dropout": lambda loc, scale: DroppedInputs({"hidden0": 0.3, "output": 0.3}, keeps(25)),
 }
 
 
@@ -352,7 +352,7 @@ def sampled_gradients(ppl: str, estimator: str, seed: int) -> tuple[np.ndarray, 
                 return noise["sign.in" if shape[-1] == INPUTS else "sign.out"]
 
             handlers = {
-                "plain": lambda: DroppedInputs(0.0, lambda *_: None),
+                "plain": lambda: DroppedInputs({}, lambda *_: None),
                 "local": lambda: LocalReparameterisation(loc, scale, lambda *_: noise["normal"]),
                 "flipout": lambda: Flipout(loc, sign),
             }
@@ -531,18 +531,17 @@ def network_values() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("rates", "skip", "asked"),
+    ("rates", "asked"),
     [
-        pytest.param(0.25, None, [((5, 18), 0.75), ((5, 4), 0.75)], id="all but the first"),
-        pytest.param(0.25, (), [((5, 1, 1, 1), 0.75), ((5, 18), 0.75), ((5, 4), 0.75)], id="all"),
-        pytest.param(0.25, ("hidden0", "conv"), [((5, 4), 0.75)], id="some skipped"),
-        pytest.param({"conv": 0.1, "output": 0.5}, None, [((5, 1, 1, 1), 0.9), ((5, 4), 0.5)], id="by name"),
-        pytest.param(0.0, (), [], id="none"),
+        pytest.param({"hidden0": 0.25, "output": 0.25}, [((5, 18), 0.75), ((5, 4), 0.75)], id="dense"),
+        pytest.param({"conv": 0.1, "output": 0.5}, [((5, 1, 1, 1), 0.9), ((5, 4), 0.5)], id="convolution"),
+        pytest.param({"conv": 0.0, "output": 0.25}, [((5, 4), 0.75)], id="a rate of zero"),
+        pytest.param({}, [], id="none"),
     ],
 )
-def test_dropout_masks_inputs_by_row_and_unit(rates: Any, skip: Any, asked: Any) -> None:
+def test_dropout_masks_inputs_by_row_and_unit(rates: Any, asked: Any) -> None:
     masks = Masks()
-    outputs(network, DroppedInputs(rates, masks, skip), network_values(), IMAGES)
+    outputs(network, DroppedInputs(rates, masks), network_values(), IMAGES)
     assert [shape for shape, _ in masks.asked] == [shape for shape, _ in asked]
     np.testing.assert_allclose([p for _, p in masks.asked], [p for _, p in asked])
 
@@ -551,21 +550,12 @@ def test_dropout_is_a_bernoulli_mask_on_inputs_with_their_mean() -> None:
     row, rate = np.array([1.0, -2.0, 0.5]), 0.3
     values = moments({"output.weight": (3, 2), "output.bias": (2,)}, 41)[0]
     x = np.repeat(row[None], 20_000, axis=0)
-    f = outputs(one_map, DroppedInputs(rate, keeps(42), ()), values, x)
+    f = outputs(one_map, DroppedInputs({"output": rate}, keeps(42)), values, x)
     weight = values["output.weight"]
     covariance = rate / (1.0 - rate) * (weight.T * row**2) @ weight
     within_covariance(f, row @ weight + values["output.bias"], covariance)
 
 
-@pytest.mark.parametrize("rates", [1.0, -0.1, True, "half", {"output": 1.5}])
-def test_a_rate_that_is_none_is_refused(rates: Any) -> None:
-    with pytest.raises(InputError, match="rate"):
-        DroppedInputs(rates, keeps(43))
-
-
 def test_dropout_names_maps_that_are_not_there() -> None:
-    for rates, skip in (({"ouput": 0.1}, None), (0.1, ("ouput",))):
-        with pytest.raises(UnknownNameError, match="output"):
-            outputs(network, DroppedInputs(rates, keeps(44), skip), network_values(), IMAGES)
-    with pytest.raises(InputError, match="skip"):
-        DroppedInputs({"output": 0.1}, keeps(45), ("output",))
+    with pytest.raises(UnknownNameError, match="output"):
+        outputs(network, DroppedInputs({"ouput": 0.1}, keeps(44)), network_values(), IMAGES)

@@ -267,7 +267,7 @@ def filter_response_norm(
     square = (x * x).reshape(shape[0], -1, shape[-1])
     size = ops.sqrt(ops.mean(square, 1) + epsilon).reshape(shape[0], *(1,) * (len(shape) - 2), shape[-1])
     result = layer.scaled(x / size, gain, bias)
-    cut = layer.parameter("threshold", shape[-1], threshold, THRESHOLD)
+    cut = layer.draw(layer.site("threshold"), threshold, THRESHOLD, (int(shape[-1]),))
     return result if cut is None else ops.maximum(result, cut)
 
 
@@ -301,9 +301,8 @@ def residual(x: Any, branch: Callable[[Any], Any]) -> Any:
     added = branch(x)
     wanted, shape = tuple(x.shape), tuple(added.shape)
     advice = "as many channels as enter and stride 1, or bnn.residual_block"
-    Layer("residual").check(
-        shape == wanted, f"a branch that keeps the shape {wanted}", f"shape {shape}", advice
-    )
+    expected = f"a branch that keeps the shape {wanted}"
+    Layer("residual").check(shape == wanted, expected, f"shape {shape}", advice)
     return x + added
 
 
@@ -370,7 +369,7 @@ def residual_block(
         x = convolve(f"{name}.shortcut", x, kernel=1, stride=stride)
     if activation is not None:
         return ops.activation(activation)(h + x)
-    return ops.maximum(h + x, layer.parameter("threshold", channels, True, THRESHOLD))
+    return ops.maximum(h + x, layer.draw(layer.site("threshold"), True, THRESHOLD, (int(channels),)))
 
 
 def convolution(x: Any) -> Callable[..., Any]:

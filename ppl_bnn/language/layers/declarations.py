@@ -48,48 +48,46 @@ class Layer:
 
     # -- weights
 
-    def site(self, part: str) -> str:
+    def site(self, *parts: str) -> str:
         """The name of a part."""
-        return f"{self.name}.{part}" if part else self.name
+        return ".".join(filter(None, (self.name, *parts)))
+
+    def draw(
+        self, site: str, given: Bias | None, default: Prior, shape: tuple[int, ...], fan_in: int = 1
+    ) -> Any:
+        """A tensor from the prior that the user gave, or from the default; None where the user wants none.
+
+        Each channel, and each row of a table, is a separate unit, so their fan_in is 1.
+        """
+        if given is False:
+            return None
+        prior = default if given is None or given is True else given
+        if not callable(prior):
+            raise ModelError.of(self.word, "a prior", repr(prior), "bnn.priors.Normal(0.0, 'fan_in')")
+        return prior(site, shape, fan_in)
 
     def weights(self, part: str, shape: tuple[int, ...], bias: Bias | None = None) -> tuple[Any, Any]:
         """`part.weight` (..., inputs, outputs) and `part.bias` (outputs,), or None; fan_in is the number of inputs."""
-        bias = self.bias if bias is None else bias
-        self._check_priors(self.prior, bias)
         prior = Normal(0.0, "fan_in") if self.prior is None else self.prior
-        weight = prior(f"{self.site(part)}.weight", shape, math.prod(shape[:-1]))
-        if bias is False:
-            return weight, None
-        return weight, (prior if bias is True else bias)(f"{self.site(part)}.bias", shape[-1:], 1)
+        weight = self.draw(self.site(part, "weight"), prior, prior, shape, math.prod(shape[:-1]))
+        bias = self.bias if bias is None else bias
+        return weight, self.draw(self.site(part, "bias"), bias, prior, shape[-1:])
 
     def linear(self, part: str, x: Any, width: int) -> Any:
         """The linear map `part` of x (..., inputs) with weights of its own."""
         return linear(self.site(part), x, *self.weights(part, (int(x.shape[-1]), width)))
 
     def table(self, length: int, width: int) -> Any:
-        """`weight` (length, width), N(0, 1) by default; one row enters at a time, so fan_in is 1."""
-        self._check_priors(self.prior)
-        return (OFFSET if self.prior is None else self.prior)(self.site("weight"), (length, width), 1)
-
-    def parameter(self, part: str, channels: int, given: Bias | None, default: Prior) -> Any:
-        """A parameter for each channel, or None. Each channel is a separate unit, so fan_in is 1."""
-        self._check_priors(given)
-        if given is False:
-            return None
-        prior = default if given is None or given is True else given
-        return prior(self.site(part), (int(channels),), 1)
+        """`weight` (length, width), N(0, 1) by default."""
+        return self.draw(self.site("weight"), self.prior, OFFSET, (length, width))
 
     def scaled(self, x: Any, gain: Bias, bias: Bias) -> Any:
         """x * gain + bias, channel by channel."""
-        factor = self.parameter("gain", x.shape[-1], gain, GAIN)
-        offset = self.parameter("bias", x.shape[-1], bias, OFFSET)
+        channels = (int(x.shape[-1]),)
+        factor = self.draw(self.site("gain"), gain, GAIN, channels)
+        offset = self.draw(self.site("bias"), bias, OFFSET, channels)
         x = x if factor is None else x * factor
         return x if offset is None else x + offset
-
-    def _check_priors(self, *given: Any) -> None:
-        for each in given:
-            if each is not None and not isinstance(each, bool) and not callable(each):
-                raise ModelError.of(self.word, "a prior", repr(each), "bnn.priors.Normal(0.0, 'fan_in')")
 
     # -- checks
 

@@ -104,7 +104,7 @@ def _check_adjacency(layer: Layer, adjacency: Any, nodes: int) -> None:
 
 def _checked_edges(layer: Layer, edges: Any, nodes: int) -> np.ndarray:
     """Edges (E, 2), each once, between different existing nodes."""
-    seen = edges if isinstance(edges, np.ndarray) else ops.concrete(edges)
+    seen: Any = edges if isinstance(edges, np.ndarray) else ops.concrete(edges)
     good = seen is not None and seen.ndim == 2 and seen.shape[1] == 2 and seen.dtype.kind in "iu"
     traced = "an array whose numbers cannot be seen"
     got = traced if seen is None else f"{seen.dtype} of shape {seen.shape}"

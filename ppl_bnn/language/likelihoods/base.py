@@ -36,6 +36,8 @@ class Likelihood:
         Names of the parameters that are positive numbers, or sampled values: one, or one per output.
     always_in_eta : tuple of str
         Those of them whose logarithm is part of eta even where they are known.
+    arrays : tuple of str
+        Names of the parameters that are arrays, which are part of eta.
     per_output : bool
         Whether y has a column for each network output; otherwise y is (N,).
     """
@@ -47,6 +49,7 @@ class Likelihood:
     outputs: ClassVar[tuple[Callable[[int], bool], str, str]] = (lambda k: k >= 1, "network outputs", "")
     positive: ClassVar[tuple[str, ...]] = ()
     always_in_eta: ClassVar[tuple[str, ...]] = ()
+    arrays: ClassVar[tuple[str, ...]] = ()
     # What to try where a parameter has a value per row.
     advice_for_rows: ClassVar[str] = "a number as {}"
     per_output: ClassVar[bool] = False
@@ -82,14 +85,14 @@ class Likelihood:
     @property
     def form(self) -> Self:
         """The likelihood without the values of one run."""
-        return dataclasses.replace(self, **dict.fromkeys(self.in_eta))  # pyright: ignore[reportArgumentType]
+        dropped = dict.fromkeys([*self.in_eta, *self.arrays])
+        return dataclasses.replace(self, **dropped)  # pyright: ignore[reportArgumentType]
 
     @property
     def in_eta(self) -> list[str]:
         """Names of the parameters whose logarithms are part of eta: all that are not known."""
-        return [
-            name for name in self.positive if name in self.always_in_eta or not is_known(getattr(self, name))
-        ]
+        sampled = (name for name in self.positive if not is_known(getattr(self, name)))
+        return sorted({*self.always_in_eta, *sampled}, key=self.positive.index)
 
     def check(self, f: Shape, y: Shape | None) -> None:
         """Refuse shapes of f and y that do not fit."""

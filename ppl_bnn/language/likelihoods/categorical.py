@@ -108,6 +108,7 @@ class Ordinal(Likelihood):
     cut_points: Any
     classes: int | None = None
     task = "classification"
+    arrays = ("cut_points",)
     outputs = (lambda k: k == 1, "one network output", "likelihoods.Categorical() for classes without order")
 
     def __post_init__(self) -> None:
@@ -116,7 +117,7 @@ class Ordinal(Likelihood):
         if isinstance(self.cut_points, list | tuple):
             object.__setattr__(self, "cut_points", np.asarray(self.cut_points, dtype=float))
         cuts = self.cut_points
-        shape = tuple(getattr(cuts, "shape", ()))
+        shape: tuple[int, ...] = tuple(getattr(cuts, "shape", ()))
         where = "likelihoods.Ordinal"
         good, expected = len(shape) == 1 and shape[0] > 0, "cut points of shape (C - 1,)"
         InputError.check(good, where, expected, f"shape {shape}", "priors.CutPoints()('cuts', C)")
@@ -126,10 +127,6 @@ class Ordinal(Likelihood):
         good, expected = self.classes in (None, count), f"{count} classes for {shape[0]} cut points"
         InputError.check(good, where, expected, repr(self.classes), "leaving it out")
         object.__setattr__(self, "classes", count)
-
-    @property
-    def form(self) -> Ordinal:
-        return Ordinal(None, self.classes)
 
     def distribution(self, f: Any) -> Distribution:
         return dist.distribution("Categorical", self._log_probabilities(self.predictor(f)))
@@ -161,9 +158,8 @@ class Ordinal(Likelihood):
         up = ops.concatenate([ops.exp(-beyond[:, :1]), ops.exp(beyond[:, :-1] - beyond[:, 1:]) / gap])
         down = ops.concatenate([ops.exp(at[:, 1:] - at[:, :-1]) / gap, ops.exp(-at[:, -1:])])
         none = ops.zeros_like(above)[:, :, None]
-        cuts = ops.concatenate([ops.diagonal_matrix(up), none]) - ops.concatenate(
-            [none, ops.diagonal_matrix(down)]
-        )
+        up, down = ops.diagonal_matrix(up), ops.diagonal_matrix(down)
+        cuts = ops.concatenate([up, none]) - ops.concatenate([none, down])
         # A gap shifts all cut points above it.
         later = ops.asarray(np.triu(np.ones((above.shape[-1],) * 2)), like=eta)
         unit = ops.concatenate([ops.ones_like(above[:, :1]), gaps])

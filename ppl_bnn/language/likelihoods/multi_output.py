@@ -48,16 +48,13 @@ class MultiOutputGaussian(Likelihood):
     """
 
     scale_tril: Any
+    arrays = ("scale_tril",)
     per_output = True
 
     def __post_init__(self) -> None:
         if isinstance(self.scale_tril, list | tuple):
             object.__setattr__(self, "scale_tril", np.asarray(self.scale_tril, dtype=float))
         dist.check_factor("likelihoods.MultiOutputGaussian", self.scale_tril)
-
-    @property
-    def form(self) -> MultiOutputGaussian:
-        return MultiOutputGaussian(None)
 
     def check(self, f: Shape, y: Shape | None) -> None:
         shape = tuple(getattr(self.scale_tril, "shape", ()))

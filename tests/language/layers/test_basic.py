@@ -15,7 +15,7 @@ from ppl_bnn import likelihoods, ops, priors
 from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core.errors import ModelError
-from ppl_bnn.language.handlers import NetworkFunction, Substitute, network_function
+from ppl_bnn.language.handlers import NetworkFunction, network_function
 from ppl_bnn.language.layers.basic import (
     conv1d,
     conv2d,
@@ -28,7 +28,7 @@ from ppl_bnn.language.layers.basic import (
 )
 from ppl_bnn.language.primitives import Handler, Message, conv
 from ppl_bnn.language.stochastic_layers import Flipout
-from tests.layer_oracles import asked, check, of_torch, set_parameters, through_maps, values_of
+from tests.layer_oracles import Substitute, asked, check, of_torch, set_parameters, through_maps, values_of
 
 KERNELS = [(2, 3), (5, 4)]
 STRIDES = [1, (2, 3)]

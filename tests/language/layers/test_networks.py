@@ -11,10 +11,9 @@ import pytest
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, ops
 from ppl_bnn.core.errors import ModelError
-from ppl_bnn.language.handlers import Substitute
 from ppl_bnn.language.layers.basic import images
 from ppl_bnn.language.layers.networks import cnn, lstm_classifier, resnet, transformer
-from tests.layer_oracles import asked, log_joint_and_predictor, values_of
+from tests.layer_oracles import Substitute, asked, log_joint_and_predictor, values_of
 
 LABELS = np.arange(6) % 3
 IMAGES = np.random.default_rng(53).normal(size=(6, 6, 5, 2))

@@ -12,11 +12,20 @@ import torch
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, ops, priors
 from ppl_bnn.core.errors import ModelError
-from ppl_bnn.language.handlers import Substitute, network_function, recorded_linear
+from ppl_bnn.language.handlers import network_function, recorded_linear
 from ppl_bnn.language.layers.recurrent import gru, lstm
 from ppl_bnn.language.primitives import Handler
 from ppl_bnn.language.stochastic_layers import Flipout, shared_weights
-from tests.layer_oracles import asked, check, of_torch, outcome, set_parameters, through_maps, values_of
+from tests.layer_oracles import (
+    Substitute,
+    asked,
+    check,
+    of_torch,
+    outcome,
+    set_parameters,
+    through_maps,
+    values_of,
+)
 
 ROWS, FEATURES, WIDTH = 3, 2, 4
 LENGTH = 5

@@ -19,10 +19,10 @@ from ppl_bnn.core.errors import BNNError, ModelError, UnknownNameError, Unsuppor
 from ppl_bnn.inference.curvature import curvature
 from ppl_bnn.inference.curvature.curvature import data_curvature
 from ppl_bnn.inference.laplace import fit
-from ppl_bnn.language.handlers import Substitute, network_function, recorded_linear
+from ppl_bnn.language.handlers import network_function, recorded_linear
 from ppl_bnn.language.modules import module as modules
 from ppl_bnn.language.modules import protocol as calls
-from tests.layer_oracles import asked, log_joint_and_predictor, values_of
+from tests.layer_oracles import Substitute, asked, log_joint_and_predictor, values_of
 from tests.problems import Conjugate, regression_data
 
 ROWS, FEATURES, WIDTH = 6, 3, 4
