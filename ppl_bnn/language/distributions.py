@@ -172,8 +172,11 @@ def check_no_nested(specification: Distribution) -> None:
     for name, value in specification.arguments.items():
         if isinstance(value, Distribution):
             family, expected = specification.family, f"a number or an array as {name}"
-            advice = f"bnn.sample('{name}', dist.{value.family}(...)), drawing it first,"
-            got, advice = f"the distribution {value.family}", f"{advice} or priors.Hierarchical"
+            drawn = f"bnn.sample('{name}', dist.{value.family}(...))"
+            got, advice = (
+                f"the distribution {value.family}",
+                f"{drawn}, drawing it first, or priors.Hierarchical",
+            )
             raise ModelError.of(family, expected, got, advice)
 
 
@@ -221,8 +224,8 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
     if family not in FAMILIES:
         raise unknown_name("distribution", family, FAMILIES)
     known = FAMILIES[family]
-    expected, advice = f"at most {len(known)} arguments", ", ".join(known)
-    InputError.check(len(args) <= len(known), family, expected, len(args), advice)
+    if len(args) > len(known):
+        raise InputError.of(family, f"at most {len(known)} arguments", str(len(args)), ", ".join(known))
     given = dict(zip(known, args, strict=False))
     for name in kwargs:
         if name not in known:
@@ -231,8 +234,8 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
             raise InputError(f"{family}: argument {name!r} was given twice")
     arguments = known | given | kwargs
     for name, value in arguments.items():
-        advice = f"{family}({name}=...)"
-        InputError.check(value is not ..., family, f"an argument {name!r}", "none", advice)
+        if value is ...:
+            raise InputError.of(family, f"an argument {name!r}", "none", f"{family}({name}=...)")
         _check_numbers(family, name, value)
     _check_family(family, arguments)
     return Distribution(family, arguments)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -83,10 +83,9 @@ class NamedHandler(Handler):
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        if exception[0] is None:
-            for name in self.names:
-                if name not in self.met:
-                    raise unknown_name(self.kind, name, self.met)
+        missing = [name for name in self.names if name not in self.met]
+        if missing and exception[0] is None:
+            raise unknown_name(self.kind, missing[0], self.met)
 
 
 class Interpretation(Handler):
@@ -106,10 +105,12 @@ class Interpretation(Handler):
     def process(self, msg: Message) -> None:
         name = msg.name
         if msg.kind in ("sample", "deterministic", "param"):
-            expected = f"a name other than {', '.join(RESERVED)}, which the language uses itself"
-            ModelError.check(name not in RESERVED, f"site {name!r}", expected, repr(name), "another name")
-            expected, got = "a different name for every site", f"two sites named {name!r}"
-            ModelError.check(name not in self.names, "", expected, got, "renaming one of them")
+            if name in RESERVED:
+                expected = f"a name other than {', '.join(RESERVED)}, which the language uses itself"
+                raise ModelError.of(f"site {name!r}", expected, repr(name), "another name")
+            if name in self.names:
+                expected, got = "a different name for every site", f"two sites named {name!r}"
+                raise ModelError.of("", expected, got, "renaming one of them")
             self.names.add(name)
         elif msg.kind == "observe":
             ModelError.check(not self.observed, "", _ONE, "a second one", "one likelihood over all outputs")
@@ -142,9 +143,10 @@ def maps_are_seen() -> bool:
 def send(msg: Message) -> Any:
     """Send `msg` down the stack and return its value. Raises ModelError without an interpretation."""
     stack = _stack()
-    where, advice = f"bnn.{msg.kind}({msg.name!r})", "bnn.fit, bnn.as_numpyro(model) or bnn.as_pyro(model)"
-    got = "a call of the model as a bare function"
-    ModelError.check(stack, where, "a running interpretation", got, advice)
+    if not stack:
+        expected, got = "a running interpretation", "a call of the model as a bare function"
+        advice = "bnn.fit, bnn.as_numpyro(model) or bnn.as_pyro(model)"
+        raise ModelError.of(f"bnn.{msg.kind}({msg.name!r})", expected, got, advice)
     reached = 0
     for handler in reversed(stack):
         reached += 1
@@ -203,9 +205,9 @@ def sample(name: str, distribution: Distribution, obs: Any = None) -> Any:
     ModelError
         `distribution` is not a distribution of `ppl_bnn.dist`.
     """
-    good, got = isinstance(distribution, Distribution), type(distribution).__name__
-    expected, advice = "a distribution of ppl_bnn.dist", "dist.Normal(0.0, 1.0)"
-    ModelError.check(good, f"sample({name!r})", expected, got, advice)
+    if not isinstance(distribution, Distribution):
+        expected, got = "a distribution of ppl_bnn.dist", type(distribution).__name__
+        raise ModelError.of(f"sample({name!r})", expected, got, "dist.Normal(0.0, 1.0)")
     return send(Message("sample", name, {"distribution": distribution, "obs": obs}))
 
 
@@ -291,8 +293,7 @@ def conv(
     return send(Message("conv", name, arguments))
 
 
-@contextlib.contextmanager
-def rows(n: int) -> Iterator[None]:
+def rows(n: int) -> contextlib.AbstractContextManager[Any]:
     """The plate of the rows: latent variables sampled inside belong to single rows, one for each of `n` rows.
 
     They are drawn again at new rows. Methods that do not support them refuse by name.
@@ -302,8 +303,7 @@ def rows(n: int) -> Iterator[None]:
     n : int
         Number of rows.
     """
-    with send(Message("rows", "rows", {"n": int(n)})):
-        yield
+    return send(Message("rows", "rows", {"n": int(n)}))
 
 
 def coupled() -> None:

@@ -26,11 +26,10 @@ from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language import prior_parts as parts
-from ppl_bnn.language import prior_scales as scales
 from ppl_bnn.language.primitives import deterministic, param, sample
 from ppl_bnn.language.prior_parts import CovarianceFactor as CovarianceFactor
 from ppl_bnn.language.prior_parts import CutPoints as CutPoints
-from ppl_bnn.language.prior_scales import Scale
+from ppl_bnn.language.prior_parts import Scale
 
 
 @dataclass(frozen=True)
@@ -83,7 +82,7 @@ class StudentT(parts.LocationScale):
     _family: ClassVar[str] = "StudentT"
 
     def __post_init__(self) -> None:
-        scales.check_fields(self, scales=("df",), sampled=("scale", "sigma"))
+        parts.check_fields(self, scales=("df",), sampled=("scale", "sigma"))
 
     def _weights(self, shape: tuple[int, ...], loc: Any, scale: Any) -> dist.Distribution:
         return parts.independent(shape, self._family, self.df, loc, scale)
@@ -146,7 +145,7 @@ class ScaleMixture:
         where = "priors.ScaleMixture"
         InputError.check(self.scales, where, "at least one scale", "none", "scales=(1.5, 0.1)")
         for scale in self.scales:
-            scales.check_scale(where, scale)
+            parts.check_scale(where, scale)
         dist.distribution("NormalMixture", self.weights, self.scales)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
@@ -211,7 +210,7 @@ class SpikeAndSlab:
 
     def __post_init__(self) -> None:
         given = [name for name in ("spike", "temperature") if getattr(self, name) is not None]
-        scales.check_fields(self, numbers=("slab", *given), scales=("scale",))
+        parts.check_fields(self, numbers=("slab", *given), scales=("scale",))
         check, where, relaxed = InputError.check, "priors.SpikeAndSlab", self.relaxed
         good, got = 0.0 < self.probability < 1.0, repr(self.probability)
         check(good, where, "a probability between 0 and 1", got, "probability=0.5")
@@ -223,7 +222,7 @@ class SpikeAndSlab:
         check(good, where, "a spike narrower than the slab", got, "spike=0.01 * slab")
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        scale = scales.resolve_scale(self.scale, 1.0, fan_in)
+        scale = parts.resolve_scale(self.scale, 1.0, fan_in)
         if not self.relaxed:
             spike = 0.01 * self.slab if self.spike is None else self.spike
             weights = (self.probability, 1.0 - self.probability)
@@ -276,13 +275,13 @@ class Hierarchical:
     centred: bool = False
 
     def __post_init__(self) -> None:
-        scales.check_fields(self, scales=("factor",), groups=dist.GROUPS)
-        scales.check_hyper_prior("priors.Hierarchical", self.scale)
+        parts.check_fields(self, scales=("factor",), groups=dist.GROUPS)
+        parts.check_hyper_prior("priors.Hierarchical", self.scale)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        factor = scales.resolve_scale(self.factor, 1.0, fan_in)
+        factor = parts.resolve_scale(self.factor, 1.0, fan_in)
         group = dist.group_shape(self.per, shape)
-        scale = factor * scales.draw(f"{name}.scale", self.scale.expand(group).to_event())
+        scale = factor * parts.draw(f"{name}.scale", self.scale.expand(group).to_event())
         if self.centred:
             return sample(name, parts.independent(shape, "Normal", 0.0, scale))
         return deterministic(name, scale * parts.base_variables(name, shape))
@@ -330,7 +329,7 @@ class Horseshoe:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        scales.check_fields(self, scales=("scale", "sigma"), groups=_LOCAL)
+        parts.check_fields(self, scales=("scale", "sigma"), groups=_LOCAL)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         tau, local = parts.shrinkage(self, name, shape, fan_in)
@@ -377,11 +376,11 @@ class RegularisedHorseshoe:
 
     def __post_init__(self) -> None:
         names = ("scale", "sigma", "slab_scale")
-        scales.check_fields(self, numbers=("slab_df",), scales=names, groups=_LOCAL)
+        parts.check_fields(self, numbers=("slab_df",), scales=names, groups=_LOCAL)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         tau, local = parts.shrinkage(self, name, shape, fan_in)
-        width = scales.resolve_scale(self.slab_scale, 1.0, fan_in)
+        width = parts.resolve_scale(self.slab_scale, 1.0, fan_in)
         half = 0.5 * self.slab_df
         slab = sample(f"{name}.slab", dist.distribution("InverseGamma", half, half * width**2))
         # tau lambda_ = r / sqrt(1 + r^2 / c^2) with r = tau lambda, by logarithms, because r has very heavy tails.
@@ -438,7 +437,7 @@ class MatrixNormal:
     sigma: Scale = 1.0
 
     def __post_init__(self) -> None:
-        scales.check_fields(self, sampled=("scale", "sigma"))
+        parts.check_fields(self, sampled=("scale", "sigma"))
         for side in ("rows", "columns"):
             given, shape = getattr(self, side), np.shape(getattr(self, side))
             good = given is None or callable(given) or len(shape) == 2
@@ -448,7 +447,7 @@ class MatrixNormal:
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         inputs, outputs = math.prod(shape[:-1]), shape[-1]
         sides = {"rows": (self.rows if len(shape) > 1 else None, inputs), "columns": (self.columns, outputs)}
-        scale = scales.sampled_scale(name, self.scale, self.sigma, fan_in)
+        scale = parts.sampled_scale(name, self.scale, self.sigma, fan_in)
         known = {
             side: parts.covariance_eigen("MatrixNormal", given, size)
             for side, (given, size) in sides.items()
@@ -507,22 +506,22 @@ class CorrelatedConvolution:
         if self.kernel not in ("exponential", "squared_exponential"):
             known = ("exponential", "squared_exponential")
             raise unknown_name("kernel of priors.CorrelatedConvolution", self.kernel, known)
-        sampled = scales.is_sampled(self.length_scale)
+        sampled = parts.is_sampled(self.length_scale)
         if sampled:
-            scales.check_hyper_prior("priors.CorrelatedConvolution", self.length_scale)
-        scales.check_fields(self, numbers=() if sampled else ("length_scale",), sampled=("scale", "sigma"))
+            parts.check_hyper_prior("priors.CorrelatedConvolution", self.length_scale)
+        parts.check_fields(self, numbers=() if sampled else ("length_scale",), sampled=("scale", "sigma"))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         if len(shape) < 3:
             return Normal(0.0, self.scale, self.sigma)(name, shape, fan_in)
-        scale = scales.sampled_scale(name, self.scale, self.sigma, fan_in)
+        scale = parts.sampled_scale(name, self.scale, self.sigma, fan_in)
         axes = np.meshgrid(*map(np.arange, shape[:-2]), indexing="ij")
         places = np.stack(axes, -1).reshape(-1, len(axes))
         distances = np.sqrt(np.sum((places[:, None] - places[None]) ** 2, axis=-1))
         power = 1 if self.kernel == "exponential" else 2
-        if scales.is_sampled(self.length_scale):
+        if parts.is_sampled(self.length_scale):
             base = parts.base_variables(name, shape)
-            length = scales.draw(f"{name}.length_scale", self.length_scale)
+            length = parts.draw(f"{name}.length_scale", self.length_scale)
             correlation = ops.exp(-((ops.asarray(distances, like=base) / length) ** power))
             factor = ops.namespace(base).linalg.cholesky(correlation)
             flat = ops.matmul(factor, base.reshape(len(places), -1))
@@ -550,7 +549,7 @@ class Point:
     sigma: float = 1.0
 
     def __post_init__(self) -> None:
-        scales.check_fields(self, scales=("sigma",))
+        parts.check_fields(self, scales=("sigma",))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         return param(name, parts.independent(shape, "Normal", 0.0, self.sigma / math.sqrt(fan_in)))
@@ -594,10 +593,10 @@ class EmpiricalBayes:
     start: Scale = "fan_in"
 
     def __post_init__(self) -> None:
-        scales.check_fields(self, scales=("start",), groups=("weight", "unit", "tensor"))
+        parts.check_fields(self, scales=("start",), groups=("weight", "unit", "tensor"))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        scale = scales.resolve_scale(self.start, 1.0, fan_in)
+        scale = parts.resolve_scale(self.start, 1.0, fan_in)
         return sample(name, parts.independent(shape, "EmpiricalBayes", scale, self.per))
 
 
@@ -631,8 +630,8 @@ class LogUniform:
     start: Scale = "fan_in"
 
     def __post_init__(self) -> None:
-        scales.check_fields(self, scales=("start",))
+        parts.check_fields(self, scales=("start",))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        scale = scales.resolve_scale(self.start, 1.0, fan_in)
+        scale = parts.resolve_scale(self.start, 1.0, fan_in)
         return sample(name, parts.independent(shape, "ImproperLogUniform", scale))

@@ -102,14 +102,18 @@ class _ScaledPriors(_NamedSites):
         msg.arguments["distribution"] = self.rescaled(specification, value)
 
 
-def _positive(transform: str, what: str, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Site -> the array, after a check that it holds positive numbers only."""
-    arrays = {name: np.asarray(value) for name, value in values.items()}
-    for name, array in arrays.items():
+def _positive(transform: str, what: str, values: Mapping[str, Any]) -> dict[str, float | np.ndarray]:
+    """Site -> the number or the array, after a check that it holds positive numbers only."""
+    found: dict[str, float | np.ndarray] = {}
+    for name, value in values.items():
+        array = np.asarray(value)
         good = array.dtype.kind in "fiu" and array.size and np.all(np.isfinite(array) & (array > 0))
         where = f"{transform}, site {name!r}"
-        InputError.check(good, where, f"positive {what}s", repr(values[name]), f"a {what} of 1.0")
-    return arrays
+        InputError.check(good, where, f"positive {what}s", repr(value), f"a {what} of 1.0")
+        # A number stays a number, so that the system can keep the distribution from run to run. Of an array a copy in
+        # C order, because torch does not share read-only arrays, such as those from JAX.
+        found[name] = float(array) if array.ndim == 0 else np.array(array, dtype=float, order="C")
+    return found
 
 
 # --- tuned hyper-parameters -----------------------------------------------------------------------
@@ -155,12 +159,8 @@ def with_precision_factors(
     """
     number = noise is None or (isinstance(noise, int | float) and not isinstance(noise, bool))
     InputError.check(number, "with_precision_factors", "a number as noise", repr(noise), "noise=1.0")
-    arrays = _positive("with_precision_factors", "factor", factors)
-    # A number stays a number, so that the system can keep the distribution from run to run.
-    roots = {
-        name: math.sqrt(array) if array.ndim == 0 else np.sqrt(array.astype(float))
-        for name, array in arrays.items()
-    }
+    positive = _positive("with_precision_factors", "factor", factors)
+    roots = {name: ops.sqrt(factor) for name, factor in positive.items()}
     likelihood = None if noise is None else Gaussian(float(noise))
     return _transformed(model, functools.partial(_PrecisionFactors, roots, likelihood))
 
@@ -182,14 +182,9 @@ def with_prior_scales(model: Model, scales: Mapping[str, float | np.ndarray]) ->
     Raises InputError for scales that are not positive or do not fit their site. When the model runs, an unknown site
     raises UnknownNameError, a parameter or an observation ModelError, another prior UnsupportedError.
     """
-    # A copy in C order, because torch does not share read-only arrays, such as those from JAX.
-    kept = {
-        name: float(array) if array.ndim == 0 else np.array(array, dtype=float, order="C")
-        for name, array in _positive("with_prior_scales", "scale", scales).items()
-    }
-    return _transformed(
-        model, functools.partial(_ScaledPriors, "with_prior_scales", kept, "EmpiricalBayes", _normal)
-    )
+    name, family = "with_prior_scales", "EmpiricalBayes"
+    positive = _positive(name, "scale", scales)
+    return _transformed(model, functools.partial(_ScaledPriors, name, positive, family, _normal))
 
 
 # --- other coordinates ----------------------------------------------------------------------------

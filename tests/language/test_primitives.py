@@ -273,7 +273,7 @@ def test_factors_of_one_row_give_the_block_of_its_gauss_newton_matrix(ppl: str) 
             return recorded_linear(model, w, x[None])[1]["hidden1"][0][0]
 
         x = chosen.asarray(X)
-        zero = {name: value[:1] for name, value in zeros(chosen).items()}
+        zero = {name: {0: value[0][:1]} for name, value in zeros(chosen).items()}
         slopes = chosen.compile(chosen.vmap(chosen.jacobian(eta_of_perturbations), in_axes=(None, 0)))(
             zero, x
         )
@@ -281,7 +281,7 @@ def test_factors_of_one_row_give_the_block_of_its_gauss_newton_matrix(ppl: str) 
             w["hidden1.weight"], x
         )
         entering = chosen.to_numpy(chosen.compile(chosen.vmap(inputs))(x))
-        s = chosen.to_numpy(slopes["hidden1"])[:, :, 0]
+        s = chosen.to_numpy(slopes["hidden1"][0])[:, :, 0]
         j = chosen.to_numpy(full)
     eta = np.concatenate([forward(W, one), np.full((1, 2), np.log(0.3))], axis=1)
     fisher = likelihoods.Gaussian(None).fisher(eta)[0]

@@ -8,7 +8,7 @@ from typing import Any
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.basic import dense, layer_norm, residual
 from ppl_bnn.language.layers.declarations import Activation, Bias, Layer
-from ppl_bnn.language.prior_scales import Prior
+from ppl_bnn.language.prior_parts import Prior
 
 
 def attention(

@@ -15,7 +15,7 @@ from typing import Any
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.declarations import THRESHOLD, Activation, Bias, Layer
 from ppl_bnn.language.primitives import conv, linear
-from ppl_bnn.language.prior_scales import Prior
+from ppl_bnn.language.prior_parts import Prior
 
 
 def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: Bias = True) -> Any:

@@ -12,7 +12,7 @@ from ppl_bnn.core.errors import ModelError
 from ppl_bnn.core.settings import between
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import linear
-from ppl_bnn.language.prior_scales import Prior
+from ppl_bnn.language.prior_parts import Prior
 from ppl_bnn.language.priors import Normal
 
 # Whether there is such a parameter, or a prior of its own.

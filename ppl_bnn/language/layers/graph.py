@@ -9,7 +9,7 @@ import numpy as np
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.declarations import Bias, Layer
 from ppl_bnn.language.primitives import coupled, linear
-from ppl_bnn.language.prior_scales import Prior
+from ppl_bnn.language.prior_parts import Prior
 
 
 def graph_conv(

@@ -11,7 +11,7 @@ from ppl_bnn.language.layers.attention import transformer_block
 from ppl_bnn.language.layers.basic import dense, images
 from ppl_bnn.language.layers.declarations import Activation, Bias, Layer
 from ppl_bnn.language.layers.recurrent import lstm
-from ppl_bnn.language.prior_scales import Prior
+from ppl_bnn.language.prior_parts import Prior
 
 
 def mlp(

@@ -18,7 +18,7 @@ from typing import Any
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.declarations import Bias, Layer
 from ppl_bnn.language.primitives import linear, maps_are_seen
-from ppl_bnn.language.prior_scales import Prior
+from ppl_bnn.language.prior_parts import Prior
 
 Arrays = tuple[Any, ...]
 

@@ -91,8 +91,8 @@ class Likelihood:
     @property
     def in_eta(self) -> list[str]:
         """Names of the parameters whose logarithms are part of eta: all that are not known."""
-        sampled = (name for name in self.positive if not is_known(getattr(self, name)))
-        return sorted({*self.always_in_eta, *sampled}, key=self.positive.index)
+        known = [name for name in self.positive if is_known(getattr(self, name))]
+        return [name for name in self.positive if name in self.always_in_eta or name not in known]
 
     def check(self, f: Shape, y: Shape | None) -> None:
         """Refuse shapes of f and y that do not fit."""
@@ -104,10 +104,9 @@ class Likelihood:
             good, advice = shape in ((), f[1:]), self.advice_for_rows.format(name)
             ModelError.check(good, self.family, expected, got, advice)
         wanted = self.target_shape(f)
-        if y is not None and y != wanted:
-            expected = f"y of shape {wanted} for f of shape {f}"
-            advice = "y[:, 0]" if y == (*wanted, 1) else f"targets of shape {wanted}"
-            raise ModelError.of(self.family, expected, f"y of shape {y}", advice)
+        expected = f"y of shape {wanted} for f of shape {f}"
+        advice = "y[:, 0]" if y == (*wanted, 1) else f"targets of shape {wanted}"
+        ModelError.check(y in (None, wanted), self.family, expected, f"y of shape {y}", advice)
 
     def target_shape(self, f: Shape) -> Shape:
         """The shape of y for f of this shape."""

@@ -101,10 +101,9 @@ class MultiOutputGaussian(Likelihood):
         # The diagonal of L has logarithms as coordinates.
         unit = ops.concatenate([diagonal, ops.ones_like(eta[:, 2 * outputs :])])
         of_factor = unit[:, :, None] * of_factor
-        of_f = ops.einsum("nij->nji", inverse)
-        none = ops.asarray(np.zeros((outputs, len(rows))), like=eta)
+        of_f, none = ops.einsum("nij->nji", inverse), ops.zeros_like(eta[:, :1, None])
         right = ops.broadcast_to(none, (count, outputs, len(rows)))
-        left = ops.broadcast_to(none.T, (count, len(rows), outputs))
+        left = ops.broadcast_to(none, (count, len(rows), outputs))
         return ops.concatenate([ops.concatenate([of_f, right]), ops.concatenate([left, of_factor])], -2)
 
     def score(self, eta: Any, y: Any) -> Any:

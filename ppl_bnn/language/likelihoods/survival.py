@@ -14,8 +14,7 @@ from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.likelihoods.base import Likelihood, Shape, diagonal_blocks, for_one_output
-from ppl_bnn.language.likelihoods.gaussian import Gaussian, HeteroscedasticGaussian
-from ppl_bnn.language.likelihoods.heavy_tails import Laplace
+from ppl_bnn.language.likelihoods.noise import Gaussian, HeteroscedasticGaussian, Laplace
 
 
 def _ratio(u: Any) -> Any:

@@ -25,11 +25,11 @@ from ppl_bnn.core.errors import ModelError, unknown_name
 from ppl_bnn.language import ops, primitives
 from ppl_bnn.language.layers.declarations import GAIN
 from ppl_bnn.language.modules import protocol
-from ppl_bnn.language.modules.equinox import Equinox
+from ppl_bnn.language.modules.jax import Equinox
 from ppl_bnn.language.modules.nnx import Nnx
 from ppl_bnn.language.modules.protocol import Array, Call, Framework, ModuleUse, Parameter
 from ppl_bnn.language.modules.torch import Torch
-from ppl_bnn.language.prior_scales import Prior
+from ppl_bnn.language.prior_parts import Prior
 from ppl_bnn.language.priors import CorrelatedConvolution, MatrixNormal, Normal, Point
 
 Chosen = Prior | None
@@ -240,17 +240,17 @@ def _by_name(
 def _row_count(word: str, inputs: tuple[Any, ...], coupled: bool) -> int:
     """The number of rows of the inputs."""
     lengths = [int(each.shape[0]) if len(each.shape) else None for each in protocol.arrays_in(inputs)]
-    if not lengths or None in lengths or (len(set(lengths)) > 1 and not coupled):
-        expected = "an array, a dict or a tuple of arrays, with one first axis, that of the rows"
-        got = f"lengths {lengths}" if lengths else "no array"
-        raise ModelError.of(word, expected, got, "x, or x[:, None]")
+    good = lengths and None not in lengths and (coupled or len(set(lengths)) == 1)
+    expected = "an array, a dict or a tuple of arrays, with one first axis, that of the rows"
+    got = f"lengths {lengths}" if lengths else "no array"
+    ModelError.check(good, word, expected, got, "x, or x[:, None]")
     assert lengths[0] is not None
     return lengths[0]
 
 
 def framework_of(network: Any) -> Framework | None:
     """The framework of a module; None for anything else, including a PyroModule and a module of flax.linen."""
-    homes = {} if isinstance(network, type) else _homes(type(network))
+    homes = _homes(network)
     if ("torch", "Module") in homes and ("pyro", "PyroModule") not in homes:
         return Torch()
     if ("equinox", "Module") in homes:
@@ -265,7 +265,7 @@ def _framework(word: str, network: Any) -> Framework:
     found = framework_of(network)
     if found is not None:
         return found
-    homes = {} if isinstance(network, type) else _homes(type(network))
+    homes = _homes(network)
     if isinstance(network, type):
         got, advice = f"the class {network.__name__}", f"{network.__name__}(...), made outside of the model"
     elif ("pyro", "PyroModule") in homes:
@@ -278,6 +278,7 @@ def _framework(word: str, network: Any) -> Framework:
     raise ModelError.of(word, "a torch.nn.Module, a flax.nnx.Module or an equinox.Module", got, advice)
 
 
-def _homes(kind: type) -> dict[tuple[str, str], str]:
-    """(package, name) of all classes that a class derives from -> the module that defines it."""
-    return {(each.__module__.partition(".")[0], each.__name__): each.__module__ for each in kind.__mro__}
+def _homes(network: Any) -> dict[tuple[str, str], str]:
+    """(package, name) of all classes of an object -> the module that defines them; nothing for a class itself."""
+    kinds = () if isinstance(network, type) else type(network).__mro__
+    return {(each.__module__.partition(".")[0], each.__name__): each.__module__ for each in kinds}

@@ -55,22 +55,17 @@ def defaults() -> Any:
             kwargs = kwargs or {}
             if self.dtype is self.common:
                 return function(*args, **kwargs)
-            given = kwargs.get("dtype")
+            given, with_type = kwargs.get("dtype"), {**kwargs, "dtype": self.dtype}
             if function in always and given is None and not _floating(torch, (args, kwargs)):
-                return function(*args, **{**kwargs, "dtype": self.dtype})
+                return function(*args, **with_type)
             if given is self.common and _by_default():
-                return function(*args, **{**kwargs, "dtype": self.dtype})
+                return function(*args, **with_type)
             result = function(*args, **kwargs)
-            if (
-                given is not None
-                or type(result) is not torch.Tensor
-                or result.dtype is not self.common
-                or function in typed
-                or _floating(torch, (args, kwargs))
-            ):
+            common = type(result) is torch.Tensor and result.dtype is self.common
+            if given is not None or not common or function in typed or _floating(torch, (args, kwargs)):
                 return result
             if function in of_numbers:
-                return function(*args, **{**kwargs, "dtype": self.dtype})
+                return function(*args, **with_type)
             # Arithmetic on integers.
             tree_map_only = torch.utils._pytree.tree_map_only
             args, kwargs = tree_map_only(torch.Tensor, lambda each: each.to(self.dtype), (args, kwargs))
@@ -90,10 +85,10 @@ _CALLERS = ("torch.distributions.utils", "pyro.distributions.transforms.polynomi
 
 def _floating(torch: Any, value: Any) -> bool:
     """Whether a tensor or an array of floats is among the arguments of a function."""
-    leaves = torch.utils._pytree.tree_leaves(value)
-    return any(
-        leaf.is_floating_point() or leaf.is_complex()
-        if isinstance(leaf, torch.Tensor)
-        else getattr(getattr(leaf, "dtype", None), "kind", "") in ("f", "c")
-        for leaf in leaves
-    )
+    for leaf in torch.utils._pytree.tree_leaves(value):
+        dtype = getattr(leaf, "dtype", None)
+        if isinstance(leaf, torch.Tensor) and (dtype.is_floating_point or dtype.is_complex):
+            return True
+        if getattr(dtype, "kind", "") in ("f", "c"):
+            return True
+    return False
