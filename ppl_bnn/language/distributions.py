@@ -48,38 +48,29 @@ from ppl_bnn.core.errors import InputError, ModelError, unknown_name
 from ppl_bnn.core.settings import whole
 from ppl_bnn.language import ops
 
-# Family -> its arguments in order, with a default where the field has one; `...` means required.
-FAMILIES: dict[str, dict[str, Any]] = {
-    "Normal": {"loc": 0.0, "scale": 1.0},
-    "HalfNormal": {"scale": 1.0},
-    "LogNormal": {"loc": 0.0, "scale": 1.0},
+# Families with the same arguments -> these in order, with a default where the field has one; `...` means required.
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "Normal LogNormal Laplace Cauchy Logistic": {"loc": 0.0, "scale": 1.0},
+    "HalfNormal HalfCauchy ImproperLogUniform": {"scale": 1.0},
     "StudentT": {"df": ..., "loc": 0.0, "scale": 1.0},
-    "Laplace": {"loc": 0.0, "scale": 1.0},
-    "Cauchy": {"loc": 0.0, "scale": 1.0},
-    "Logistic": {"loc": 0.0, "scale": 1.0},
-    "HalfCauchy": {"scale": 1.0},
-    "Gamma": {"concentration": ..., "rate": 1.0},
-    "InverseGamma": {"concentration": ..., "rate": 1.0},
+    "Gamma InverseGamma": {"concentration": ..., "rate": 1.0},
     "Exponential": {"rate": 1.0},
     "Weibull": {"scale": 1.0, "concentration": 1.0},
     "Beta": {"concentration1": ..., "concentration0": ...},
     "Uniform": {"low": 0.0, "high": 1.0},
     "Dirichlet": {"concentration": ...},
-    "Bernoulli": {"logits": ...},
-    "Categorical": {"logits": ...},
+    "Bernoulli Categorical": {"logits": ...},
     "Poisson": {"rate": ...},
     "NegativeBinomial": {"concentration": ..., "logits": ...},
     "NormalMixture": {"weights": ..., "scales": ...},
     "MixtureOfNormals": {"logits": ..., "loc": ..., "scale": ...},
-    "MultivariateNormal": {"loc": ..., "scale_tril": ...},
-    "MultivariateLogNormal": {"loc": ..., "scale_tril": ...},
+    "MultivariateNormal MultivariateLogNormal RowNormal": {"loc": ..., "scale_tril": ...},
     "KroneckerNormal": {"loc": ..., "left_vectors": ..., "right_vectors": ..., "precisions": ...},
-    "RowNormal": {"loc": ..., "scale_tril": ...},
     "Censored": {"base": ...},
     "LKJCholesky": {"dimension": ..., "concentration": 1.0},
     "EmpiricalBayes": {"scale": 1.0, "per": "weight"},
-    "ImproperLogUniform": {"scale": 1.0},
 }
+FAMILIES = {family: arguments for families, arguments in _ARGUMENTS.items() for family in families.split()}
 POSITIVE = frozenset(
     ("scale", "rate", "concentration", "concentration1", "concentration0", "df", "scales", "weights", "precisions")
 )  # fmt: skip
@@ -397,8 +388,6 @@ _TAILS: dict[str, tuple[Any, Any, Any]] = {
 
 def __getattr__(family: str) -> Any:
     """`dist.Normal`, `dist.HalfNormal`, ...: one constructor per family."""
-    if family.startswith("_"):
-        raise AttributeError(family)
     if family not in FAMILIES:
         raise AttributeError(str(unknown_name("distribution", family, FAMILIES)))
 

@@ -15,6 +15,8 @@ from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import Handler, Interpretation, Message
 
+# Site -> its value.
+Values = Mapping[str, Any]
 # Map -> the number of one of its uses -> what is added to its output.
 Perturbations = Mapping[str, Mapping[int, Any]]
 
@@ -29,7 +31,7 @@ class NetworkFunction(Interpretation):
     It stores the network output `f`, (N, K), and the `likelihood` with its values filled in.
     """
 
-    def __init__(self, values: Mapping[str, Any]):
+    def __init__(self, values: Values):
         super().__init__()
         self.values = values
         self.f: Any = None
@@ -56,17 +58,17 @@ class NetworkFunction(Interpretation):
             msg.answer(None)
 
 
-def network_output(model: Callable[..., Any], values: Mapping[str, Any], x: Any) -> NetworkFunction:
+def network_output(model: Callable[..., Any], values: Values, x: Any) -> NetworkFunction:
     """Run `model` on `x` with every latent site at its value; the result has `f`, `likelihood` and `predictor`."""
     with NetworkFunction(values) as run:
         model(x, None)
     return run
 
 
-def network_function(model: Callable[..., Any]) -> Callable[[Mapping[str, Any], Any], Any]:
+def network_function(model: Callable[..., Any]) -> Callable[[Values, Any], Any]:
     """f(w, x) of shape (N, K): a pure function of the values `w` of all latent sites and of the inputs."""
 
-    def f(w: Mapping[str, Any], x: Any) -> Any:
+    def f(w: Values, x: Any) -> Any:
         return network_output(model, w, x).f
 
     return f
@@ -100,7 +102,7 @@ class RecordLinear(Handler):
     passed to the model; a weight or bias is a site if it is the very object there.
     """
 
-    def __init__(self, perturbations: Perturbations | None = None, values: Mapping[str, Any] | None = None):
+    def __init__(self, perturbations: Perturbations | None = None, values: Values | None = None):
         self.perturbations = perturbations or {}
         self.sites = {id(value): name for name, value in (values or {}).items()}
         self.inputs: dict[str, list[Any]] = {}
@@ -129,7 +131,7 @@ class SubstituteLinear(Handler):
     output that is not finite shows a use of a site outside of its linear maps.
     """
 
-    def __init__(self, values: Mapping[str, Any], own: Mapping[str, Any]):
+    def __init__(self, values: Values, own: Values):
         self.values = values
         self.sites = {id(value): name for name, value in own.items()}
 
@@ -142,7 +144,7 @@ class SubstituteLinear(Handler):
 
 
 def recorded_linear(
-    model: Callable[..., Any], values: Mapping[str, Any], x: Any, perturbations: Perturbations | None = None
+    model: Callable[..., Any], values: Values, x: Any, perturbations: Perturbations | None = None
 ) -> tuple[NetworkFunction, dict[str, list[Any]]]:
     """The run of `network_output` under `perturbations`, and the inputs of each linear map."""
     with RecordLinear(perturbations, values) as record:
@@ -174,7 +176,7 @@ class RecordMessages(Handler):
         return watched
 
 
-def recorded_values(model: Callable[..., Any], values: Mapping[str, Any], x: Any) -> dict[str, Any]:
+def recorded_values(model: Callable[..., Any], values: Values, x: Any) -> dict[str, Any]:
     """All deterministic sites of a run with every latent site at its value, in the order of the program."""
     with NetworkFunction(values), RecordMessages("deterministic") as record:
         model(x, None)

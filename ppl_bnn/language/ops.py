@@ -25,6 +25,10 @@ Pair = int | tuple[int, int]
 Padding = str | int | tuple[tuple[int, int], tuple[int, int]]
 # A sequence is (N, T, C); zeros on both sides, or (before, after).
 SequencePadding = str | int | tuple[int, int]
+AnyPadding = Padding | SequencePadding
+Arrays = tuple[Array, ...]
+# (state, inputs) -> (new state, output).
+Step = Callable[[Arrays, Arrays], tuple[Arrays, Array]]
 
 
 def _is_torch(x: Any) -> bool:
@@ -311,13 +315,7 @@ def segment_sum(x: Array, index: Any, count: int) -> Array:
     return result
 
 
-def scan(
-    step: Callable[[tuple[Array, ...], tuple[Array, ...]], tuple[tuple[Array, ...], Array]],
-    state: tuple[Array, ...],
-    inputs: tuple[Array, ...],
-    reverse: bool = False,
-    unrolled: bool = False,
-) -> Array:
+def scan(step: Step, state: Arrays, inputs: Arrays, reverse: bool = False, unrolled: bool = False) -> Array:
     """Iterate along the second axis (time) of `inputs`: state, output = step(state, inputs at t).
 
     Parameters
@@ -458,7 +456,7 @@ def _slices(x: Array, found: Any, value: float) -> list[Array]:
     ]
 
 
-def patches(x: Array, kernel: Pair, stride: Pair = 1, padding: Padding | SequencePadding = "valid") -> Array:
+def patches(x: Array, kernel: Pair, stride: Pair = 1, padding: AnyPadding = "valid") -> Array:
     """The inputs of a convolution at each position of the image: (N, H, W, C) to (N, H', W', kh*kw*C).
 
     The last axis is in the order (kh, kw, C), so that `patches(x, ...) @ weight.reshape(-1, O)` is `conv2d(x, weight,
@@ -586,9 +584,7 @@ def _pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) -> tup
     return image, found
 
 
-def avg_pool(
-    x: Array, kernel: Pair, stride: Pair | None = None, padding: Padding | SequencePadding = "valid"
-) -> Array:
+def avg_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: AnyPadding = "valid") -> Array:
     """The mean over each window of each channel, (N, H, W, C) to (N, H', W', C).
 
     Padding does not count: at the border it is the mean over the part of the window inside the image. Sequences (N, T,
@@ -622,9 +618,7 @@ def avg_pool(
     return result[:, 0] if len(x.shape) == 3 else result
 
 
-def max_pool(
-    x: Array, kernel: Pair, stride: Pair | None = None, padding: Padding | SequencePadding = "valid"
-) -> Array:
+def max_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: AnyPadding = "valid") -> Array:
     """The maximum over each window of each channel, (N, H, W, C) to (N, H', W', C).
 
     Padding does not count. Entries that share the maximum share its derivative equally, in both systems.
@@ -659,16 +653,8 @@ def max_pool(
     return result[:, 0] if len(x.shape) == 3 else result
 
 
-ACTIVATIONS = {
-    "tanh": tanh,
-    "relu": relu,
-    "sigmoid": sigmoid,
-    "softplus": softplus,
-    "gelu": gelu,
-    "silu": silu,
-    "sin": sin,
-    "identity": lambda x: x,
-}
+ACTIVATIONS = {each.__name__: each for each in (tanh, relu, sigmoid, softplus, gelu, silu, sin)}
+ACTIVATIONS["identity"] = lambda x: x
 
 
 def activation(name: str | Callable[[Any], Any]) -> Callable[[Any], Any]:

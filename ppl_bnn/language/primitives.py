@@ -257,12 +257,7 @@ def linear(name: str, x: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def conv(
-    name: str,
-    x: Any,
-    weight: Any,
-    bias: Any = None,
-    stride: ops.Pair = 1,
-    padding: ops.Padding | ops.SequencePadding = "valid",
+    name: str, x: Any, weight: Any, bias: Any = None, stride: ops.Pair = 1, padding: ops.AnyPadding = "valid"
 ) -> Any:
     """The convolution `ops.conv2d(x, weight, stride, padding) + bias`, visible to handlers.
 

@@ -16,6 +16,8 @@ from ppl_bnn.language.primitives import deterministic, sample
 
 Scale = Any
 Names = tuple[str, ...]
+# Eigenvectors and eigenvalues.
+Eigen = tuple[np.ndarray, np.ndarray]
 
 
 class Prior(Protocol):
@@ -163,7 +165,7 @@ def shrinkage(prior: Any, name: str, shape: tuple[int, ...], fan_in: int) -> tup
     return tau, sample(f"{name}.local", local)
 
 
-def covariance_eigen(prior: str, given: Any, size: int) -> tuple[np.ndarray, np.ndarray]:
+def covariance_eigen(prior: str, given: Any, size: int) -> Eigen:
     """Eigenvectors and eigenvalues of a covariance: a matrix, a function of the size, or None (identity)."""
     matrix = given(size) if callable(given) else np.eye(size) if given is None else given
     matrix = np.asarray(matrix, dtype=float)
@@ -179,13 +181,7 @@ def covariance_eigen(prior: str, given: Any, size: int) -> tuple[np.ndarray, np.
     return vectors, values
 
 
-def kronecker_normal(
-    name: str,
-    shape: tuple[int, ...],
-    scale: Any,
-    left: tuple[np.ndarray, np.ndarray],
-    right: tuple[np.ndarray, np.ndarray],
-) -> Any:
+def kronecker_normal(name: str, shape: tuple[int, ...], scale: Any, left: Eigen, right: Eigen) -> Any:
     """scale * w with vec(w) ~ N(0, A (x) B), where A and B are given by eigenvectors and eigenvalues."""
     variances = np.outer(left[1], right[1])
     known = isinstance(scale, int | float | np.number)

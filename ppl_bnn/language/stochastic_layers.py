@@ -26,7 +26,7 @@ from typing import Any, Literal
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import ON_REALS
-from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, RecordMessages, SubstituteLinear
+from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, RecordMessages, SubstituteLinear, Values
 from ppl_bnn.language.primitives import Message, NamedHandler, apply_map
 
 Array = Any
@@ -55,7 +55,7 @@ class _PerRow(NamedHandler):
     estimator = ""
     advice = "estimator='plain'"
 
-    def __init__(self, loc: Mapping[str, Array], approximate: bool = False):
+    def __init__(self, loc: Values, approximate: bool = False):
         super().__init__(f"site of {self.estimator}", loc)
         self.loc = loc
         self.approximate = approximate
@@ -177,9 +177,7 @@ class LocalReparameterisation(_PerRow):
     estimator = "local reparameterisation"
     advice = "estimator='flipout' or 'plain', or approximate=True"
 
-    def __init__(
-        self, loc: Mapping[str, Array], scale: Mapping[str, Array], normal: Source, approximate: bool = False
-    ):
+    def __init__(self, loc: Values, scale: Values, normal: Source, approximate: bool = False):
         super().__init__(loc, approximate)
         self.scale = scale
         self.normal = normal
@@ -236,7 +234,7 @@ class Flipout(_PerRow):
 
     estimator = "flipout"
 
-    def __init__(self, loc: Mapping[str, Array], sign: Source):
+    def __init__(self, loc: Values, sign: Source):
         super().__init__(loc)
         self.sign = sign
         # Site -> signs (N, I) of the inputs of a weight; site -> signs (N, O) of the outputs of a weight or of a bias.
@@ -296,7 +294,7 @@ def _in_maps(names: Collection[str]) -> str:
 
 
 def shared_weights(
-    model: Model, values: Mapping[str, Array], x: Any, sites: Collection[str] | None = None
+    model: Model, values: Values, x: Any, sites: Collection[str] | None = None
 ) -> dict[str, SharedUse]:
     """The weights and biases that are not used exactly once in each row, with the reason for each.
 
@@ -334,7 +332,7 @@ def shared_weights(
     return {site: found[site] for site in names if site in found}
 
 
-def _used_outside(model: Model, values: Mapping[str, Array], x: Any, sites: list[str]) -> list[str]:
+def _used_outside(model: Model, values: Values, x: Any, sites: list[str]) -> list[str]:
     """The sites that are used outside of linear maps, found by NaN in their place."""
 
     def reached(names: list[str]) -> bool:

@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,10 @@ from ppl_bnn.language.likelihoods import Gaussian
 from ppl_bnn.language.primitives import Handler, Message, NamedHandler, deterministic
 
 Model = Callable[..., Any]
+# Site -> a positive number, or an array.
+Positive = Mapping[str, float | np.ndarray]
+# (distribution of a site, value of the site) -> its new distribution.
+Rescaling = Callable[[Distribution, Any], Distribution]
 
 
 def _transformed(model: Model, handler: Callable[[], Handler]) -> Model:
@@ -85,9 +89,7 @@ class _NamedSites(NamedHandler):
 class _ScaledPriors(_NamedSites):
     """Priors of one family with other scales: site -> value, and (distribution, value) -> distribution."""
 
-    def __init__(
-        self, transform: str, values: Mapping[str, Any], family: str, rescaled: Callable[..., Distribution]
-    ):
+    def __init__(self, transform: str, values: Mapping[str, Any], family: str, rescaled: Rescaling):
         super().__init__(transform, values)
         self.values, self.family, self.rescaled = values, family, rescaled
 
@@ -102,7 +104,7 @@ class _ScaledPriors(_NamedSites):
         msg.arguments["distribution"] = self.rescaled(specification, value)
 
 
-def _positive(transform: str, what: str, values: Mapping[str, Any]) -> dict[str, float | np.ndarray]:
+def _positive(transform: str, what: str, values: Mapping[str, Any]) -> Positive:
     """Site -> the number or the array, after a check that it holds positive numbers only."""
     found: dict[str, float | np.ndarray] = {}
     for name, value in values.items():
@@ -145,9 +147,7 @@ def _divided_scale(specification: Distribution, root: Any) -> Distribution:
     return replace(specification, arguments={**specification.arguments, "scale": scale / root})
 
 
-def with_precision_factors(
-    model: Model, factors: Mapping[str, float | np.ndarray], noise: float | None = None
-) -> Model:
+def with_precision_factors(model: Model, factors: Positive, noise: float | None = None) -> Model:
     """Multiply the precisions of Normal priors, so that w ~ N(loc, scale^2 / factor) at each named site.
 
     A Laplace approximation with tuned hyper-parameters approximates the posterior of this model. `factors` are site ->
@@ -173,7 +173,7 @@ def _normal(specification: Distribution, scale: Any) -> Distribution:
     return Distribution("Normal", arguments, draw_shape(specification), specification.event_dims)
 
 
-def with_prior_scales(model: Model, scales: Mapping[str, float | np.ndarray]) -> Model:
+def with_prior_scales(model: Model, scales: Positive) -> Model:
     """Replace `priors.EmpiricalBayes` by w ~ N(0, scale^2), with the scales that a method found.
 
     A variational posterior under that prior approximates the posterior of this model. `scales` are site -> a positive
@@ -351,8 +351,7 @@ class GaussianPrior:
             check(good, f"positive precisions for site {name!r}", f"{precisions.min():.3g}")
 
 
-@dataclass(frozen=True)
-class _Conditional:
+class _Conditional(NamedTuple):
     """One site of a joint Gaussian given those before it: N(mode + slope (deviations of `before`), C C'), flat."""
 
     mode: np.ndarray

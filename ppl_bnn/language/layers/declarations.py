@@ -15,6 +15,7 @@ from ppl_bnn.language.primitives import linear
 from ppl_bnn.language.prior_parts import Prior
 from ppl_bnn.language.priors import Normal
 
+Shape = tuple[int, ...]
 # Whether there is such a parameter, or a prior of its own.
 Bias = bool | Prior
 Activation = str | Callable[[Any], Any]
@@ -52,9 +53,7 @@ class Layer:
         """The name of a part."""
         return ".".join(filter(None, (self.name, *parts)))
 
-    def draw(
-        self, site: str, given: Bias | None, default: Prior, shape: tuple[int, ...], fan_in: int = 1
-    ) -> Any:
+    def draw(self, site: str, given: Bias | None, default: Prior, shape: Shape, fan_in: int = 1) -> Any:
         """A tensor from the prior that the user gave, or from the default; None where the user wants none.
 
         Each channel, and each row of a table, is a separate unit, so their fan_in is 1.
@@ -66,7 +65,7 @@ class Layer:
             raise ModelError.of(self.word, "a prior", repr(prior), "bnn.priors.Normal(0.0, 'fan_in')")
         return prior(site, shape, fan_in)
 
-    def weights(self, part: str, shape: tuple[int, ...], bias: Bias | None = None) -> tuple[Any, Any]:
+    def weights(self, part: str, shape: Shape, bias: Bias | None = None) -> tuple[Any, Any]:
         """`part.weight` (..., inputs, outputs) and `part.bias` (outputs,), or None; fan_in is the number of inputs."""
         prior = Normal(0.0, "fan_in") if self.prior is None else self.prior
         weight = self.draw(self.site(part, "weight"), prior, prior, shape, math.prod(shape[:-1]))

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.declarations import Bias, Layer
 from ppl_bnn.language.primitives import coupled, linear
@@ -104,11 +105,11 @@ def _check_adjacency(layer: Layer, adjacency: Any, nodes: int) -> None:
 
 def _checked_edges(layer: Layer, edges: Any, nodes: int) -> np.ndarray:
     """Edges (E, 2), each once, between different existing nodes."""
-    seen: Any = edges if isinstance(edges, np.ndarray) else ops.concrete(edges)
-    good = seen is not None and seen.ndim == 2 and seen.shape[1] == 2 and seen.dtype.kind in "iu"
-    traced = "an array whose numbers cannot be seen"
-    got = traced if seen is None else f"{seen.dtype} of shape {seen.shape}"
-    layer.check(good, "edges (E, 2), whole numbers in NumPy", got, "np.array([[0, 1]])")
+    seen = edges if isinstance(edges, np.ndarray) else ops.concrete(edges)
+    if seen is None or seen.ndim != 2 or seen.shape[1] != 2 or seen.dtype.kind not in "iu":
+        traced = "an array whose numbers cannot be seen"
+        got = traced if seen is None else f"{seen.dtype} of shape {seen.shape}"
+        raise ModelError.of(layer.word, "edges (E, 2), whole numbers in NumPy", got, "np.array([[0, 1]])")
     if len(seen):
         good, got = seen.min() >= 0 and seen.max() < nodes, f"{seen.min()}..{seen.max()}"
         layer.check(good, f"edges between nodes 0..{nodes - 1}", got, "all nodes as rows")

@@ -8,7 +8,6 @@ from typing import Any
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers import basic
 from ppl_bnn.language.layers.attention import transformer_block
-from ppl_bnn.language.layers.basic import dense, images
 from ppl_bnn.language.layers.declarations import Activation, Bias, Layer
 from ppl_bnn.language.layers.recurrent import lstm
 from ppl_bnn.language.prior_parts import Prior
@@ -62,8 +61,8 @@ def mlp(
     biases = for_each(bias, "biases", "one of True, False or a prior")
     nonlinearity = ops.activation(activation)
     for index, width in enumerate(widths[:-1]):
-        x = nonlinearity(dense(f"hidden{index}", x, width, priors[index], biases[index]))
-    return dense("output", x, widths[-1], priors[-1], biases[-1])
+        x = nonlinearity(basic.dense(f"hidden{index}", x, width, priors[index], biases[index]))
+    return basic.dense("output", x, widths[-1], priors[-1], biases[-1])
 
 
 def cnn(
@@ -110,7 +109,7 @@ def cnn(
     ModelError
         An argument does not fit.
     """
-    channels, x = Layer("cnn").sizes("number of channels", channels, "[16, 32]"), images(x)
+    channels, x = Layer("cnn").sizes("number of channels", channels, "[16, 32]"), basic.images(x)
     nonlinearity = ops.activation(activation)
     convolve = basic.convolution(x)
     for layer, width in enumerate(channels):
@@ -171,7 +170,7 @@ def resnet(
     Singh and Krishnan (2020), Filter response normalization layer.
     """
     layer = Layer("resnet")
-    channels, x = layer.sizes("number of channels", channels, "[16, 32]"), images(x)
+    channels, x = layer.sizes("number of channels", channels, "[16, 32]"), basic.images(x)
     blocks = layer.whole("blocks", blocks, 3)
     x = basic.convolution(x)("stem", x, channels[0], kernel, prior=prior, bias=False)
     x = basic.normalised("stem.norm", x, activation)
@@ -181,7 +180,7 @@ def resnet(
             name = f"stage{stage}.block{block}"
             x = basic.residual_block(name, x, width, kernel, stride, activation, prior)
     places = x.reshape(x.shape[0], -1, x.shape[-1])
-    return dense("output", ops.mean(places, 1), outputs, prior, bias)
+    return basic.dense("output", ops.mean(places, 1), outputs, prior, bias)
 
 
 def lstm_classifier(
@@ -222,12 +221,12 @@ def lstm_classifier(
         Outputs, (N, outputs).
     """
     if size is None:
-        h = images(x)
+        h = basic.images(x)
         h = h if len(h.shape) == 3 else h.reshape((h.shape[0], h.shape[1], -1))
     else:
         h = basic.embedding("embedding", x, size, width)
     states = lstm("lstm", h, width, prior, bias, mask)
-    return dense("output", states[:, -1], outputs, prior, bias)
+    return basic.dense("output", states[:, -1], outputs, prior, bias)
 
 
 def transformer(
@@ -294,11 +293,11 @@ def transformer(
     if patch is not None:
         got = f"size={size!r} and patch={patch!r}"
         layer.check(size is None, "either symbols or patches", got, "size=None")
-        x = ops.patches(images(x), patch, patch, "same")
+        x = ops.patches(basic.images(x), patch, patch, "same")
         x = x.reshape((x.shape[0], -1, x.shape[-1]))
     if size is None:
         layer.sequence(x)
-        h = dense("embedding", x, width, prior, bias)
+        h = basic.dense("embedding", x, width, prior, bias)
     else:
         h = basic.embedding("embedding", x, size, width)
     h = basic.learned_positions("positions", h)
@@ -311,4 +310,4 @@ def transformer(
     else:
         there = ops.in_floats(present, like=h)[..., None]
         mean = ops.sum(h * there, 1) / ops.sum(there, 1)
-    return dense("output", mean, outputs, prior, bias)
+    return basic.dense("output", mean, outputs, prior, bias)

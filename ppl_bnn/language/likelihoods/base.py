@@ -12,7 +12,6 @@ import numpy as np
 from ppl_bnn.core.errors import InputError, ModelError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
-from ppl_bnn.language.distributions import Distribution
 
 Shape = tuple[int, ...]
 
@@ -115,7 +114,7 @@ class Likelihood:
     def check_values(self, y: np.ndarray) -> None:
         """Refuse targets that have no probability."""
 
-    def distribution(self, f: Any) -> Distribution:
+    def distribution(self, f: Any) -> dist.Distribution:
         """The distribution of y."""
         raise NotImplementedError
 
@@ -170,7 +169,7 @@ def for_one_output(value: Any) -> Any:
     return value if isinstance(value, int | float) or len(value.shape) == 0 else value[..., 0]
 
 
-def location_scale(family: str, f: Any, **values: Any) -> Distribution:
+def location_scale(family: str, f: Any, **values: Any) -> dist.Distribution:
     """A location-scale distribution around f, for one output or several; `values` are its other parameters."""
     if f.shape[-1] > 1:
         return dist.distribution(family, loc=f, **values).to_event(1)

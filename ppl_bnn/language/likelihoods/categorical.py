@@ -10,7 +10,6 @@ import numpy as np
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
-from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.likelihoods.base import Likelihood
 
 
@@ -29,7 +28,7 @@ class Bernoulli(Likelihood):
     task = "classification"
     outputs = (lambda k: k == 1, "one network output", "likelihoods.Categorical() for several classes")
 
-    def distribution(self, f: Any) -> Distribution:
+    def distribution(self, f: Any) -> dist.Distribution:
         return dist.distribution("Bernoulli", f[:, 0])
 
     def fisher(self, eta: Any) -> Any:
@@ -57,7 +56,7 @@ class Categorical(Likelihood):
     task = "classification"
     outputs = (lambda k: k >= 2, "at least two network outputs", "likelihoods.Bernoulli()")
 
-    def distribution(self, f: Any) -> Distribution:
+    def distribution(self, f: Any) -> dist.Distribution:
         return dist.distribution("Categorical", f)
 
     def fisher(self, eta: Any) -> Any:
@@ -117,7 +116,7 @@ class Ordinal(Likelihood):
         if isinstance(self.cut_points, list | tuple):
             object.__setattr__(self, "cut_points", np.asarray(self.cut_points, dtype=float))
         cuts = self.cut_points
-        shape: tuple[int, ...] = tuple(getattr(cuts, "shape", ()))
+        shape = tuple(np.shape(cuts))
         where = "likelihoods.Ordinal"
         good, expected = len(shape) == 1 and shape[0] > 0, "cut points of shape (C - 1,)"
         InputError.check(good, where, expected, f"shape {shape}", "priors.CutPoints()('cuts', C)")
@@ -128,7 +127,7 @@ class Ordinal(Likelihood):
         InputError.check(good, where, expected, repr(self.classes), "leaving it out")
         object.__setattr__(self, "classes", count)
 
-    def distribution(self, f: Any) -> Distribution:
+    def distribution(self, f: Any) -> dist.Distribution:
         return dist.distribution("Categorical", self._log_probabilities(self.predictor(f)))
 
     def predictor(self, f: Any) -> Any:

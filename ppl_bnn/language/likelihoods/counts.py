@@ -11,7 +11,6 @@ import numpy as np
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
-from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.likelihoods.base import Likelihood, for_one_output
 
 # Nodes of the trapezium rule in log t for the information about a concentration: the integrand
@@ -43,7 +42,7 @@ class Poisson(_Counts):
     rate, with Fisher information exp(f). Counts are not standardised.
     """
 
-    def distribution(self, f: Any) -> Distribution:
+    def distribution(self, f: Any) -> dist.Distribution:
         return dist.distribution("Poisson", ops.exp(f[:, 0]))
 
     def fisher(self, eta: Any) -> Any:
@@ -89,7 +88,7 @@ class NegativeBinomial(_Counts):
     concentration: Any = 1.0
     positive = ("concentration",)
 
-    def distribution(self, f: Any) -> Distribution:
+    def distribution(self, f: Any) -> dist.Distribution:
         concentration = for_one_output(self.concentration)
         return dist.distribution("NegativeBinomial", concentration, f[:, 0] - ops.log(concentration))
 

@@ -11,7 +11,6 @@ import numpy as np
 from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
-from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.likelihoods.base import Likelihood, Shape
 
 
@@ -64,7 +63,7 @@ class MultiOutputGaussian(Likelihood):
         ModelError.check(good, self.family, expected, got, f"likelihoods.{advice}")
         super().check(f, y)
 
-    def distribution(self, f: Any) -> Distribution:
+    def distribution(self, f: Any) -> dist.Distribution:
         return dist.distribution("RowNormal", f, ops.asarray(self.scale_tril, like=f))
 
     def predictor(self, f: Any) -> Any:

@@ -9,7 +9,6 @@ from typing import Any
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
-from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.likelihoods import base
 from ppl_bnn.language.likelihoods.base import Likelihood, Shape, location_scale, of_one_output, parts
 
@@ -58,7 +57,7 @@ class Gaussian(_NormalNoise):
     per_output = True
     advice_for_rows = "HeteroscedasticGaussian() for noise that differs between rows"
 
-    def distribution(self, f: Any) -> Distribution:
+    def distribution(self, f: Any) -> dist.Distribution:
         return location_scale("Normal", f, scale=self.noise)
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
@@ -85,7 +84,7 @@ class HeteroscedasticGaussian(_NormalNoise):
     def target_shape(self, f: Shape) -> Shape:
         return f[:1] if f[1] == 2 else (f[0], f[1] // 2)
 
-    def distribution(self, f: Any) -> Distribution:
+    def distribution(self, f: Any) -> dist.Distribution:
         loc, scale = parts(f, 2)
         return location_scale("Normal", loc, scale=ops.softplus(scale))
 
@@ -100,7 +99,7 @@ class _HeavyTails(Likelihood):
     always_in_eta = ("scale",)
     per_output = True
 
-    def distribution(self, f: Any) -> Distribution:
+    def distribution(self, f: Any) -> dist.Distribution:
         return location_scale(self.family, f, **{name: getattr(self, name) for name in self.positive})
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
@@ -241,7 +240,7 @@ class MixtureDensity(Likelihood):
     def has_fisher(self) -> bool:
         return False
 
-    def distribution(self, f: Any) -> Distribution:
+    def distribution(self, f: Any) -> dist.Distribution:
         logits, means, scales = parts(f, 3)
         return dist.distribution("MixtureOfNormals", logits, means, ops.softplus(scales))
 

@@ -12,7 +12,6 @@ from ppl_bnn.core import checks
 from ppl_bnn.core.errors import ModelError, UnsupportedError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
-from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.likelihoods.base import Likelihood, Shape, diagonal_blocks, for_one_output
 from ppl_bnn.language.likelihoods.noise import Gaussian, HeteroscedasticGaussian, Laplace
 
@@ -62,7 +61,7 @@ class Weibull(Likelihood):
     def check_values(self, y: np.ndarray) -> None:
         checks.check_times(y)
 
-    def distribution(self, f: Any) -> Distribution:
+    def distribution(self, f: Any) -> dist.Distribution:
         return dist.distribution("Weibull", ops.exp(f[:, 0]), for_one_output(self.shape))
 
     def fisher_root(self, eta: Any) -> Any:
@@ -136,17 +135,13 @@ class Censored(Likelihood):
     columns_with_units = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.base, _BASES):
-            return
+        names = ", ".join(each.__name__ for each in _BASES)
+        expected = f"a likelihood whose tails both systems differentiate: {names}"
+        got = getattr(self.base, "__name__", type(self.base).__name__)
+        advice = "Censored(Gaussian(noise)) of log times, or Censored(Weibull(shape))"
         if isinstance(self.base, type) and self.base in _BASES:
-            name = self.base.__name__
-            expected, got, advice = "an instance of a likelihood", f"the class {name}", f"{name}()"
-        else:
-            names = ", ".join(each.__name__ for each in _BASES)
-            expected = f"a likelihood whose tails both systems differentiate: {names}"
-            got = getattr(self.base, "__name__", type(self.base).__name__)
-            advice = "Censored(Gaussian(noise)) of log times, or Censored(Weibull(shape))"
-        raise UnsupportedError.of("likelihoods.Censored", expected, got, advice)
+            expected, got, advice = "an instance of a likelihood", f"the class {got}", f"{got}()"
+        UnsupportedError.check(isinstance(self.base, _BASES), "likelihoods.Censored", expected, got, advice)
 
     @property
     def form(self) -> Censored:
@@ -176,7 +171,7 @@ class Censored(Likelihood):
     def check_values(self, y: np.ndarray) -> None:
         checks.check_censored(y, positive=isinstance(self.base, Weibull))
 
-    def distribution(self, f: Any) -> Distribution:
+    def distribution(self, f: Any) -> dist.Distribution:
         return dist.distribution("Censored", self.base.distribution(f))
 
     def predictor(self, f: Any) -> Any:

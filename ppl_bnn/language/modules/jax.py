@@ -38,8 +38,7 @@ class Jax(Framework):
         """The names, numbers or keys of the steps of a path in a tree."""
         steps = [step for step in path if type(step).__name__ != self.unnamed]
         return [
-            next(getattr(step, what) for what in ("name", "idx", "key") if hasattr(step, what))
-            for step in steps
+            next(getattr(step, at) for at in ("name", "idx", "key") if hasattr(step, at)) for step in steps
         ]
 
     def dotted(self, path: Sequence[Any]) -> str:
@@ -55,9 +54,8 @@ class Jax(Framework):
             layer = network
             with contextlib.suppress(AttributeError, KeyError, IndexError, TypeError):
                 for key in keys[:-1]:
-                    layer = (
-                        getattr(layer, key) if isinstance(key, str) and hasattr(layer, key) else layer[key]
-                    )
+                    named = isinstance(key, str) and hasattr(layer, key)
+                    layer = getattr(layer, key) if named else layer[key]
             kinds = protocol.kinds_of(layer, self.package)
             count, inputs_first = self.layout(kinds, layer, shape)
             inputs, gain = protocol.fan_in_of(kinds, str(keys[-1]), shape, count)

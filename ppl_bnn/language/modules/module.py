@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -27,7 +27,7 @@ from ppl_bnn.language.layers.declarations import GAIN
 from ppl_bnn.language.modules import protocol
 from ppl_bnn.language.modules.jax import Equinox
 from ppl_bnn.language.modules.nnx import Nnx
-from ppl_bnn.language.modules.protocol import Array, Call, Framework, ModuleUse, Parameter
+from ppl_bnn.language.modules.protocol import Array, Call, Framework, ModuleUse
 from ppl_bnn.language.modules.torch import Torch
 from ppl_bnn.language.prior_parts import Prior
 from ppl_bnn.language.priors import CorrelatedConvolution, MatrixNormal, Normal, Point
@@ -119,10 +119,10 @@ def module(
     parameters = framework.parameters(word, network)
     advice = "calling it in the model"
     ModelError.check(parameters, word, "a module with parameters", "one without any", advice)
-    values, sampled = _values(word, name, framework, parameters, prior, fan_in)
+    call = Call(word, framework, network, parameters, coupled)
+    values, sampled = _values(call, name, prior, fan_in)
     if coupled:
         primitives.coupled()
-    call = Call(word, framework, network, parameters, coupled)
     output = call(values, sampled, inputs, rows)
     if primitives.maps_are_seen():
         # Handlers see a linear map without outputs, on the numbers that the module stores for a row. The message has
@@ -136,56 +136,54 @@ def module(
     return output
 
 
-def _values(
-    word: str, name: str, framework: Framework, parameters: Sequence[Parameter], prior: Priors, fan_in: FanIns
-) -> tuple[list[Array], list[Array]]:
+def _values(call: Call, name: str, prior: Priors, fan_in: FanIns) -> tuple[list[Array], list[Array]]:
     """The values of the parameters, in order, and those of them that are sites."""
-    chosen = _chosen(word, prior, parameters)
-    inputs = {} if fan_in is None else _by_name(word, "fan_in", fan_in, parameters, every=False)
+    chosen = _chosen(call, prior)
+    inputs = {} if fan_in is None else _by_name(call, "fan_in", fan_in, every=False)
     values, sampled = [], []
-    for parameter in parameters:
+    for parameter in call.parameters:
         given, label, own = chosen[parameter.name], repr(parameter.name), parameter.own
         site = f"{name}.{parameter.name}"
         if given is None:
             expected, advice = f"a value of {label} to hold", "a module that has been initialised, or a prior"
-            ModelError.check(own is not None, word, expected, "a module with shapes only", advice)
+            call.check(own is not None, expected, "a module with shapes only", advice)
             values.append(own)
             continue
         if isinstance(given, Point) and own is not None:
-            value = primitives.param(site, framework.start(own))
+            value = primitives.param(site, call.framework.start(own))
         else:
             count = inputs.get(parameter.name, parameter.fan_in)
             expected = f"a positive whole number as fan_in of {label}"
-            ModelError.check(ops.is_whole(count, 1), word, expected, repr(count), "1")
+            call.check(ops.is_whole(count, 1), expected, repr(count), "1")
             value = given(site, parameter.shape, int(count))
         shape, wanted = tuple(getattr(value, "shape", ())), parameter.shape
         expected, advice = f"{label} of shape {wanted} from its prior", "a prior of that shape"
-        ModelError.check(shape == wanted, word, expected, f"shape {shape}", advice)
+        call.check(shape == wanted, expected, f"shape {shape}", advice)
         values.append(value)
         sampled.append(value)
     return values, sampled
 
 
-def _chosen(word: str, prior: Priors, parameters: Sequence[Parameter]) -> dict[str, Chosen]:
+def _chosen(call: Call, prior: Priors) -> dict[str, Chosen]:
     """The prior of each parameter, None for one that is held."""
     if prior is None:
-        return {each.name: GAIN if each.gain else Normal(0.0, "fan_in") for each in parameters}
-    found: dict[str, Any] = dict.fromkeys((each.name for each in parameters), prior)
+        return {each.name: GAIN if each.gain else Normal(0.0, "fan_in") for each in call.parameters}
+    found: dict[str, Any] = dict.fromkeys((each.name for each in call.parameters), prior)
     if isinstance(prior, Mapping) or (not _is_prior(prior) and _accepts(prior, 2)):
-        found = _by_name(word, "prior", prior, parameters, every=True)
-    for parameter in parameters:
+        found = _by_name(call, "prior", prior, every=True)
+    for parameter in call.parameters:
         given = found[parameter.name]
         if given is not None and not _is_prior(given):
             got = f"the class {given.__name__}" if isinstance(given, type) else repr(given)
             expected = f"a prior of {parameter.name!r}, or None to hold it"
-            raise ModelError.of(word, expected, got, "bnn.priors.Normal(0.0, 'fan_in')")
+            raise ModelError.of(call.word, expected, got, "bnn.priors.Normal(0.0, 'fan_in')")
         structured = isinstance(given, MatrixNormal | CorrelatedConvolution)
         by_axis = structured or getattr(given, "per", None) in ("unit", "input")
         if by_axis and not parameter.inputs_first:
             expected = f"a prior of {parameter.name!r} that treats all its weights alike, since its axes "
             expected += f"{parameter.shape} are not (..., inputs, outputs)"
             advice = "per='tensor' or 'weight', or the layer of this library in its place"
-            raise ModelError.of(word, expected, repr(given), advice)
+            raise ModelError.of(call.word, expected, repr(given), advice)
     return found
 
 
@@ -205,15 +203,13 @@ def _accepts(given: Any, count: int) -> bool:
     return True
 
 
-def _by_name(
-    word: str, what: str, given: Any, parameters: Sequence[Parameter], every: bool
-) -> dict[str, Any]:
+def _by_name(call: Call, what: str, given: Any, every: bool) -> dict[str, Any]:
     """Values for each parameter from a dict of names and patterns or a function (name, shape); of all if `every`."""
     if not isinstance(given, Mapping):
         expected = f"{what} as a dict of names and patterns, or as a function (name, shape)"
-        ModelError.check(_accepts(given, 2), word, expected, repr(given), f"{what}={{'*': ...}}")
-        return {each.name: given(each.name, each.shape) for each in parameters}
-    names = [each.name for each in parameters]
+        call.check(_accepts(given, 2), expected, repr(given), f"{what}={{'*': ...}}")
+        return {each.name: given(each.name, each.shape) for each in call.parameters}
+    names = [each.name for each in call.parameters]
     serves = {}
     for name in names:
         matching = (key for key in given if fnmatchcase(name, str(key)))
@@ -224,16 +220,17 @@ def _by_name(
             near = difflib.get_close_matches(name, map(str, given), n=1, cutoff=0.0)
             got = f"none for {name!r}" + (f" (the nearest is {near[0]!r})" if near else "")
             expected = f"a {what} for every parameter: {', '.join(names)}"
-            raise ModelError.of(word, expected, got, f"{{..., {name!r}: ...}}, or '*' as the last pattern")
+            advice = f"{{..., {name!r}: ...}}, or '*' as the last pattern"
+            raise ModelError.of(call.word, expected, got, advice)
     for key in given:
         if key in serves.values():
             continue
         matched = next((name for name in names if fnmatchcase(name, str(key))), None)
         if matched is None:
-            raise unknown_name(f"parameter in {what} of {word}", key, names)
+            raise unknown_name(f"parameter in {what} of {call.word}", key, names)
         got = f"{key!r}, after {serves[matched]!r} has served {matched!r}"
         expected = f"a pattern in {what} that serves a parameter"
-        raise ModelError.of(word, expected, got, "the narrower pattern first")
+        raise ModelError.of(call.word, expected, got, "the narrower pattern first")
     return {name: given[key] for name, key in serves.items() if key is not None}
 
 

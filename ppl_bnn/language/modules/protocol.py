@@ -188,10 +188,8 @@ class Call:
     def _checked(self, output: Any, like: Array, rows: int) -> Array:
         got, advice = type(output).__name__, "a module that gives its f alone"
         self.check(is_array(output), "one array from the module", got, advice)
-        shape, advice = tuple(map(int, output.shape)), "the rows as its first axis"
-        self.check(
-            shape[:1] == (rows,), f"an output with {rows} rows, as many as x", f"shape {shape}", advice
-        )
+        shape, expected = tuple(map(int, output.shape)), f"an output with {rows} rows, as many as x"
+        self.check(shape[:1] == (rows,), expected, f"shape {shape}", "the rows as its first axis")
         wanted, found = type_name(like), type_name(output)
         expected = f"a module that computes in the floating type of its parameters, {wanted}"
         advice = "leaving dtype= and conversions out of its layers"
