@@ -162,13 +162,10 @@ def check_no_nested(specification: Distribution) -> None:
     """Refuse arguments that are distributions themselves: only priors that take a scale draw these first."""
     for name, value in specification.arguments.items():
         if isinstance(value, Distribution):
-            family, expected = specification.family, f"a number or an array as {name}"
+            expected, got = f"a number or an array as {name}", f"the distribution {value.family}"
             drawn = f"bnn.sample('{name}', dist.{value.family}(...))"
-            got, advice = (
-                f"the distribution {value.family}",
-                f"{drawn}, drawing it first, or priors.Hierarchical",
-            )
-            raise ModelError.of(family, expected, got, advice)
+            advice = f"{drawn}, drawing it first, or priors.Hierarchical"
+            raise ModelError.of(specification.family, expected, got, advice)
 
 
 def _check_numbers(family: str, name: str, value: Any) -> None:
@@ -280,13 +277,13 @@ def _check_family(family: str, arguments: Mapping[str, Any]) -> None:
             check(_shape(loc), family, expected, "a number", "Normal for a single number")
             *sides, given = map(_shape, factors.values())
             if family == "KroneckerNormal":
-                good = len(given) == 2 and math.prod(given) == size
-                good = good and sides == [given[:1] * 2, given[1:] * 2]
-                expected = (
-                    f"precisions (I, O) with I * O = {size}, left_vectors (I, I) and right_vectors (O, O)"
+                fits = (
+                    len(given) == 2 and math.prod(given) == size and sides == [given[:1] * 2, given[1:] * 2]
                 )
+                expected = f"precisions (I, O) with I * O = {size}"
+                expected += ", left_vectors (I, I) and right_vectors (O, O)"
                 got = f"{given}, {sides[0]} and {sides[1]}"
-                check(good, family, expected, got, "eigenvectors of both factors")
+                check(fits, family, expected, got, "eigenvectors of both factors")
                 return
             expected = f"scale_tril of shape {(size, size)} for loc of shape {_shape(loc)}"
             good, advice = given == (size, size), "the Cholesky factor of the covariance"
