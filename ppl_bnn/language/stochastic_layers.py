@@ -256,8 +256,8 @@ class Flipout(_PerRow):
         if bias is None or bias_site is None:
             return result if bias is None else result + bias
         if bias_site not in self.outer:
-            of_weight = weight_site in self.outer
-            self.outer[bias_site] = self.outer[weight_site] if of_weight else self.sign((rows, width), x)
+            shared = None if weight_site is None else self.outer[weight_site]
+            self.outer[bias_site] = self.sign((rows, width), x) if shared is None else shared
         loc = self.loc[bias_site]
         return result + loc + (bias - loc) * self._spread(self.outer[bias_site], x)
 
