@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ppl_bnn.zoo import Sketch
 
 PRIOR = "prior.png"
+CARD = "Show the whole card of this model."
 INPUTS = "A data set (see `ppl-bnn data`), for the number of inputs."
 PICTURE = "Where the picture is kept: a folder, or a file where it ends in .png."
 
@@ -78,11 +79,7 @@ def bench(
         raise typer.Exit(status)
 
 
-def models(
-    name: Annotated[
-        str | None, argument("Show the whole card of this model.", "NAME", complete.models)
-    ] = None,
-) -> None:
+def models(name: Annotated[str | None, argument(CARD, "NAME", complete.models)] = None) -> None:
     """List the models of the zoo with what fits them, or show one as `ppl-bnn show` does."""
     from rich.text import Text
 
@@ -106,9 +103,8 @@ def models(
             size += f"\n+{console.digits(sketch.per_row)} a row"
         what = Text.assemble(card.summary, "\n", (f"Methods: {support.summary(card.name)}.", "dim"))
         rows.append((card.name, what, f"{task}\n{card.data or '-'}", size))
-    screen.print(
-        console.listing(("model", "what it is, and which methods fit it", "task, data", "size"), rows, {3})
-    )
+    headings = ("model", "what it is, and which methods fit it", "task, data", "size")
+    screen.print(console.listing(headings, rows, {3}))
     for name, why in unread.items():
         text = f"{name} was not read: outside of a system it ends in {why}"
         screen.print(text, markup=False, style="yellow")

@@ -173,9 +173,8 @@ def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
     sources = {name: context.get_parameter_source(name) for name in context.params if name not in OF_BOTH}
     given = [name for name, source in sources.items() if getattr(source, "name", "") == "COMMANDLINE"]
     wrong = [name for name in given if (name in OF_GRID) is (grid is None)]
-    called = ", ".join(
-        f"--{name.strip('_').replace('_', '-')}" if name != "model" else "MODEL" for name in wrong
-    )
+    words = [name.strip("_").replace("_", "-") for name in wrong]
+    called = ", ".join("MODEL" if word == "model" else f"--{word}" for word in words)
     if wrong and grid is None:
         raise InputError.of("--grid", f"a grid, which {called} is about", "none", "--grid FILE.toml")
     if wrong:
@@ -271,9 +270,8 @@ def _show_grid(screen: Console, result: GridResult) -> None:
     if len(failed):
         advice = "A cell that has failed counts as finished: --retry-failed computes it again."
         if failed["failure"].str.contains("memory", case=False).any():
-            advice += (
-                " For want of memory give a process more with --memory, or run fewer at once with --jobs."
-            )
+            more = "give a process more with --memory, or run fewer at once with --jobs"
+            advice += f" For want of memory {more}."
         console.say(screen, advice)
     if result.missing:
         screen.print(f"{result.missing} of {result.asked} cells have not been computed.", markup=False)

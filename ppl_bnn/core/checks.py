@@ -77,11 +77,10 @@ def check_labels(y: np.ndarray, classes: int) -> np.ndarray:
 
 def text_labels(y: Any) -> tuple[Any, tuple[str, ...] | None]:
     """Encode targets that are text: codes 0..K-1, and the labels of the codes, sorted; else y unchanged, and None."""
-    array = (
-        np.asarray(y) if isinstance(y, list | tuple | np.ndarray) or hasattr(y, "to_numpy") else np.empty(0)
-    )
-    one_row_each = array.dtype.kind in "UOT" and array.ndim == 1 and len(array) and not np.ma.isMaskedArray(y)
-    if not (one_row_each and all(isinstance(value, str) for value in array)):
+    sequence = isinstance(y, list | tuple | np.ndarray) or hasattr(y, "to_numpy")
+    array = np.asarray(y) if sequence else np.empty(0)
+    column = array.dtype.kind in "UOT" and array.ndim == 1 and len(array) and not np.ma.isMaskedArray(y)
+    if not (column and all(isinstance(value, str) for value in array)):
         return y, None
     labels, codes = np.unique(array.astype(str), return_inverse=True)
     for label in labels:

@@ -241,9 +241,8 @@ def load(name: str, **options: Any) -> Table:
         got = repr(next(iter(options)))
         raise InputError.of("", f"no option for data set {name!r}", got, f"load({name!r})")
     check_known(f"option of data set {name!r}", options, source.options)
-    known: dict[str, Any] = {
-        key: getattr(source, key) for key in ("task", "description", "licence", "ordered")
-    }
+    keys = ("task", "description", "licence", "ordered")
+    known: dict[str, Any] = {key: getattr(source, key) for key in keys}
     return Table(name, **read(source, **options), **known, provenance=source.card.source)
 
 
