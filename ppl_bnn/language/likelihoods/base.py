@@ -124,7 +124,7 @@ class Likelihood:
         columns = [ops.broadcast_to(ops.asarray(log, like=f), tuple(f.shape)) for log in logs]
         return ops.concatenate([f, *columns]) if columns else f
 
-    def parameters(self, eta: Any) -> list[Any]:
+    def split(self, eta: Any) -> list[Any]:
         """f and the parameters of `positive`, each (..., K)."""
         f, *logs = parts(eta, 1 + len(self.in_eta))
         values = dict(zip(self.in_eta, map(ops.exp, logs), strict=True))

@@ -104,7 +104,7 @@ class _HeavyTails(Likelihood):
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         names = ("loc", *self.positive)
-        return self.family, of_one_output(**dict(zip(names, self.parameters(eta), strict=True)))
+        return self.family, of_one_output(**dict(zip(names, self.split(eta), strict=True)))
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class StudentT(_HeavyTails):
     positive = ("scale", "df")
 
     def fisher_root(self, eta: Any) -> Any:
-        _, scale, df = self.parameters(eta)
+        _, scale, df = self.split(eta)
         of_f = ops.sqrt((df + 1.0) / (df + 3.0)) / scale
         of_scale = ops.sqrt(2.0 * df / (df + 3.0))
         if "df" not in self.in_eta:
@@ -160,7 +160,7 @@ class StudentT(_HeavyTails):
         return base.diagonal_blocks(rows)
 
     def score(self, eta: Any, y: Any) -> Any:
-        f, scale, df = self.parameters(eta)
+        f, scale, df = self.split(eta)
         z = (y.reshape(tuple(f.shape)) - f) / scale
         share = z**2 / (df + z**2)
         columns = [(df + 1.0) * z / ((df + z**2) * scale), (df + 1.0) * share - 1.0]

@@ -65,20 +65,20 @@ class Weibull(Likelihood):
         return dist.distribution("Weibull", ops.exp(f[:, 0]), for_one_output(self.shape))
 
     def fisher_root(self, eta: Any) -> Any:
-        _, k = self.parameters(eta)
+        _, k = self.split(eta)
         if not self.in_eta:
             return k[:, :, None]
         none, one = ops.zeros_like(k), ops.ones_like(k)
         return diagonal_blocks([[k, none], [-(1.0 - np.euler_gamma) * one, math.pi / math.sqrt(6.0) * one]])
 
     def score(self, eta: Any, y: Any) -> Any:
-        f, k = self.parameters(eta)
+        f, k = self.split(eta)
         z = k * (ops.log(y[:, None]) - f)
         excess = ops.exp(z) - 1.0
         return ops.concatenate([k * excess, 1.0 - z * excess]) if self.in_eta else k * excess
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
-        f, k = self.parameters(eta)
+        f, k = self.split(eta)
         return "Weibull", {"concentration": k[..., 0], "scale": ops.exp(f[..., 0])}
 
 
@@ -211,7 +211,7 @@ class Censored(Likelihood):
         """z (N, 1), its gradient in eta (N, D), and the gradient in eta of the logarithm of dz/dv (N, D)."""
         v = y[:, :1]
         if isinstance(self.base, Weibull):
-            f, k = self.base.parameters(eta)
+            f, k = self.base.split(eta)
             z = k * (ops.log(v) - f)
             if not self.base.in_eta:
                 return z, -k, ops.zeros_like(k)
