@@ -30,12 +30,10 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.protocol import resolve_device
-from ppl_bnn.core import checks, processes, stored
+from ppl_bnn.core import processes, stored
 from ppl_bnn.core.errors import BNNError, DamagedError, InputError, UnsupportedError
 from ppl_bnn.core.plain_values import encoded
 from ppl_bnn.core.warning_filters import ignored, recorded
-from ppl_bnn.datasets.splits import Split
-from ppl_bnn.datasets.tables import Table
 from ppl_bnn.evaluation.comparison.record import Record, chain_of_draws, fitted, reason
 from ppl_bnn.evaluation.grid.engines import gpus
 from ppl_bnn.inference.fingerprint import identity, source
@@ -131,16 +129,6 @@ def of_method(method: Method, ppl: str) -> dict[str, Any]:
         "fields": {each.name: identity(getattr(method, each.name)) for each in dataclasses.fields(method)},
         "versions": {name: known[name] for name in ("ppl-bnn", *_ENGINES[ppl])},
     }
-
-
-def of_data(table: Table) -> str:
-    """Part of the key that identifies a table: a hash of its numbers."""
-    return checks.data_hash(table.x, table.y)
-
-
-def of_split(split: Split) -> str:
-    """Part of the key that identifies a split: a hash of its row numbers, in their order."""
-    return checks.data_hash({"train": split.train, "test": split.test}, np.empty(0))
 
 
 def of_device(device: str) -> str:

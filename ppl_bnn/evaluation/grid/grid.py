@@ -25,7 +25,7 @@ import numpy as np
 from ppl_bnn import zoo
 from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.backends.systems import written_in
-from ppl_bnn.core import processes, stored
+from ppl_bnn.core import checks, processes, stored
 from ppl_bnn.core.errors import ClusterError, DamagedError, InputError, check_known
 from ppl_bnn.core.files import writable
 from ppl_bnn.core.progress import Progress, resolve
@@ -418,7 +418,7 @@ def _planned(grid: Grid) -> _Plan:
     for data, table in found.items():
         options: dict[str, Any] = {"standardise": grid.standardise, "class_names": table.class_names}
         options["feature_names"] = tuple(table.feature_names)
-        of_classes, of_data = table.task == "classification", cells.of_data(table)
+        of_classes, of_data = table.task == "classification", checks.data_hash(table.x, table.y)
         for name, model in grid.models.items():
             bound = bind_classes(model, table.y, table.class_names) if of_classes else model
             sketch, own = _seen(bound, table)
@@ -438,7 +438,9 @@ def _planned(grid: Grid) -> _Plan:
         for seed in grid.seeds:
             for fits in (each for each in every if position < len(parted[each.data])):
                 split = parted[fits.data][position]
-                parts = {**fits.parts, "split": cells.of_split(split), "seed": seed}
+                # The numbers of the rows, in their order, identify a split.
+                of_split = checks.data_hash({"train": split.train, "test": split.test}, np.empty(0))
+                parts = {**fits.parts, "split": of_split, "seed": seed}
                 cell = Cell(fits.model, fits.data, split.name, fits.method, seed, cells.key_of(parts))
                 planned.append(_Planned(cell, json.dumps(parts), split, fits))
     return _Plan(planned, found, tuple(left_out))
