@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,9 +64,8 @@ class Comparison:
     missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.fits = {
-            name: FitSummary(each.info, each.shape) for name, each in self.posteriors.items()
-        } | self.fits
+        summaries = {name: FitSummary(each.info, each.shape) for name, each in self.posteriors.items()}
+        self.fits = summaries | self.fits
 
     @classmethod
     def load(cls, folder: str | os.PathLike[str]) -> Comparison:
@@ -113,10 +112,8 @@ class Comparison:
 
     def pointwise_log_scores(self) -> dict[str, np.ndarray]:
         """Log score of each test row by method, (N,), from which paired differences are computed."""
-        return {
-            name: np.asarray(scores.log_score(prediction, self.test_targets, pointwise=True))
-            for name, prediction in self.predictions.items()
-        }
+        found, y = self.predictions.items(), self.test_targets
+        return {name: np.asarray(scores.log_score(each, y, pointwise=True)) for name, each in found}
 
     def summary(self) -> str:
         """The conclusions of the table in three sentences."""
@@ -135,7 +132,7 @@ class Comparison:
         header = ["method", *self.table.columns]
         lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
         for name, row in self.table.iterrows():
-            cells = [str(name), *map(_cell, row)]
+            cells = [str(name), *map(short_cell, row)]
             lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
         together: dict[tuple[str, str], list[str]] = {}
         for (name, column), note in self.notes.items():
@@ -168,15 +165,8 @@ class Comparison:
         folder = Path(folder)
         try:
             with _staged(folder, self) as stage:
-                written = stored.Folder(stage)
-                files.write_test_rows(written, self.test_inputs, self.test_targets)
-                for name, tree in self.trees.items():
-                    files.write_method_tree(written, name, tree)
-                for name in self.predictions:
-                    files.write_prediction(written, self, name)
-                files.write_table(stage, self.table)
+                files.write_parts(stored.Folder(stage), self)
                 files.write_figure(stage, self)
-                files.write_words(written, self)
         except OSError as error:
             got = f"{folder} ({reason(error)})"
             raise InputError.of("folder", "a folder that can be written", got, "another folder") from error
@@ -184,34 +174,30 @@ class Comparison:
 
 
 def _staged(folder: Path, comparison: Comparison) -> AbstractContextManager[Path]:
-    """A temporary folder for the files of a comparison, which then replaces the comparison in `folder`."""
+    """A temporary folder for the files of a comparison, which then replace the comparison in `folder`."""
     if not os.path.lexists(folder):
         return staged(folder)
     # A link is followed; the folder that it points to stays where it is.
     place = writable(folder).resolve()
-    entries = list(place.iterdir())
-    own = _own_files(entries, comparison)
-    alone = own == {entry.name for entry in entries}
-    return staged(place) if alone and _can_be_renamed(place) else staged_within(place, own, files.MANIFEST)
+    return staged_within(place, _own_files(place, comparison), files.MANIFEST)
 
 
-def _own_files(entries: Sequence[Path], comparison: Comparison) -> set[str]:
+def _own_files(folder: Path, comparison: Comparison) -> set[str]:
     """Entries that a comparison has written, or would write; InputError if it would replace other files."""
-    found = {entry.name for entry in entries}
+    found = {entry.name for entry in folder.iterdir()}
     methods = {name.removesuffix(files.PREDICTION) for name in found if name.endswith(files.PREDICTION)}
     theirs = bool(methods) or files.TEST_ROWS in found
-    for entry in entries:
-        if entry.name == files.MANIFEST and stored.claims(entry, files.KIND):
-            theirs = True
-            # A damaged comparison is replaced, too, as the error raised on loading it advises.
-            with contextlib.suppress(BNNError), ignored(".* has no checksum"):
-                words = files.read_manifest(entry.parent) or {}
-                methods |= {*words.get("trees", ()), *words.get("predictions", ())}
+    if stored.claims(folder / files.MANIFEST, files.KIND):
+        theirs = True
+        # A damaged comparison is replaced, too, as the error raised on loading it advises.
+        with contextlib.suppress(BNNError), ignored(".* has no checksum"):
+            words = files.read_manifest(folder) or {}
+            methods |= {*words.get("trees", ()), *words.get("predictions", ())}
     methods |= {*comparison.trees, *comparison.predictions}
     own = found & file_names(methods)
-    odd = [entry for entry in entries if entry.name in own and (entry.is_symlink() or not entry.is_file())]
+    odd = [folder / name for name in own if (folder / name).is_symlink() or not (folder / name).is_file()]
     if odd or (own and not theirs):
-        got = str(odd[0]) if odd else f"{', '.join(sorted(own))} of something else in {entries[0].parent}"
+        got = str(odd[0]) if odd else f"{', '.join(sorted(own))} of something else in {folder}"
         expected = "a new folder, or that of a comparison to replace"
         raise InputError.of("folder", expected, got, "another folder")
     return own
@@ -223,16 +209,8 @@ def file_names(methods: Iterable[str]) -> set[str]:
     return {"comparison.csv", files.FIGURE, files.MANIFEST, files.TEST_ROWS, *of_methods}
 
 
-def _can_be_renamed(folder: Path) -> bool:
-    """Whether a folder can be replaced: it is not a mount point and not the working directory of this process."""
-    try:
-        inside = Path.cwd().resolve().is_relative_to(folder)
-    except OSError:
-        inside = False
-    return not inside and not os.path.ismount(folder) and os.access(folder.parent, os.W_OK | os.X_OK)
-
-
-def _cell(value: Any) -> str:
+def short_cell(value: Any) -> str:
+    """A value of the table as text, a number with four digits."""
     if isinstance(value, str):
         return value
     return "" if math.isnan(value) else f"{value:.4g}"

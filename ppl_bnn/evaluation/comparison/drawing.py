@@ -54,9 +54,8 @@ def draw_curve(axes: Axes, x: np.ndarray, prediction: Prediction) -> None:
     if prediction.is_classes or len(prediction.shape) != 1:
         wanted, advice = "a prediction of one number for each row", "draw_class_map for classes"
         raise UnsupportedError.of("draw_curve", wanted, repr(prediction), advice)
-    x = np.asarray(x)
-    if x.shape != prediction.shape:
-        raise InputError.of("draw_curve", f"x of shape {prediction.shape}", f"{x.shape}", "x[:, 0]")
+    x, shape = np.asarray(x), prediction.shape
+    InputError.check(x.shape == shape, "draw_curve", f"x of shape {shape}", x.shape, "x[:, 0]")
     order = np.argsort(x, kind="stable")
     lower, upper = (end[order] for end in prediction.interval(LEVEL))
     least, most = (end[order] for end in _mean_interval(prediction))
@@ -96,12 +95,8 @@ def any_censored(comparison: Comparison) -> bool:
 def draw_targets(axes: Axes, x: np.ndarray, comparison: Comparison) -> None:
     """Draw the test rows at x, (N,); the mark of a censored row points to where its value is."""
     many = len(x) > MANY
-    style: dict[str, Any] = {
-        "color": GREY if many else INK,
-        "markersize": 3.5,
-        "alpha": 0.75,
-        "rasterized": many,
-    }
+    style: dict[str, Any] = {"color": GREY if many else INK, "markersize": 3.5, "alpha": 0.75}
+    style["rasterized"] = many
     for y, rows, mark, label in marked_targets(comparison):
         axes.plot(x[rows], y[rows], mark, **style, label=label)
 
@@ -112,9 +107,8 @@ def marked_targets(comparison: Comparison) -> list[tuple[np.ndarray, np.ndarray,
     if not any_censored(comparison):
         return [(y, np.full(len(y), True), ".", "test rows")]
     kinds = ((1.0, ".", "observed"), (0.0, "^", "censored: the value is larger"), (-1.0, "v", "smaller"))
-    return [
-        (y[:, 0], y[:, 1] == event, mark, label) for event, mark, label in kinds if np.any(y[:, 1] == event)
-    ]
+    found = [(y[:, 0], y[:, 1] == event, mark, label) for event, mark, label in kinds]
+    return [each for each in found if each[1].any()]
 
 
 @dataclass(frozen=True)
@@ -154,10 +148,8 @@ class Intervals:
     def draw(self, axes: Axes, name: str) -> None:
         """Draw the intervals of a method against the observed values, with the same limits for each method."""
         truth, (mean, lower, upper), inside = self.truth, self.ends[name], self.inside(name)
-        for rows, colour, mark, label in (
-            (inside, BLUE, "o", "truth inside the 90 % interval"),
-            (~inside, VERMILION, "D", "truth outside"),
-        ):
+        right, wrong = "truth inside the 90 % interval", "truth outside"
+        for rows, colour, mark, label in ((inside, BLUE, "o", right), (~inside, VERMILION, "D", wrong)):
             bar = {"color": colour, "alpha": 0.35, "linewidth": 1.2, "rasterized": len(truth) > MANY}
             axes.vlines(truth[rows], lower[rows], upper[rows], **bar, zorder=2)
             dot: dict[str, Any] = {"color": colour, "markersize": 3.5, "markeredgewidth": 0.0, "zorder": 3}
@@ -208,9 +200,8 @@ def draw_class_map(
     best = probabilities.argmax(axis=1)
     sure = (probabilities.max(axis=1) - 1.0 / classes) / (1.0 - 1.0 / classes)
     # Opaque for certain predictions and transparent for uncertain ones, so the background shows: white or dark.
-    image = np.concatenate([colours[best], 0.05 + 0.75 * sure[:, None]], axis=1).reshape(
-        len(up), len(across), 4
-    )
+    image = np.concatenate([colours[best], 0.05 + 0.75 * sure[:, None]], axis=1)
+    image = image.reshape(len(up), len(across), 4)
     extent = (across[0], across[-1], up[0], up[-1])
     axes.imshow(image, origin="lower", extent=extent, aspect="auto", interpolation="nearest")
     values = probabilities[:, 1] if classes == 2 else probabilities.max(axis=1)

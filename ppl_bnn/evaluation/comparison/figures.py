@@ -132,10 +132,8 @@ def _draw_classes(figure: Figure, comparison: Comparison) -> None:
     grid = figure.subplots(2 * blocks, columns, squeeze=False, sharex="all", gridspec_kw=heights)
     # The two panels of each method, one above the other.
     pairs = grid.reshape(blocks, 2, columns).swapaxes(1, 2).reshape(-1, 2)
-    for upper, lower in pairs[len(names) :]:
-        upper.set_axis_off()
-        lower.set_axis_off()
-    histograms = []
+    for axes in pairs[len(names) :].flat:
+        axes.set_axis_off()
     for index, (name, (upper, lower)) in enumerate(zip(names, pairs, strict=False)):
         prediction = comparison.predictions.get(name)
         if prediction is None:
@@ -153,14 +151,13 @@ def _draw_classes(figure: Figure, comparison: Comparison) -> None:
         lower.set_xlabel("probability given to the class\nthat occurred", fontsize=9)
         lower.set_ylabel("test rows")
         drawing.grid_lines(lower)
-        histograms.append(lower)
         if index % columns:
             for axes in (upper, lower):
                 axes.set_ylabel("")
                 axes.tick_params(labelleft=False)
-    tallest = max((axes.get_ylim()[1] for axes in histograms), default=1.0)
-    for axes in histograms:
-        axes.set_ylim(0.0, tallest)
+    tallest = max(lower.get_ylim()[1] for _, lower in pairs)
+    for _, lower in pairs:
+        lower.set_ylim(0.0, tallest)
     grid[0, 0].set_xlim(-0.02, 1.02)
     target = for_figure(comparison.data["target_name"])
     figure.suptitle(f"{target}: probabilities against outcomes, {len(labels)} test rows", fontsize=13)

@@ -25,9 +25,6 @@ from ppl_bnn.posterior.storage import INFO
 from ppl_bnn.prediction.prediction import Prediction
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from ppl_bnn.diagnostics.diagnose import Diagnosis
     from ppl_bnn.evaluation.comparison.comparison import Comparison
 
 
@@ -51,6 +48,8 @@ _SCHEMA = {
     "trees": [str],
     "predictions": [str],
 }
+# The arrays of a prediction that it may lack.
+_OF_DRAWS = ("log_weights", "epistemic_within")
 _OF_PREDICTION = {"family": str, "class_names": ([(str, float, bool)], None), "censored": bool}
 READER = stored.Reader("folder", "a whole comparison", "computing it once more")
 
@@ -66,14 +65,18 @@ class ComparisonNotWrittenError(BNNError, OSError):
         self.partial = partial
 
 
-def write_method_tree(folder: stored.Folder, name: str, tree: Any) -> None:
-    """Write the tree of a method."""
-    folder.write(f"{name}.nc", lambda path: write_tree(path, tree))
-
-
-def write_table(folder: Path, table: pd.DataFrame) -> None:
-    """Write the table as CSV."""
-    write_whole(folder / "comparison.csv", lambda path: for_spreadsheet(table).to_csv(path))
+def write_parts(folder: stored.Folder, comparison: Comparison) -> None:
+    """Write the arrays and trees that the folder has not, then the table and the manifest, which lists all of them."""
+    if TEST_ROWS not in folder.files:
+        write_test_rows(folder, comparison.test_inputs, comparison.test_targets)
+    for name, tree in comparison.trees.items():
+        if f"{name}.nc" not in folder.files:
+            folder.write(f"{name}.nc", lambda path, tree=tree: write_tree(path, tree))
+    for name in comparison.predictions:
+        if f"{name}{PREDICTION}" not in folder.files:
+            write_prediction(folder, comparison, name)
+    write_whole(folder.path / "comparison.csv", for_spreadsheet(comparison.table).to_csv)
+    write_words(folder, comparison)
 
 
 def write_figure(folder: Path, comparison: Comparison) -> None:
@@ -154,7 +157,7 @@ def _parts_of_prediction(prediction: Prediction, where: str) -> tuple[dict[str, 
     names = None if prediction.class_names is None else list(prediction.class_names)
     words = {"family": prediction.family, "class_names": names, "censored": prediction.censored}
     arrays = {f"{where}parameters/{name}": value for name, value in prediction.parameters.items()}
-    for name in ("log_weights", "epistemic_within"):
+    for name in _OF_DRAWS:
         if (value := getattr(prediction, name)) is not None:
             arrays[f"{where}{name}"] = value
     return words, arrays
@@ -192,15 +195,23 @@ def read_folder(folder: Path, words: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of the `Comparison` whose manifest is `words`."""
     import pandas as pd
 
+    from ppl_bnn.diagnostics.diagnose import Diagnosis
+
     index = pd.Index([name for name, *_ in words["rows"]], name="method")
     table = pd.DataFrame([row for _, *row in words["rows"]], index, words["columns"])
     files = words.get("files")
-    rows = _read_arrays(folder, TEST_ROWS, files, {})[0]
+
+    def read(name: str, schema: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        file = READER.listed(folder, name, files)
+        arrays, texts = READER.arrays(file, ("words",))
+        return arrays, READER.json(file, texts["words"], schema)
+
+    rows = read(TEST_ROWS, {})[0]
     predictions, drawn, histories = {}, {}, {}
     drawn_at: np.ndarray | None = None
     for name in words["predictions"]:
         both = {"test": _OF_PREDICTION, "drawn?": _OF_PREDICTION}
-        arrays, parts = _read_arrays(folder, f"{name}{PREDICTION}", files, both)
+        arrays, parts = read(f"{name}{PREDICTION}", both)
         predictions[name] = _prediction_of(parts["test"], _under(arrays, "test/"))
         histories[name] = _under(arrays, "history/")
         if "drawn" in parts:
@@ -208,21 +219,20 @@ def read_folder(folder: Path, words: Mapping[str, Any]) -> dict[str, Any]:
             drawn_at = arrays["drawn_at"]
     fits = {}
     for name, fit in words["fits"].items():
-        info = fit["info"] | {"warnings": tuple(fit["info"]["warnings"])}
-        fits[name] = FitSummary(FitInfo(history=histories.get(name, {}), **info), tuple(fit["shape"]))
-    data = dict(words["data"])
-    for name in ("feature_names", "class_names"):
-        if data.get(name) is not None:
-            data[name] = tuple(data[name])
+        info = FitInfo(history=histories.get(name, {}), **_with_tuples(fit["info"], "warnings"))
+        fits[name] = FitSummary(info, tuple(fit["shape"]))
     return {
         "table": typed(table, WORDS),
         "posteriors": {},
         "predictions": predictions,
         "trees": {name: READER.tree(READER.listed(folder, f"{name}.nc", files)) for name in words["trees"]},
-        "diagnoses": {name: _diagnosis_of(found) for name, found in words["diagnoses"].items()},
+        "diagnoses": {
+            name: Diagnosis(**_with_tuples(found, "reasons", "advice"))
+            for name, found in words["diagnoses"].items()
+        },
         "reference": words["reference"],
         "notes": {(name, column): note for name, column, note in words["notes"]},
-        "data": data,
+        "data": _with_tuples(words["data"], "feature_names", "class_names"),
         "test_inputs": _under(rows, "inputs/") or rows["x"],
         "test_targets": rows["targets"],
         "failures": dict(words["failures"]),
@@ -233,32 +243,17 @@ def read_folder(folder: Path, words: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _read_arrays(
-    folder: Path, name: str, files: Mapping[str, str] | None, schema: Mapping[str, Any]
-) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    file = READER.listed(folder, name, files)
-    arrays, words = READER.arrays(file, ("words",))
-    return arrays, READER.json(file, words["words"], schema)
-
-
 def _prediction_of(words: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Prediction:
     for name, value in arrays.items():
         if value.dtype.kind != "f":
             raise ValueError(f"{name} of a prediction is {value.dtype}, not floating-point numbers")
-    return Prediction(
-        words["family"],
-        _under(arrays, "parameters/"),
-        log_weights=arrays.get("log_weights"),
-        epistemic_within=arrays.get("epistemic_within"),
-        class_names=words["class_names"],
-        censored=words["censored"],
-    )
+    found: dict[str, Any] = {name: arrays.get(name) for name in _OF_DRAWS}
+    return Prediction(parameters=_under(arrays, "parameters/"), **found, **words)
 
 
-def _diagnosis_of(words: Mapping[str, Any]) -> Diagnosis:
-    from ppl_bnn.diagnostics.diagnose import Diagnosis
-
-    return Diagnosis(**{**words, "reasons": tuple(words["reasons"]), "advice": tuple(words["advice"])})
+def _with_tuples(words: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The words with tuples in place of the lists of these names, where there is one."""
+    return {**words, **{name: tuple(words[name]) for name in names if words.get(name) is not None}}
 
 
 def _under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

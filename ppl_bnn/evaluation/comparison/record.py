@@ -25,6 +25,8 @@ MOST_VALUES = 2**26
 FEWEST_DRAWS = 100
 _LOO = ("elpd_loo", "elpd_loo_se", "elpd_loo_corrected", "pareto_k_corrected", "pareto_k_loo")
 _LOO += ("loo_rank", "loo_weight")
+# A gap of mean functions, or in a sentence why there is none.
+Gap = dict[str, float] | str
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,8 @@ class Record:
     """The results of one method, made by `fitted`.
 
     `figures` and `notes` are by column of `COLUMNS`; `tree` is used for leave-one-out; `pointwise` is the log score of
-    each test row, (N,); `failure` is the reason of a failure, or "".
+    each test row, (N,); `gap` is that to the reference and `floor`, of the reference, its noise floor, once they are
+    measured; `failure` is the reason of a failure, or "".
     """
 
     name: str
@@ -53,61 +56,60 @@ class Record:
     figures: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     pointwise: np.ndarray | None = None
+    gap: Gap | None = None
+    floor: Gap | None = None
     failure: str = ""
 
 
-def fitted(
-    name: str, fit: Callable[[], Posterior], x_test: Any, y_test: np.ndarray, seed: int, device: str
-) -> Record:
-    """The results of one method that need no other method. An error becomes the `failure` of the record."""
+def fitted(name: str, fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, device: str) -> Record:
+    """The results of one method that need no other method, on test rows x, y. An error is the record's `failure`."""
     with peak_memory() as peak:
-        record = _fitted(name, fit, x_test, y_test, seed, device)
+        try:
+            record = _fitted(name, fit, x, y, seed, device)
+        except Warning:
+            # A caller who has turned warnings into errors wants to see them.
+            raise
+        except Exception as error:
+            record = Record(name, failure=reason(error))
     record.figures["peak_memory"] = peak()
     return record
 
 
-def _fitted(
-    name: str, fit: Callable[[], Posterior], x_test: Any, y_test: np.ndarray, seed: int, device: str
-) -> Record:
-    try:
-        posterior = fit()
-        started = time.perf_counter()
-        prediction = posterior.predict(x_test, seed=seed, device=device)
-        seconds = time.perf_counter() - started
-        pointwise = np.asarray(scores.log_score(prediction, y_test, pointwise=True))
-        figures = {
-            **scores.scores_of(prediction, y_test),
-            "kind": posterior.kind,
-            "target": posterior.target,
-            "log_score_se": standard_error(pointwise),
-            "compile_seconds": posterior.info.compile_seconds,
-            "run_seconds": posterior.info.run_seconds,
-            "predict_seconds": seconds,
-            "gradient_evaluations": posterior.info.gradient_evaluations,
-            "parameters": float(posterior.with_problem(lambda problem: problem.program.parameter_count)),
-        }
-    except Warning:
-        # A caller who has turned warnings into errors wants to see them.
-        raise
-    except Exception as error:
-        return Record(name, failure=reason(error))
-    record = Record(name, posterior.info.ppl, posterior, prediction, figures=figures, pointwise=pointwise)
+def _fitted(name: str, fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, device: str) -> Record:
+    posterior = fit()
+    started = time.perf_counter()
+    prediction = posterior.predict(x, seed=seed, device=device)
+    seconds = time.perf_counter() - started
+    pointwise = np.asarray(scores.log_score(prediction, y, pointwise=True))
+    info = posterior.info
+    figures = {
+        **scores.scores_of(prediction, y),
+        "kind": posterior.kind,
+        "target": posterior.target,
+        "log_score_se": standard_error(pointwise),
+        "compile_seconds": info.compile_seconds,
+        "run_seconds": info.run_seconds,
+        "predict_seconds": seconds,
+        "gradient_evaluations": info.gradient_evaluations,
+        "parameters": float(posterior.with_problem(lambda problem: problem.program.parameter_count)),
+    }
+    record = Record(name, info.ppl, posterior, prediction, figures=figures, pointwise=pointwise)
     notes = record.notes
     if posterior.weights is not None:
         notes["target"] = stacking_weights(posterior)
-    if posterior.info.warnings:
-        notes["run_seconds"] = " ".join(f"{text.rstrip('.')}." for text in posterior.info.warnings)
-    if posterior.info.gradient_evaluations is None:
-        notes["gradient_evaluations"] = f"{posterior.info.method} does not count its gradients."
-    if len(y_test) < 2:
+    if info.warnings:
+        notes["run_seconds"] = " ".join(f"{text.rstrip('.')}." for text in info.warnings)
+    if info.gradient_evaluations is None:
+        notes["gradient_evaluations"] = f"{info.method} does not count its gradients."
+    if len(y) < 2:
         notes["log_score_se"] = "One test row has no standard error."
     if prediction.censored and not set(VALUE_SCORES) <= set(figures):
-        of = f"{np.count_nonzero(y_test[:, 1] != 1.0)} of {len(y_test)}"
+        of = f"{np.count_nonzero(y[:, 1] != 1.0)} of {len(y)}"
         note = f"Of {of} test rows a bound is known and not the value: they were censored."
         record.notes |= dict.fromkeys(VALUE_SCORES, note)
     for part, title, columns in _PARTS:
         try:
-            part(record, posterior, x_test)
+            part(record, posterior, x)
         except Warning:
             raise
         except Exception as error:
@@ -127,10 +129,9 @@ def stacking_weights(posterior: Posterior) -> str:
     assert weights is not None
     gain = posterior.info.figures.get("stacking_gain", math.nan)
     gained = f", {gain:.3g} nats per row above equal weights on the rows that chose them"
-    return (
-        f"{len(weights)} parts with weights from {weights.min():.3f} to {weights.max():.3f}, chosen by what each "
-        f"predicts{'' if math.isnan(gain) else gained}: not the posterior."
-    )
+    chosen = f"chosen by what each predicts{'' if math.isnan(gain) else gained}"
+    weighted = f"{len(weights)} parts with weights from {weights.min():.3f} to {weights.max():.3f}"
+    return f"{weighted}, {chosen}: not the posterior."
 
 
 def _export(record: Record, posterior: Posterior, x_test: Any) -> None:
@@ -186,10 +187,8 @@ def _leave_one_out(record: Record, posterior: Posterior, x_test: Any) -> None:
         "pareto_k_corrected": loo.corrected_worst_k,
     }
     if loo.share_above > 0.0:
-        record.notes["pareto_k_loo"] = (
-            f"Pareto k is above {K_LIMIT} in {loo.share_above:.1%} of the training rows: "
-            "elpd_loo and what is ranked by it are not to be relied on."
-        )
+        above = f"Pareto k is above {K_LIMIT} in {loo.share_above:.1%} of the training rows"
+        record.notes["pareto_k_loo"] = f"{above}: elpd_loo and what is ranked by it are not to be relied on."
     if loo.corrected_reason and record.figures["kind"] == "iid":
         columns = ["elpd_loo_corrected", *(["pareto_k_corrected"] if loo.corrected_k is None else [])]
         record.notes |= dict.fromkeys(columns, _sentence(loo.corrected_reason))

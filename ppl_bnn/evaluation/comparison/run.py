@@ -8,7 +8,6 @@ import inspect
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,7 @@ from ppl_bnn.backends.protocol import Model, resolve_device
 from ppl_bnn.backends.systems import system, written_in
 from ppl_bnn.core import checks, stored
 from ppl_bnn.core.arrays import map_data, row_count
-from ppl_bnn.core.errors import (
-    BNNError,
-    DeviceError,
-    InputError,
-    MissingFrameworkError,
-    message,
-    unknown_name,
-)
+from ppl_bnn.core.errors import BNNError, DeviceError, InputError, MissingFrameworkError, unknown_name
 from ppl_bnn.core.files import writable
 from ppl_bnn.core.names import LONGEST_FILE, clean, clean_all
 from ppl_bnn.core.progress import Progress, resolve
@@ -33,7 +25,7 @@ from ppl_bnn.core.settings import whole
 from ppl_bnn.evaluation.comparison import folder as files
 from ppl_bnn.evaluation.comparison.comparison import Comparison, file_names
 from ppl_bnn.evaluation.comparison.record import Record, fitted, reason
-from ppl_bnn.evaluation.comparison.table import Gaps, table_of
+from ppl_bnn.evaluation.comparison.table import table_of
 from ppl_bnn.inference.method import Method
 
 
@@ -115,23 +107,19 @@ def compare(
     if whole(0, 2**31 - 1)(seed):
         raise InputError.of("seed", "a whole number from 0 to 2**31 - 1", repr(seed), "seed=0")
     resolve_device(device)
-    if not callable(model):
-        got = type(model).__name__
-        raise InputError.of("model", "a function (x, y=None)", got, "the model itself, not its name")
+    got, advice = type(model).__name__, "the model itself, not its name"
+    InputError.check(callable(model), "model", "a function (x, y=None)", got, advice)
     x, y = _checked_rows("train", train)
     x_test, y_test = _checked_rows("test", test, like=(x, y))
-    if (
-        feature_names is not None
-        and not isinstance(x, Mapping)
-        and x.ndim == 2
-        and len(feature_names) != x.shape[1]
-    ):
-        expected = f"{x.shape[1]} names, one per column of x"
+    columns = None if isinstance(x, Mapping) or x.ndim != 2 else x.shape[1]
+    if feature_names is not None and columns not in (None, len(feature_names)):
+        expected = f"{columns} names, one per column of x"
         raise InputError.of("feature_names", expected, f"{len(feature_names)}", "the same columns")
     model = bind_classes(model, y, class_names)
-    folder = None if out is None else writable(out)
+    folder = None if out is None else stored.Folder(writable(out))
+    ppls = [method.ppl for method in methods.values()]
     data = {
-        "task": _check_model(model, x, y, y_test, methods, device, observed),
+        "task": _check_model(model, x, y, y_test, ppls, device, observed),
         "train_rows": len(y),
         "test_rows": len(y_test),
         "target_name": "y" if target_name is None else clean(target_name) or "y",
@@ -143,7 +131,11 @@ def compare(
         "test_hash": checks.data_hash(x_test, y_test),
         **card,
     }
-    run = _Run(reference, data, x_test, y_test, tuple(methods), folder)
+    if folder is not None:
+        for file in sorted(file_names(methods)):
+            (folder.path / file).unlink(missing_ok=True)
+    given = {"reference": reference, "data": data, "test_inputs": x_test, "test_targets": y_test}
+    run = _Run(tuple(methods), folder, given)
     options: dict[str, Any] = {
         "seed": int(seed),
         "device": device,
@@ -153,23 +145,21 @@ def compare(
         "feature_names": feature_names,
         "class_names": class_names,
     }
-    for name, method in methods.items():
+    latest = run.comparison(ranked=False)
+    try:
         try:
-            fit = functools.partial(method.fit, model, x, y, **options)
-            record = fitted(name, fit, x_test, y_test, int(seed), device)
-            record.ppl = record.ppl or method.ppl
-            run.add(record)
+            for name, method in methods.items():
+                fit = functools.partial(method.fit, model, x, y, **options)
+                record = fitted(name, fit, x_test, y_test, int(seed), device)
+                record.ppl = record.ppl or method.ppl
+                latest = run.add(record)
         except KeyboardInterrupt as error:
-            raise run.interrupted(name) from error
-        except OSError as error:
-            raise run.not_written(error) from error
-    result = run.latest or run.comparison()
-    if folder is not None:
-        try:
-            files.write_figure(folder, result)
-        except OSError as error:
-            raise run.not_written(error) from error
-    return result
+            raise run.interrupted() from error
+        if folder is not None:
+            files.write_figure(folder.path, latest)
+    except OSError as error:
+        raise run.not_written(error) from error
+    return latest
 
 
 def bind_classes(model: Model, y: np.ndarray, class_names: Sequence[str] | None = None) -> Model:
@@ -203,15 +193,15 @@ def _checked_methods(methods: Mapping[str, Method]) -> dict[str, Method]:
         plain = isinstance(name, str) and clean(name) == name and name and name[0] not in ".=+-@"
         if not plain or len(name.encode()) > LONGEST_FILE or any(mark in name for mark in '/\\:*?"<>|'):
             raise InputError.of("methods", "names that can be file names", repr(name), "letters and digits")
-    if len({name.casefold() for name in methods}) < len(methods):
-        expected = "names that differ in more than case"
-        raise InputError.of("methods", expected, ", ".join(methods), "names that are file names")
+    differ = len({name.casefold() for name in methods}) == len(methods)
+    expected, advice = "names that differ in more than case", "names that are file names"
+    InputError.check(differ, "methods", expected, ", ".join(methods), advice)
     return dict(methods)
 
 
 def _checked_rows(name: str, rows: Any, like: tuple[Any, np.ndarray] | None = None) -> tuple[Any, np.ndarray]:
-    if not isinstance(rows, tuple | list) or len(rows) != 2:
-        raise InputError.of(name, "a pair (x, y)", type(rows).__name__, f"{name}=(x, y)")
+    pair = isinstance(rows, tuple | list) and len(rows) == 2
+    InputError.check(pair, name, "a pair (x, y)", type(rows).__name__, f"{name}=(x, y)")
     try:
         x = checks.check_inputs(rows[0], None if like is None else checks.describe_inputs(like[0]))
         y = checks.check_targets(rows[1], row_count(x))
@@ -224,20 +214,14 @@ def _checked_rows(name: str, rows: Any, like: tuple[Any, np.ndarray] | None = No
 
 
 def _check_model(
-    model: Model,
-    x: Any,
-    y: np.ndarray,
-    y_test: np.ndarray,
-    methods: Mapping[str, Method],
-    device: str,
-    observed: str | None,
+    model: Model, x: Any, y: np.ndarray, y_test: np.ndarray, ppls: list[str], device: str, observed: Any
 ) -> str:
     """Trace the model once and return the task, so that errors common to all methods come before the first fit.
 
     A missing system or device that only some methods need is reported in their rows.
     """
     failure: BNNError | None = None
-    for name in dict.fromkeys(method.ppl for method in methods.values()):
+    for name in dict.fromkeys(ppls):
         try:
             with system(name).session("float64" if device == "cpu" else "float32", device):
                 pass
@@ -265,32 +249,19 @@ def _check_model(
 
 @dataclass
 class _Run:
-    """The records so far, and the comparison and the files made of them."""
+    """The records so far, and the comparison and the folder made of them; given: what the comparison has besides."""
 
-    reference: str | None
-    data: dict[str, Any]
-    x_test: Any
-    y_test: np.ndarray
     names: tuple[str, ...]
-    folder: Path | None
+    folder: stored.Folder | None
+    given: dict[str, Any]
     records: dict[str, Record] = field(default_factory=dict)
-    written: stored.Folder | None = None
-    gaps: Gaps = field(default_factory=dict)
-    latest: Comparison | None = None
-
-    def __post_init__(self) -> None:
-        if self.folder is not None:
-            for file in sorted(file_names(self.names)):
-                (self.folder / file).unlink(missing_ok=True)
 
     def comparison(self, *, ranked: bool = True) -> Comparison:
-        records = self.records.values()
-        table, notes = table_of(
-            self.records, self.reference, self.data["task"], ranked=ranked, gaps=self.gaps
-        )
+        given, records = self.given, self.records
+        table, notes = table_of(records, given["reference"], given["data"]["task"], ranked=ranked)
 
         def present(part: str) -> dict[str, Any]:
-            parts = {each.name: getattr(each, part) for each in records}
+            parts = {name: getattr(each, part) for name, each in records.items()}
             return {name: value for name, value in parts.items() if value is not None}
 
         return Comparison(
@@ -299,55 +270,36 @@ class _Run:
             predictions=present("prediction"),
             trees=present("tree"),
             diagnoses=present("diagnosis"),
-            reference=self.reference,
             notes=notes,
-            data=self.data,
-            test_inputs=self.x_test,
-            test_targets=self.y_test,
-            failures={each.name: each.failure for each in records if each.failure},
-            missing=tuple(name for name in self.names if name not in self.records),
+            failures={name: each.failure for name, each in records.items() if each.failure},
+            missing=tuple(name for name in self.names if name not in records),
+            **given,
         )
 
-    def add(self, record: Record) -> None:
+    def add(self, record: Record) -> Comparison:
         """Add a method, and write its files and the table; the methods are ranked when the last one has finished."""
         self.records[record.name] = record
+        latest = self.comparison(ranked=len(self.records) == len(self.names))
         if self.folder is not None:
-            self.latest = self.comparison(ranked=len(self.records) == len(self.names))
-            self._store(self.latest)
+            files.write_parts(self.folder, latest)
+        return latest
 
-    def _store(self, found: Comparison) -> None:
-        """Write what the folder has not, then the table and the manifest, which lists all of it."""
-        if self.folder is None or not self.records:
-            return
-        if self.written is None:
-            self.written = stored.Folder(self.folder)
-        done = self.written.files
-        if files.TEST_ROWS not in done:
-            files.write_test_rows(self.written, self.x_test, self.y_test)
-        for name, tree in found.trees.items():
-            if f"{name}.nc" not in done:
-                files.write_method_tree(self.written, name, tree)
-        for name in found.predictions:
-            if f"{name}{files.PREDICTION}" not in done:
-                files.write_prediction(self.written, found, name)
-        files.write_table(self.folder, found.table)
-        files.write_words(self.written, found)
-
-    def interrupted(self, during: str) -> ComparisonInterrupted:
+    def interrupted(self) -> ComparisonInterrupted:
         partial = self.comparison()
-        with contextlib.suppress(OSError):
-            self._store(partial)
+        if self.folder is not None and self.records:
+            with contextlib.suppress(OSError):
+                files.write_parts(self.folder, partial)
         done = ", ".join(partial.posteriors) or "none"
-        place = (
-            "in the `partial` of this exception"
-            if self.folder is None
-            else f"in {self.folder} (comparison.csv and one .nc file each; Comparison.load reads it again)"
-            if partial.posteriors
-            else "nowhere, as nothing was finished"
-        )
-        return ComparisonInterrupted(
-            f"interrupted during {during!r}; finished: {done}; kept {place}", partial
-        )
+        if self.folder is None:
+            place = "in the `partial` of this exception"
+        elif partial.posteriors:
+            what = "comparison.csv and one .nc file each; Comparison.load reads it again"
+            place = f"in {self.folder.path} ({what})"
+        else:
+            place = "nowhere, as nothing was finished"
+        during = (*partial.missing, self.names[-1])[0]
+        text = f"interrupted during {during!r}; finished: {done}; kept {place}"
+        return ComparisonInterrupted(text, partial)
 
     def not_written(self, error: OSError) -> files.ComparisonNotWrittenError:
         partial = self.comparison()
@@ -355,5 +307,6 @@ class _Run:
             "making room, or another folder: the `partial` of this exception has all that had finished "
             f"({', '.join(partial.posteriors) or 'nothing'}), and partial.save(folder) writes it"
         )
-        text = message(f"room to write to in {self.folder}", reason(error), advice)
-        return files.ComparisonNotWrittenError(f"out: {text}", partial)
+        assert self.folder is not None
+        text = BNNError.of("out", f"room to write to in {self.folder.path}", reason(error), advice)
+        return files.ComparisonNotWrittenError(str(text), partial)

@@ -29,13 +29,10 @@ def standing(row: Mapping[str, Any]) -> str:
     """Status of the reference by its row: "reference", with the reason why it may not be a valid one."""
     if row["kind"] != "chains":
         return "reference (an approximation)"
-    doubts = {
-        "yes": " (of another target)" if row.get("target") else "",
-        "no": " (not converged)",
-        "per mode": " (converged per mode only)",
-        "in doubt": " (in doubt)",
-    }
-    return "reference" + doubts.get(row.get("converged", ""), " (convergence not known)")
+    if row.get("converged") == "yes":
+        return "reference (of another target)" if row.get("target") else "reference"
+    doubts = {"no": "not converged", "per mode": "converged per mode only", "in doubt": "in doubt"}
+    return f"reference ({doubts.get(row.get('converged', ''), 'convergence not known')})"
 
 
 def is_difference(difference: float, error: float, margin: float = MARGIN) -> bool:
@@ -77,10 +74,8 @@ def _best(comparison: Comparison) -> str:
         else:
             level.append(name)
     if not behind:
-        return (
-            f"{on} no difference in log score is larger than {IN_WORDS}: "
-            f"{best} is nominally first ({score}) and level with {listed(level)}."
-        )
+        none = f"no difference in log score is larger than {IN_WORDS}"
+        return f"{on} {none}: {best} is nominally first ({score}) and level with {listed(level)}."
     if level:
         return f"{on} {best} is ahead of {listed(behind)}, and level with {listed(level)} ({score})."
     return f"{on} {best} predicts best ({score}), ahead of {listed(behind)}."
@@ -99,17 +94,11 @@ def _distance(comparison: Comparison) -> str:
     table, reference = comparison.table, comparison.reference
     seconds = {name: seconds_of(comparison, name) for name in comparison.predictions}
     if reference is None or reference not in seconds:
-        why = (
-            "no reference was named"
-            if reference is None
-            else f"the reference {reference} gave no posterior"
-            if reference in comparison.failures
-            else f"the reference {reference} was not fitted"
-        )
+        gave = "gave no posterior" if reference in comparison.failures else "was not fitted"
+        why = "no reference was named" if reference is None else f"the reference {reference} {gave}"
         price = listed([f"{name} {duration(value)}" for name, value in seconds.items()])
-        return f"How far any method is from the exact posterior is not known, as {why}" + (
-            f"; the fits took: {price}." if price else "."
-        )
+        took = f"; the fits took: {price}." if price else "."
+        return f"How far any method is from the exact posterior is not known, as {why}{took}"
     own, parts = seconds[reference], []
     floors: Any = table["gap_mean_floor"]
     for name in [each for each in seconds if each != reference]:
@@ -164,33 +153,33 @@ def _standing(comparison: Comparison) -> str:
     if reference is None or reference not in comparison.predictions:
         chains = [name for name in comparison.predictions if table.loc[name, "kind"] == "chains"]
         bad = [name for name in chains if table.loc[name, "converged"] != "yes"]
-        if bad:
-            return f"The chains of {listed(bad)} cannot be said to have converged{failed}"
-        if chains:
-            return f"The chains of {listed(chains)} converged{failed}"
-        return f"No chains were run whose convergence could be judged{failed}"
+        if not chains:
+            return f"No chains were run whose convergence could be judged{failed}"
+        result = "cannot be said to have converged" if bad else "converged"
+        return f"The chains of {listed(bad or chains)} {result}{failed}"
     row = table.loc[reference]
-    r_hat, size = float(row["r_hat"]), float(row["ess_min"])
-    figures = [] if math.isnan(r_hat) else [f"R-hat up to {r_hat:.3f}"]
-    figures += [] if math.isnan(size) else [f"effective sample size at least {size:.0f}"]
-    measured = f" ({' and '.join(figures)} in function space)" if figures else ""
+    figures = measured(row)
     converged, gaps = row["converged"], "so the gaps are not gaps to the truth"
+    perhaps = "so the gaps may not be gaps to the truth (the notes say more)"
+    of_another = f", but not to the posterior ({row['target']}), {gaps}" if row["target"] else ""
+    told = {
+        "yes": f"converged{figures}{of_another}",
+        "per mode": f"has converged per mode only{figures}, {gaps}: its chains sit in modes of their own",
+        "no": f"has NOT converged{figures}, {gaps}: run it longer before relying on them",
+        "in doubt": f"may have converged, but its sampler complained{figures}, {perhaps}",
+    }
+    found = told.get(converged, f"could not be judged as to convergence{figures}, {perhaps}")
     if row["kind"] != "chains":
         found = f"is itself an approximation, {gaps}"
-    elif converged == "yes" and row["target"]:
-        found = f"converged{measured}, but not to the posterior ({row['target']}), {gaps}"
-    elif converged == "yes":
-        found = f"converged{measured}"
-    elif converged == "per mode":
-        found = f"has converged per mode only{measured}, {gaps}: its chains sit in modes of their own"
-    elif converged == "no":
-        found = f"has NOT converged{measured}, {gaps}: run it longer before relying on them"
-    else:
-        doubt = "could not be judged as to convergence"
-        if converged == "in doubt":
-            doubt = "may have converged, but its sampler complained"
-        found = f"{doubt}{measured}, so the gaps may not be gaps to the truth (the notes say more)"
     return f"The reference {reference} {found}{failed}"
+
+
+def measured(row: Mapping[str, Any], digits: int = 3, size_is: str = "at least") -> str:
+    """R-hat and effective sample size of chains in brackets, as far as the row of the table has them."""
+    r_hat, size = float(row["r_hat"]), float(row["ess_min"])
+    figures = [f"R-hat up to {r_hat:.{digits}f}"] if math.isfinite(r_hat) else []
+    figures += [f"effective sample size {size_is} {size:.0f}"] if math.isfinite(size) else []
+    return f" ({' and '.join(figures)} in function space)" if figures else ""
 
 
 def listed(names: list[str]) -> str:

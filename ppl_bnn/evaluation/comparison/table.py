@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.warning_filters import recorded
-from ppl_bnn.evaluation.comparison.record import Record, chain_of_draws, reason
+from ppl_bnn.evaluation.comparison.record import Gap, Record, chain_of_draws, reason
 from ppl_bnn.evaluation.comparison.summary import standing
 from ppl_bnn.prediction import scores
 
@@ -66,10 +65,6 @@ REGRESSION_SCORES = ("rmse", "crps", "coverage_90", "width_90", "concordance")
 CLASSIFICATION_SCORES = ("accuracy", "brier", "ece")
 WORDS = ("reference", "kind", "ppl", "target", "converged", "failure")
 Notes = dict[tuple[str, str], str]
-# Name of a method (of the reference: its noise floor) -> its gap, or in a sentence why it has none.
-Gaps = dict[str, dict[str, float] | str]
-
-
 NOT_RANKED = "Methods are ranked when the last one has finished."
 
 
@@ -77,31 +72,24 @@ def typed(table: Any, words: Collection[str]) -> pd.DataFrame:
     """The table with floats in all columns but those of `words`, where a blank is ""."""
     for column in table.columns:
         values = table[column]
-        table[column] = (
-            values.astype(object).where(values.notna(), "") if column in words else values.astype(float)
-        )
+        if column in words:
+            table[column] = values.astype(object).where(values.notna(), "")
+        else:
+            table[column] = values.astype(float)
     return table
 
 
 def table_of(
-    records: Mapping[str, Record],
-    reference: str | None,
-    task: str,
-    *,
-    ranked: bool = True,
-    gaps: Gaps | None = None,
+    records: Mapping[str, Record], reference: str | None, task: str, *, ranked: bool = True
 ) -> tuple[pd.DataFrame, Notes]:
     """The table of the methods so far, and (method, column) -> a note.
 
-    `ranked` compares the methods by leave-one-out, which takes longer than all the rest. `gaps` keeps what was measured
-    for the table of more methods.
+    `ranked` compares the methods by leave-one-out, which takes longer than all the rest.
     """
     import pandas as pd
 
     notes = {(name, column): note for name, each in records.items() for column, note in each.notes.items()}
-    rows = {
-        name: {"ppl": each.ppl, "failure": each.failure, **each.figures} for name, each in records.items()
-    }
+    rows = {name: {"ppl": one.ppl, "failure": one.failure, **one.figures} for name, one in records.items()}
     if ranked:
         _rank(records, rows, notes)
     else:
@@ -109,7 +97,7 @@ def table_of(
             notes |= dict.fromkeys([(name, "loo_rank"), (name, "loo_weight")], NOT_RANKED)
     if reference in rows and not rows[reference]["failure"]:
         rows[reference]["reference"] = standing(rows[reference])
-    _measure_gaps(records, reference, rows, notes, {} if gaps is None else gaps)
+    _measure_gaps(records, reference, rows, notes)
     left_out = {*(CLASSIFICATION_SCORES if task == "regression" else REGRESSION_SCORES)}
     if not any("concordance" in row for row in rows.values()):
         left_out.add("concordance")
@@ -126,14 +114,19 @@ def _rank(records: Mapping[str, Record], rows: dict[str, dict[str, Any]], notes:
     import arviz_stats
 
     try:
-        with _warnings() as texts:
+        with recorded() as caught:
             ranking = arviz_stats.compare(  # pyright: ignore[reportPrivateImportUsage]
                 results, method="stacking", round_to="none"
             )
+        # ArviZ's warnings are notes of the table, once each; other warnings pass through.
+        noted = [each for each in caught if issubclass(each.category, UserWarning | RuntimeWarning)]
+        texts = dict.fromkeys(" ".join(str(each.message).split()) for each in noted)
+        for each in (each for each in caught if each not in noted):
+            warnings.warn_explicit(each.message, each.category, each.filename, each.lineno)
     except Warning:
         raise
     except Exception as error:
-        texts, ranking = [f"the comparison failed: {reason(error)}"], None
+        texts, ranking = {f"the comparison failed: {reason(error)}": None}, None
     for name in results:
         if ranking is not None:
             rows[name] |= {f"loo_{each}": float(ranking.loc[name, each]) for each in ("rank", "weight")}
@@ -142,37 +135,27 @@ def _rank(records: Mapping[str, Record], rows: dict[str, dict[str, Any]], notes:
 
 
 def _measure_gaps(
-    records: Mapping[str, Record],
-    reference: str | None,
-    rows: dict[str, dict[str, Any]],
-    notes: Notes,
-    gaps: Gaps,
+    records: Mapping[str, Record], reference: str | None, rows: dict[str, dict[str, Any]], notes: Notes
 ) -> None:
     target = None if reference is None else records.get(reference)
     if target is None or target.prediction is None or target.posterior is None:
-        note = (
-            "No reference was named."
-            if reference is None
-            else f"The reference, {reference}, {'has not been fitted' if target is None else 'failed'}."
-        )
+        why = "has not been fitted" if target is None else "failed"
+        note = "No reference was named." if reference is None else f"The reference, {reference}, {why}."
         notes |= {(name, "gap_mean"): note for name, record in records.items() if not record.failure}
         return
-    if target.name not in gaps:
+    # What has been measured is kept in the records for the table of more methods.
+    if target.floor is None:
         chains = chain_of_draws(target.posterior, target.prediction)
-        gaps[target.name] = _gap(scores.noise_floor, target.prediction, chains)
-    floor = gaps[target.name]
+        target.floor = _gap(scores.noise_floor, target.prediction, chains)
+        target.gap = "The reference has no gap to itself."
     for name, record in records.items():
         if record.prediction is None:
             continue
-        if record is target:
-            gap: dict[str, float] | str = "The reference has no gap to itself."
-        else:
-            if name not in gaps:
-                gaps[name] = _gap(scores.fidelity, record.prediction, target.prediction)
-            gap = gaps[name]
+        if record.gap is None:
+            record.gap = _gap(scores.fidelity, record.prediction, target.prediction)
         for found, mean, ratio in (
-            (floor, "gap_mean_floor", "gap_sd_floor"),
-            (gap, "gap_mean", "gap_sd_ratio"),
+            (target.floor, "gap_mean_floor", "gap_sd_floor"),
+            (record.gap, "gap_mean", "gap_sd_ratio"),
         ):
             if isinstance(found, str):
                 notes[name, mean] = found
@@ -180,24 +163,8 @@ def _measure_gaps(
                 rows[name] |= {mean: found["mean_gap"], ratio: found["sd_ratio"]}
 
 
-def _gap(measure: Callable[..., dict[str, float]], *arguments: Any) -> dict[str, float] | str:
-    """A gap of mean functions, or in a sentence why there is none."""
+def _gap(measure: Callable[..., dict[str, float]], *arguments: Any) -> Gap:
     try:
         return measure(*arguments)
     except (InputError, UnsupportedError) as error:
         return f"{type(error).__name__}: {error}"
-
-
-@contextmanager
-def _warnings() -> Iterator[list[str]]:
-    """Collect ArviZ's warnings for the notes of the table, once each; other warnings pass through."""
-    texts: list[str] = []
-    with recorded() as caught:
-        yield texts
-    for warning in caught:
-        if issubclass(warning.category, UserWarning | RuntimeWarning):
-            text = " ".join(str(warning.message).split())
-            if text not in texts:
-                texts.append(text)
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
