@@ -10,7 +10,8 @@ import math
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -84,7 +85,7 @@ class Advice:
     @property
     def feasible(self) -> list[str]:
         """The methods that are expected to end in time: "yes" and "likely"."""
-        return [name for name, row in _rows(self.table) if row["feasible"] in FEASIBLE[:2]]
+        return [str(name) for name, word in self.table["feasible"].items() if word in FEASIBLE[:2]]
 
     def __str__(self) -> str:
         return self.text()
@@ -102,18 +103,15 @@ class Advice:
         str
         """
         facts = self.facts
-        measured = [
-            f"{1000.0 * facts[key]:.3g} ms in {name}"
-            for name in SYSTEMS
-            if (key := f"gradient_seconds_{name}") in facts
-        ]
+        seconds = {name: facts.get(f"gradient_seconds_{name}") for name in SYSTEMS}
+        measured = [f"{1000.0 * each:.3g} ms in {name}" for name, each in seconds.items() if each is not None]
         size = f"{facts['rows']:.0f} rows"
         if measured:
             size = f"{facts['parameters']:.0f} parameters, {size}; a gradient takes {', '.join(measured)}"
         lines = [f"{size}. Within {_duration(self.seconds)} on {facts['cores']:.0f} cores:", ""]
         longest = max(len("method"), *(len(str(name)) for name in self.table.index))
         lines.append(f"{'method':<{longest}}  {'in time':<8}  {'about':<8}  at most")
-        for name, row in _rows(self.table):
+        for name, row in self.table.to_dict(orient="index").items():
             times = row["seconds"], row["seconds_high"]
             about, most = ("", "") if math.isnan(times[0]) else map(_duration, times)
             begin = f"{name:<{longest}}  {row['feasible']:<8}  {about:<8}  {most:<8}  "
@@ -169,55 +167,45 @@ def advise(
     --------
     >>> print(bnn.advise(model, x, y, seconds=300))
     """
-    if between()(seconds):
-        raise InputError.of("seconds", "a positive number", repr(seconds), "seconds=300")
+    InputError.check(not between()(seconds), "seconds", "a positive number", repr(seconds), "seconds=300")
     checked = checks.check_inputs(x)
     targets = checks.check_targets(y, row_count(checked))
     written = written_in(model, checked, targets, SYSTEMS[0])
     named = _methods(methods, written)
     options = {"device": device, "observed": observed, "standardise": standardise}
-    refused: dict[str, BNNError] = {}
-    for label, method in named.items():
-        error = method if isinstance(method, BNNError) else method.refusal(model, x, y, **options)
-        if error is not None:
-            refused[label] = error
+    answers = {
+        label: method if isinstance(method, BNNError) else method.refusal(model, x, y, **options)
+        for label, method in named.items()
+    }
+    refused = {label: error for label, error in answers.items() if error is not None}
     errors = {str(error): error for error in refused.values()}
     first = next(iter(errors.values()), None)
     if len(refused) == len(named) and len(errors) == 1 and isinstance(first, InputError | ModelError):
         # The model or the data are refused, not the methods.
         raise first
     fitting = {label: method for label, method in named.items() if label not in refused}
-    served = [name for name in SYSTEMS if any(_ppl(method, written) == name for method in fitting.values())]
-    probes = {
-        name: _probe(name, model, checked, targets, written == "language", observed, device)
-        for name in served
-    }
-    efforts = {label: method.effort(probes[_ppl(method, written)].size) for label, method in fitting.items()}
-    for label, effort in efforts.items():
-        name = _ppl(fitting[label], written)
-        # Compiled and measured only if requested.
-        if effort is not None and effort.together > 1 and probes[name].together is None:
-            probes[name] = probes[name].with_many()
+    # A model written in one system is fitted in it.
+    ppl = {label: written if written in SYSTEMS else method.ppl for label, method in fitting.items()}
+    served = [name for name in SYSTEMS if name in ppl.values()]
+    given = (model, checked, targets, written == "language", observed, device)
+    probes = {name: _probe(name, *given) for name in served}
     memory = machine_memory()
-    facts: dict[str, float] = {"rows": float(row_count(checked)), "cores": float(cores())}
-    if memory is not None:
-        facts["memory"] = memory / 1e6
-    for name, probe in probes.items():
-        facts |= {
-            "parameters": float(probe.size.parameters),
-            "outputs": float(probe.size.outputs),
-            f"gradient_seconds_{name}": probe.seconds,
-            f"compile_seconds_{name}": probe.compile_seconds,
-        }
-        if probe.together is not None:
-            facts[f"gradient_seconds_{name}_together"] = probe.together
     rows: dict[str, dict[str, Any]] = {}
     for label, method in named.items():
         if label in refused:
             rows[label] = {"feasible": "refused", "reason": str(refused[label])}
         else:
-            rows[label] = _row(method, efforts[label], probes[_ppl(method, written)], float(seconds), memory)
+            probe = probes[ppl[label]]
+            rows[label] = _row(method, method.effort(probe.size), probe, float(seconds), memory)
         rows[label]["limitations"] = getattr(method, "limitations", "")
+    facts: dict[str, float] = {"rows": float(row_count(checked)), "cores": float(cores())}
+    if memory is not None:
+        facts["memory"] = memory / 1e6
+    for name, probe in probes.items():
+        facts |= {"parameters": float(probe.size.parameters), "outputs": float(probe.size.outputs)}
+        facts[f"gradient_seconds_{name}"], facts[f"compile_seconds_{name}"] = probe.alone
+        if "together" in vars(probe):
+            facts[f"gradient_seconds_{name}_together"] = probe.together
     return Advice(_table(rows), facts, float(seconds))
 
 
@@ -234,9 +222,8 @@ def _methods(given: Any, written: str) -> dict[str, Any]:
         return value
 
     named = {str(label): each for label, each in given.items()} if isinstance(given, Mapping) else given
-    return labelled(
-        "methods", list(registry.ROWS) if named is None else named, checked, lambda each: each.name.lower()
-    )
+    every = list(registry.ROWS) if named is None else named
+    return labelled("methods", every, checked, lambda each: each.name.lower())
 
 
 def _named(name: str, written: str) -> Any:
@@ -249,31 +236,29 @@ def _named(name: str, written: str) -> Any:
         return error
 
 
-def _ppl(method: Method, written: str) -> str:
-    """The system that the fit will run in; a model written in one system decides it."""
-    return written if written in SYSTEMS else method.ppl
-
-
 # --- measurements -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Probe:
-    """The size of a problem, and the seconds of one gradient of its log joint and of compiling it, in one system.
+    """The size of a problem, and the seconds of the gradients of its log joint in one system, measured on first use.
 
-    `together` is the seconds of one among `MANY` computed at once, None if not measured. `measured(at once)` returns
-    (seconds of a call, seconds of compiling).
+    `measured` maps a number of gradients computed at once to the seconds of a call and those of compiling it.
     """
 
     size: Size
     ppl: str
-    seconds: float
-    compile_seconds: float
     measured: Callable[[int], tuple[float, float]]
-    together: float | None = None
 
-    def with_many(self) -> _Probe:
-        return replace(self, together=self.measured(MANY)[0] / MANY)
+    @cached_property
+    def alone(self) -> tuple[float, float]:
+        """Seconds of one gradient, and of compiling it."""
+        return self.measured(1)
+
+    @cached_property
+    def together(self) -> float:
+        """Seconds of one gradient among `MANY` computed at once."""
+        return self.measured(MANY)[0] / MANY
 
 
 def _probe(
@@ -316,7 +301,7 @@ def _probe(
         middle = float(np.median(taken))
         return middle, max(first - middle, 0.0)
 
-    return _Probe(size, name, *measured(1), measured)
+    return _Probe(size, name, measured)
 
 
 # --- report -----------------------------------------------------------------------------------------------
@@ -341,15 +326,16 @@ def _row(
     elif usual > budget:
         feasible, reason = "unlikely", f"It usually takes {_duration(usual)}."
     numbers = low, usual, high, effort.fewest, effort.usual, effort.most, held / 1e6
-    return {"feasible": feasible, "reason": reason, **dict(zip(_NUMBERS, numbers, strict=True))}
+    return dict(zip(_NUMBERS, numbers, strict=True)) | {"feasible": feasible, "reason": reason}
 
 
 def _seconds(effort: Effort, probe: _Probe) -> tuple[float, float, float]:
     """Seconds of the shortest, the usual and the longest fit."""
     shared = min(effort.parallel, cores())
-    each = probe.seconds if effort.together == 1 or probe.together is None else probe.together
+    alone, compiling = probe.alone
+    each = probe.together if effort.together > 1 else alone
     least, most = STEP[probe.ppl]
-    beside = COMPILING[probe.ppl] * probe.compile_seconds
+    beside = COMPILING[probe.ppl] * compiling
     algebra = effort.operations / OPERATIONS
 
     def fit(gradients: float, step: float) -> float:
@@ -362,14 +348,8 @@ def _seconds(effort: Effort, probe: _Probe) -> tuple[float, float, float]:
     )
 
 
-_NUMBERS = (
-    *("seconds_low", "seconds", "seconds_high"),
-    *("gradients_low", "gradients", "gradients_high", "memory"),
-)
-
-
-def _rows(table: pd.DataFrame) -> list[tuple[str, dict[str, Any]]]:
-    return [(str(name), {str(key): value for key, value in row.items()}) for name, row in table.iterrows()]
+_SECONDS = ("seconds_low", "seconds", "seconds_high")
+_NUMBERS = (*_SECONDS, "gradients_low", "gradients", "gradients_high", "memory")
 
 
 def _table(rows: dict[str, dict[str, Any]]) -> pd.DataFrame:
@@ -377,19 +357,15 @@ def _table(rows: dict[str, dict[str, Any]]) -> pd.DataFrame:
 
     columns = ["feasible", *_NUMBERS, "reason", "limitations"]
     table = pd.DataFrame.from_dict(rows, orient="index").reindex(columns=columns)
-    table[list(_NUMBERS)] = table[list(_NUMBERS)].astype(float)
+    table = table.astype(dict.fromkeys(_NUMBERS, float)).rename_axis("method")
     table[["reason", "limitations"]] = table[["reason", "limitations"]].fillna("")
-    place = {word: index for index, word in enumerate(FEASIBLE)}
-    order = sorted(range(len(table)), key=lambda index: place[str(table["feasible"].iloc[index])])
-    return table.iloc[order].rename_axis("method")
+    return table.sort_values("feasible", kind="stable", key=lambda words: words.map(FEASIBLE.index))
 
 
 def _duration(seconds: float) -> str:
     if seconds == math.inf:
         return "without end"
-    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= 2.0 * size:
-            return (
-                f"{seconds / size:.2g} {unit}" if seconds < 100.0 * size else f"{seconds / size:.0f} {unit}"
-            )
-    return f"{seconds:.2g} s" if seconds < 100.0 else f"{seconds:.0f} s"
+    units = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"))
+    size, unit = next((each for each in units if seconds >= 2.0 * each[0]), (1.0, "s"))
+    digits = ".2g" if seconds < 100.0 * size else ".0f"
+    return f"{seconds / size:{digits}} {unit}"
