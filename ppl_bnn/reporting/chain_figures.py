@@ -48,18 +48,16 @@ def function_draws(comparison: Comparison, name: str) -> Any:
         if prediction.is_classes:
             labels = np.asarray(comparison.test_targets).astype(int)
             if means.ndim == 2:
-                means = np.where(labels == 1, means, 1.0 - means)
-            else:
-                means = means[:, np.arange(len(labels)), labels]
+                means = np.stack([1.0 - means, means], axis=-1)
+            means = means[:, np.arange(len(labels)), labels]
         means = means.reshape(chains, draws, -1)
         rows = np.unique(np.linspace(0, means.shape[-1] - 1, ROWS_RANKED).round().astype(int))
         found["f"] = (("chain", "draw", "row"), means[..., rows])
     if tree is not None and "log_likelihood" in tree.children:
         total = tree["log_likelihood"]["y"].values
         found["log_likelihood"] = (("chain", "draw"), total.reshape(*total.shape[:2], -1).sum(axis=-1))
-    if not found:
-        wanted, advice = "predictions of each draw, or a tree", "a prediction of all draws"
-        raise UnsupportedError.of("function_draws", wanted, repr(prediction), advice)
+    wanted, advice = "predictions of each draw, or a tree", "a prediction of all draws"
+    UnsupportedError.check(found, "function_draws", wanted, repr(prediction), advice)
     if len({value[1].shape[:2] for value in found.values()}) == 1:
         return DataTree.from_dict({"posterior": Dataset(found)})
     # A thinned tree has fewer draws than the prediction.
@@ -83,16 +81,10 @@ def ranks_of_draws(found: Findings) -> Picture:
                 continue
             ranked = rank_curves(values)
             chains, outside = len(ranked.curves), len(ranked.outside)
-            result = (
-                f"{outside} of {chains} chains leave the band"
-                if outside
-                else "all chains stay inside the band"
-            )
-            result = (
-                "too few independent draws for a band"
-                if ranked.band is None
-                else f"{result} of chains that agree"
-            )
+            result = "too few independent draws for a band"
+            if ranked.band is not None:
+                left = f"{outside} of {chains} chains leave" if outside else "all chains stay inside"
+                result = f"{left} the band of chains that agree"
             words = f"Ranks of {label} of {name}, {chains} chains, {ranked.draws} draws of each: {result}."
             panels.append(Panel(f"{name}: {label}", partial(_draw_ranks, ranked=ranked), words))
             for chain, curve in enumerate(ranked.curves):
@@ -105,9 +97,7 @@ def ranks_of_draws(found: Findings) -> Picture:
         "the mean function at the test rows, that with the largest R-hat. Weights are not ranked: they can be "
         "exchanged without a change of the function."
     )
-    return Picture.of(
-        "ranks", "Ranks in function space", caption, panels, rows, "No method has several chains."
-    )
+    return Picture("ranks", "Ranks in function space", caption, panels, rows, "No method has several chains.")
 
 
 def _ranked_quantities(tree: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -190,12 +180,8 @@ def _draw_ranks(axes: Axes, ranked: RankCurves) -> None:
     for chain, curve in enumerate(np.pad(ranked.curves, ((0, 0), (1, 1)))):
         style: dict[str, Any] = {"color": BLUE, "linewidth": 1.0, "label": "a chain"}
         if chain in ranked.outside:
-            style = {
-                "color": VERMILION,
-                "linewidth": 1.6,
-                "linestyle": "--",
-                "label": "a chain that leaves the band",
-            }
+            style = {"color": VERMILION, "linewidth": 1.6, "label": "a chain that leaves the band"}
+            style["linestyle"] = "--"
         axes.plot(at, curve, **style)
     axes.axhline(0.0, color=GREY, linewidth=0.8)
     axes.set_xlim(0.0, 1.0)
@@ -221,9 +207,8 @@ def losses(found: Findings) -> Picture:
             continue
         binned = [_binned(curves[:, column]) for column in range(curves.shape[1])]
         for curve, bins in enumerate(binned):
-            rows += rows_of(
-                ("step", "mean", "lowest", "highest"), {name: zip(*bins, strict=True)}, curve=curve
-            )
+            values = {name: zip(*bins, strict=True)}
+            rows += rows_of(("step", "mean", "lowest", "highest"), values, curve=curve)
         several = f", {len(binned)} members" if len(binned) > 1 else ""
         first, last = (np.nanmean([mean[place] for _, mean, _, _ in binned]) for place in (0, -1))
         words = f"Loss of {name} over {len(curves)} steps{several}: from {first:.4g} in the first to {last:.4g} in "
@@ -234,7 +219,7 @@ def losses(found: Findings) -> Picture:
         "each as a band. The axis shows all losses after the first tenth of the steps; earlier losses may be above it. "
         "Losses of different methods are different quantities."
     )
-    return Picture.of("losses", "Loss curves", caption, panels, rows, "No method has stored a loss curve.")
+    return Picture("losses", "Loss curves", caption, panels, rows, "No method has stored a loss curve.")
 
 
 def _binned(curve: np.ndarray) -> Bins:
@@ -251,9 +236,8 @@ def _draw_losses(axes: Axes, binned: Sequence[Bins]) -> None:
     for steps, mean, low, high in binned:
         if single:
             axes.fill_between(steps, low, high, **FILLED, label="lowest to highest")
-        axes.plot(
-            steps, mean, color=BLUE, linewidth=1.2, alpha=1.0 if single else 0.6, label="mean of a stretch"
-        )
+        shade = 1.0 if single else 0.6
+        axes.plot(steps, mean, color=BLUE, linewidth=1.2, alpha=shade, label="mean of a stretch")
         late = steps > 0.1 * steps[-1]
         ends += [(low if single else mean)[late].min(), (high if single else mean)[late].max()]
     pad = 0.05 * float(max(ends) - min(ends)) or 1.0

@@ -14,7 +14,7 @@ from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.diagnostics.diagnose import INADEQUATE, UNDECIDED
 from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
 from ppl_bnn.evaluation.comparison.figures import predicted_for_drawing
-from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, seconds_of
+from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, measured
 from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import LEVELS, Event, Transform
@@ -38,17 +38,9 @@ class Findings(UnitBlock):
         rows = len(comparison.test_targets)
         self.units = f"{rows} test rows" if rows > 1 else "one test row"
         self.blocks = {"": self}
-
-    @property
-    def names(self) -> list[str]:
-        """The methods with predictions, in the order of the table."""
-        return [str(name) for name in self.table.index if name in self.comparison.predictions]
-
-    @property
-    def reference(self) -> str | None:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The reference, if it has predictions."""
-        name = self.comparison.reference
-        return name if name in self.comparison.predictions else None
+        # The methods with predictions, in the order of the table, and the reference if it is one of them.
+        self.names = [str(name) for name in self.table.index if name in comparison.predictions]
+        self.reference = comparison.reference if comparison.reference in self.names else None
 
     # --- scores -------------------------------------------------------------------------------------------
 
@@ -145,22 +137,14 @@ class Findings(UnitBlock):
         if score != "rmse":
             return lags
         # sqrt(a) - sqrt(b) = (a - b) / (sqrt(a) + sqrt(b)), where a and b are mean squared errors.
-        root = {
-            name: math.sqrt(max(-float(np.mean(each)), 0.0)) for name, each in self.row_scores[score].items()
-        }
-        both = {name: root[name] + min(root.values()) for name in lags}
-        return {
-            name: (lag / both[name], se / both[name]) if both[name] else (0.0, 0.0)
-            for name, (lag, se) in lags.items()
-        }
+        means = {name: float(np.mean(each)) for name, each in self.row_scores[score].items()}
+        root = {name: math.sqrt(max(-mean, 0.0)) for name, mean in means.items()}
+        # Where both errors are zero, so is their difference.
+        both = {name: root[name] + min(root.values()) or 1.0 for name in lags}
+        return {name: (lag / both[name], se / both[name]) for name, (lag, se) in lags.items()}
 
     def best_value(self, score: str) -> float:
         return max(float(np.mean(values)) for values in self.row_scores[score].values())
-
-    def seconds(self, name: str) -> float:
-        """Wall time of a fit, compilation included."""
-        seconds = seconds_of(self.comparison, name)
-        return math.inf if math.isnan(seconds) else seconds
 
     def problem(self, name: str) -> str:
         converged, kind = self.table.loc[name, ["converged", "kind"]]
@@ -173,7 +157,7 @@ class Findings(UnitBlock):
         return known.get(converged, "could not be checked for convergence" if unknown else "")
 
     @cached_property
-    def reference_doubt(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def reference_doubt(self) -> str:
         if (reference := self.reference) is None:
             return ""
         row, problem = self.table.loc[reference], self.problem(reference)
@@ -183,20 +167,12 @@ class Findings(UnitBlock):
             problem = f"converged, but not to the posterior ({row['target']})"
         if not problem:
             return ""
-        r_hat, size = float(row["r_hat"]), float(row["ess_min"])
-        figures = [f"R-hat up to {r_hat:.4f}"] if math.isfinite(r_hat) else []
-        figures += [f"effective sample size down to {size:.0f}"] if math.isfinite(size) else []
-        measured = f" ({' and '.join(figures)} in function space)" if figures else ""
         return (
-            f"The reference {reference} {problem}{measured}. The gaps to it are not gaps to the posterior, and the "
-            "verdict does not use them."
+            f"The reference {reference} {problem}{measured(row, 4, 'down to')}. The gaps to it are not gaps to the "
+            "posterior, and the verdict does not use them."
         )
 
-    @property
-    def doubts(self) -> tuple[str, ...]:
-        return tuple(self._doubts())
-
-    def _doubts(self) -> Iterator[str]:
+    def doubts(self) -> Iterator[str]:
         comparison, reference = self.comparison, self.comparison.reference
         if self.reference is None:
             why = "failed" if reference in comparison.failures else "was not fitted"
@@ -239,17 +215,16 @@ class Findings(UnitBlock):
         covered, rows = self.number(name, "coverage_90"), len(self.comparison.test_targets)
         if not math.isfinite(covered):
             return ()
-        points = 100 * (error := math.sqrt(0.9 * 0.1 / rows))
-        text = f"The 90 % intervals of {name} contain {covered:.0%} of the test targets"
+        error = math.sqrt(0.9 * 0.1 / rows)
+        errors = f"two standard errors ({100 * error:.1f} points each)"
         if abs(covered - 0.9) <= STANDARD_ERRORS * error:
-            return (f"{text}, within two standard errors ({points:.1f} points each) of the nominal level.",)
-        if covered > 0.9 and self.comparison.predictions[name].is_counts:
-            return (
-                f"{text}: intervals of counts end at whole numbers, and contain more than the nominal level.",
-            )
-        wrong = "narrow" if covered < 0.9 else "wide"
-        more = f"more than two standard errors ({points:.1f} points each) from the nominal level"
-        return (f"{text}, {more}: they are too {wrong}.",)
+            result = f", within {errors} of the nominal level"
+        elif covered > 0.9 and self.comparison.predictions[name].is_counts:
+            result = ": intervals of counts end at whole numbers, and contain more than the nominal level"
+        else:
+            wrong = "narrow" if covered < 0.9 else "wide"
+            result = f", more than {errors} from the nominal level: they are too {wrong}"
+        return (f"The 90 % intervals of {name} contain {covered:.0%} of the test targets{result}.",)
 
     def limits(self) -> Iterator[str]:
         """What the numbers of a comparison cannot show."""
@@ -277,9 +252,8 @@ def lags_of(values: Mapping[str, np.ndarray]) -> Lags:
     if not values:
         return {}
     best = max(values, key=lambda name: float(np.mean(values[name])))
-    found = {
-        name: scores.paired_difference(values[best], each) for name, each in values.items() if name != best
-    }
+    pairs = {name: (values[best], each) for name, each in values.items() if name != best}
+    found = {name: scores.paired_difference(*pair) for name, pair in pairs.items()}
     return verdict.best_first(best, found)
 
 

@@ -9,8 +9,8 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from functools import cache, cached_property
+from typing import Any
 
 from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, between, duration, listed
@@ -19,9 +19,6 @@ from ppl_bnn.prediction.reliability import Event, Transform
 from ppl_bnn.reporting import verdict
 from ppl_bnn.reporting.ranks import mean_ranks, words_of_ranks
 from ppl_bnn.reporting.verdict import SCORE, Lags, UnitBlock, Verdict, judge
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Pair = tuple[str, str]
 # Largest number of models and data that a sentence names.
@@ -32,6 +29,8 @@ class GridBlock(UnitBlock):
     """The methods of a grid on one model and one data set, compared over splits."""
 
     fit = " a fit"
+    # Cells of one process share the compilation.
+    timed = ("run_seconds",)
 
     def __init__(self, found: GridFindings, pair: Pair, table: Any, title: str):
         self.found, self.pair, self.table, self.title = found, pair, table, title
@@ -64,11 +63,6 @@ class GridBlock(UnitBlock):
                 lags[name] = (sign * lag, error)
         return {} if best is None else verdict.best_first(best, lags)
 
-    def seconds(self, name: str) -> float:
-        """Mean wall time of a fit without compilation, which cells of one process share."""
-        value = self.number(name, "run_seconds")
-        return math.inf if math.isnan(value) else value
-
     def cells_of(self, name: str) -> Any:
         return self.cells[self.cells["method"] == name]
 
@@ -85,31 +79,22 @@ class GridBlock(UnitBlock):
         bad = (done["kind"] == "chains") & (done["converged"] != "yes") | (done["converged"] == "no")
         return f"has not verifiably converged in {bad.sum()} of {len(done)} cells" if bad.any() else ""
 
-    @cached_property
-    def doubts(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def doubts(self) -> Iterator[str]:
         # Failures of a single pair are listed in the overall verdict, with their reasons.
         problem = self.problem if len(self.found.blocks) > 1 else self.not_converged
         names = [str(name) for name in self.table.index]
-        return (
-            *(f"{name} {text}." for name in names if (text := problem(name))),
-            *(text for name in names if (text := self._undecided(name))),
-        )
-
-    def _undecided(self, name: str) -> str:
-        """In how many cells the diagnostics of an approximation are undecided, in a sentence, or "".
-
-        This does not rule out a recommendation: an approximation may predict well and be far from the posterior.
-        """
-        cells = self.cells_of(name)
-        if "k_hat" not in cells:
-            return ""
-        judged = cells[(cells["failure"] == "") & (cells["kind"] == "iid") & cells["k_hat"].notna()]
-        count = int((judged["k_hat"] > K_LIMIT).sum())
-        reason = f"Pareto k-hat is above {K_LIMIT} in {count} of {len(judged)} cells"
-        return f"{name} {verdict.UNDECIDED_FIT}: {reason}." if count else ""
+        yield from (f"{name} {text}." for name in names if (text := problem(name)))
+        # Undecided diagnostics do not rule out a recommendation: an approximation may predict well and be far from the
+        # posterior.
+        for name in names if "k_hat" in self.cells else ():
+            cells = self.cells_of(name)
+            judged = cells[(cells["failure"] == "") & (cells["kind"] == "iid") & cells["k_hat"].notna()]
+            if count := int((judged["k_hat"] > K_LIMIT).sum()):
+                reason = f"Pareto k-hat is above {K_LIMIT} in {count} of {len(judged)} cells"
+                yield f"{name} {verdict.UNDECIDED_FIT}: {reason}."
 
     @cached_property
-    def reference_doubt(self) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def reference_doubt(self) -> str:
         """Why gaps to the reference are not gaps to the posterior here, as the end of a sentence."""
         if self.reference is None:
             return ""
@@ -136,20 +121,15 @@ class GridBlock(UnitBlock):
 
 
 class GridFindings:
-    """The findings on the result of a grid, each computed on first use."""
+    """The findings on the result of a grid; `by_split(score)` is that of the result, computed once."""
 
     pairing = "over the same splits, corrected for the training rows that splits share"
     time = "mean wall time of a fit, without compilation"
     no_calibration = "No cell has stored where its test targets are in its predictions."
 
     def __init__(self, result: GridResult):
-        self.result, self.reference = result, result.reference
-        self._splits: dict[str, Any] = {}
-
-    @cached_property
-    def table(self) -> pd.DataFrame:
-        """The table of the result."""
-        return self.result.table()
+        self.result, self.reference, self.table = result, result.reference, result.table()
+        self.by_split: Any = cache(result.by_split)
 
     @cached_property
     def blocks(self) -> dict[Pair, GridBlock]:
@@ -161,12 +141,6 @@ class GridFindings:
         models, data = _several(found)
         titles = {pair: " on ".join(pair) if models is data else pair[0 if models else 1] for pair in found}
         return {pair: GridBlock(self, pair, part, titles[pair]) for pair, part in found.items()}
-
-    def by_split(self, score: str) -> Any:
-        """`GridResult.by_split` of a score."""
-        if score not in self._splits:
-            self._splits[score] = self.result.by_split(score)
-        return self._splits[score]
 
     @property
     def kind_of_blocks(self) -> str:
@@ -196,9 +170,8 @@ def grid_verdict(found: GridFindings) -> Verdict:
         "posterior, and no verdict uses them."
     )
     reference_doubt = reference_doubt if where else ""
-    return replace(
-        whole, parts=parts, doubts=doubts, reference_doubt=reference_doubt, limits=tuple(_limits(found))
-    )
+    whole = replace(whole, parts=parts, doubts=doubts, reference_doubt=reference_doubt)
+    return replace(whole, limits=tuple(_limits(found)))
 
 
 def _over_all(found: GridFindings, parts: Sequence[Verdict]) -> Verdict:

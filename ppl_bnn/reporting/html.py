@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from ppl_bnn.core.files import part_of, write_whole
 from ppl_bnn.core.names import for_spreadsheet, from_figure
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.comparison import drawing
-from ppl_bnn.evaluation.comparison.drawing import BLUE, CLASS_COLOURS, GREY, INK, ORANGE, SKY, VERMILION
+from ppl_bnn.evaluation.comparison.drawing import CLASS_COLOURS, INK
 from ppl_bnn.reporting.panels import WIDTH, Panel, Picture
 from ppl_bnn.reporting.terminal import Column, in_digits
 
@@ -31,27 +32,18 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # Colour in a picture -> variable of the page: one picture for light, dark and paper.
-THEME = {"#000000": "ink", "#ebebeb": "grid", "#ffffff": "paper"} | dict(
-    zip(
-        map(
-            str.lower,
-            (BLUE, SKY, ORANGE, VERMILION, GREY, CLASS_COLOURS[2], CLASS_COLOURS[5], CLASS_COLOURS[7]),
-        ),
-        ("blue", "sky", "orange", "vermilion", "grey", "green", "pink", "yellow"),
-        strict=True,
-    )
-)
+_COLOURS = ("blue", "orange", "green", "vermilion", "sky", "pink", "grey", "yellow")
+THEME = {colour.lower(): name for colour, name in zip(CLASS_COLOURS, _COLOURS, strict=True)}
+THEME |= {"#000000": "ink", "#ebebeb": "grid", "#ffffff": "paper"}
 DOTS_PER_INCH = 150
+# The mark of the difference of the best method to itself.
+ITSELF = "itself"
 # Largest number of rows of a table that the page offers for download; larger ones need `numbers`.
 MOST_ROWS = 4000
 # Largest number of feature names that a card of data shows.
 MOST_NAMES = 40
-_STYLE: Any = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "ppl_bnn",
-    "font.size": 8.5,
-    "text.color": INK,
-} | dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.8)
+_STYLE: Any = dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.8)
+_STYLE |= {"svg.fonttype": "none", "svg.hashsalt": "ppl_bnn", "font.size": 8.5, "text.color": INK}
 
 
 # --- files ------------------------------------------------------------------------------------------------
@@ -67,7 +59,7 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
         if target.is_dir():
             raise IsADirectoryError(None, "it is a folder")
         probe = part_of(target)
-        probe.write_bytes(b"")
+        probe.touch()
         probe.unlink()
     except OSError as error:
         got = f"{target} ({type(error).__name__}: {error.strerror or error})"
@@ -87,33 +79,24 @@ def check_format(numbers: str | None) -> None:
 def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame], form: str) -> None:
     """Write tables beside a page: the one called "table" as `<stem>.<form>`, any other as `<stem>-<name>.<form>`."""
     for name, frame in frames.items():
-        buffer = io.BytesIO()
-        if form == "csv":
-            buffer.write(for_spreadsheet(frame).to_csv(index=False).encode())
-        else:
-            frame.to_parquet(buffer, index=False)
-        ending, content = "" if name == "table" else f"-{name}", buffer.getvalue()
-        file = target.with_name(f"{target.stem}{ending}.{form}")
-        write_whole(file, lambda path, content=content: path.write_bytes(content))
+        write = for_spreadsheet(frame).to_csv if form == "csv" else frame.to_parquet
+        file = f"{target.stem}.{form}" if name == "table" else f"{target.stem}-{name}.{form}"
+        write_whole(target.with_name(file), partial(write, index=False))
 
 
-def rendered(template: str, **values: Any) -> str:
+def rendered(template: str, values: Mapping[str, Any]) -> str:
     """A page from a template of this folder."""
     import jinja2
     from markupsafe import Markup
 
     loader = jinja2.PackageLoader("ppl_bnn", "reporting")
-    options: dict[str, Any] = {
-        "trim_blocks": True,
-        "lstrip_blocks": True,
-        "undefined": jinja2.StrictUndefined,
-    }
+    options: Any = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
     environment = jinja2.Environment(loader=loader, autoescape=True, **options)
     style, script = (loader.get_source(environment, name)[0] for name in ("page.css", "page.js"))
     # The hash of exactly this text: no other script can run.
     script_hash = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    values |= {"script_hash": script_hash, "style": Markup(style), "script": Markup(script)}
-    return environment.get_template(template).render(**values)
+    fixed = {"script_hash": script_hash, "style": Markup(style), "script": Markup(script)}
+    return environment.get_template(template).render(**values, **fixed)
 
 
 # --- tables -----------------------------------------------------------------------------------------------
@@ -138,7 +121,7 @@ class TableCell:
 class Sheet:
     """One sortable table.
 
-    `columns` are (heading, explanation) of all but the first, whose heading is `first`; `rows` are name, remark and
+    `columns` are (heading, explanation) of all but the first, the method; `rows` are name, remark and
     cells; `foot` has a text per column; `below` is a sentence below the table.
     """
 
@@ -146,13 +129,14 @@ class Sheet:
     columns: Sequence[tuple[str, str]]
     rows: Sequence[tuple[str, str, Sequence[TableCell]]]
     foot: Sequence[str] = ()
-    first: str = "method"
     below: str = ""
 
 
 def cell_of(row: Mapping[Any, Any], column: Column, mark: str = "", notes: tuple[int, ...] = ()) -> TableCell:
     """The cell of a row of the table in a column, with its standard error if the column has one."""
     value = row[column.source]
+    if mark == ITSELF:
+        return TableCell("best", "0")
     if isinstance(value, str):
         return TableCell(value or "–", value, mark, notes, alarm=value not in ("", "yes"))
     if math.isnan(value):
@@ -171,48 +155,36 @@ def minus(text: str) -> str:
 # --- pictures ---------------------------------------------------------------------------------------------
 
 
-def pictures_of(functions: Mapping[str, Callable[[Any], Picture]], findings: Any) -> list[Picture]:
-    """All pictures. One that cannot be drawn holds the reason, and the others are still drawn."""
-    found = []
-    for key, function in functions.items():
-        try:
-            found.append(function(findings))
-        except Warning:
-            # A caller who has turned warnings into errors wants to see them.
-            raise
-        except Exception as error:
-            found.append(_failed(key, key.replace("_", " ").capitalize(), error))
-    return found
-
-
-def _failed(key: str, title: str, error: Exception) -> Picture:
-    return Picture(key, title, "", missing=f"This could not be drawn: {type(error).__name__}: {error}")
+def or_why_not[T](draw: Callable[[], T], key: str, title: str) -> T | Picture:
+    """What `draw` returns; after an error a picture without panels that holds the reason."""
+    try:
+        return draw()
+    except Warning:
+        # A caller who has turned warnings into errors wants to see them.
+        raise
+    except Exception as error:
+        return Picture(key, title, missing=f"This could not be drawn: {type(error).__name__}: {error}")
 
 
 def shown(picture: Picture) -> dict[str, Any]:
     """A picture in the form that the templates use."""
     from markupsafe import Markup
 
-    drawn, entries = [], {}
-    try:
-        drawn = [_drawn(panel, f"{picture.key}{index}-") for index, panel in enumerate(picture.panels)]
-    except Warning:
-        raise
-    except Exception as error:
-        picture = _failed(picture.key, picture.title, error)
-    for label, swatch in (entry for _, found in drawn for entry in found.items()):
-        entries.setdefault(label, Markup(swatch))
-    numbers, panels = picture.numbers, zip(picture.panels, drawn, strict=True)
-    rows = 0 if numbers is None else len(numbers)
-    return {
-        **{key: getattr(picture, key) for key in ("key", "title", "caption", "missing")},
-        "panels": [
-            {"title": panel.title, "svg": Markup(svg), "words": panel.words} for panel, (svg, _) in panels
-        ],
-        "legend": [(from_figure(label), swatch) for label, swatch in entries.items()],
-        "download": download(numbers) if numbers is not None and 0 < rows <= MOST_ROWS else "",
-        "rows": rows,
-    }
+    panels, legend, key = [], {}, picture.key
+
+    def draw() -> None:
+        for index, panel in enumerate(picture.panels):
+            svg, swatches = _drawn(panel, f"{key}{index}-")
+            panels.append({"title": panel.title, "svg": Markup(svg), "words": panel.words})
+            for label, swatch in swatches.items():
+                legend.setdefault(from_figure(label), Markup(swatch))
+
+    failed = or_why_not(draw, key, picture.title)
+    if failed is not None:
+        return shown(failed)
+    rows = len(picture.numbers)
+    data = download(picture.numbers) if 0 < rows <= MOST_ROWS else ""
+    return vars(picture) | {"panels": panels, "legend": [*legend.items()], "download": data, "rows": rows}
 
 
 def _drawn(panel: Panel, prefix: str) -> tuple[str, dict[str, str]]:
@@ -288,11 +260,8 @@ _CALLED = {
 
 def data_card(words: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Description of data, such as `Table.card`, as (name, text) pairs; of many feature names the first."""
-    return [
-        (_CALLED.get(name, name.replace("_", " ")), _shortened(value))
-        for name, value in words.items()
-        if value is not None and value != ""
-    ]
+    told = {name: value for name, value in words.items() if value is not None and value != ""}
+    return [(_CALLED.get(name, name.replace("_", " ")), _shortened(value)) for name, value in told.items()]
 
 
 def _shortened(value: Any) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.files import write_whole
-from ppl_bnn.evaluation.comparison.comparison import Comparison
+from ppl_bnn.evaluation.comparison.comparison import Comparison, short_cell
 from ppl_bnn.evaluation.comparison.summary import duration, listed
 from ppl_bnn.evaluation.comparison.table import COLUMNS
 from ppl_bnn.evaluation.grid import cell as cells
@@ -24,13 +24,15 @@ from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings, grid_verdic
 from ppl_bnn.reporting.html import Sheet, TableCell, data_card, download, in_words, minus
 from ppl_bnn.reporting.panels import Picture
 from ppl_bnn.reporting.pictures import GRID_PICTURES, PICTURES
-from ppl_bnn.reporting.terminal import FIDELITY, PREDICTION, Column, noise_floors, number
-from ppl_bnn.reporting.verdict import UnitBlock, standing
+from ppl_bnn.reporting.terminal import FIDELITY, PREDICTION, Column, noise_floors, number, tables
+from ppl_bnn.reporting.verdict import standing
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Pairs = list[tuple[str, str]]
+# (method, column) -> numbers of the notes to this cell.
+Notes = Mapping[tuple[str, str], tuple[int, ...]]
 
 # Columns of the table of a grid, if they have values; `GridResult.table` has more.
 SHOWN = (
@@ -63,6 +65,8 @@ MEANINGS = {
     "_to_best": "mean over splits of the paired differences to the best method: this method minus the best",
     "_se": "standard error over splits, corrected for the training rows that splits share",
 }
+# What only the page of a comparison, or of a grid, has.
+PARTS = {"not_fitted": "", "explained": "", "whole": None, "intervals": None, "notes": [], "gaps": None}
 # Largest number of rows of a list on a page; the file of all cells has the rest.
 MOST_LISTED = 100
 
@@ -101,9 +105,9 @@ def report(
         Another type of result, a path that cannot be written, or an unknown format; "parquet" that no installed package
         can write. Raised before anything is drawn.
     """
-    if not isinstance(result, Comparison | GridResult):
-        advice = "the result of bnn.compare(...) or of a grid's run(...)"
-        raise InputError.of("report", "a Comparison or a GridResult", type(result).__name__, advice)
+    known = isinstance(result, Comparison | GridResult)
+    got, advice = type(result).__name__, "the result of bnn.compare(...) or of a grid's run(...)"
+    InputError.check(known, "report", "a Comparison or a GridResult", got, advice)
     target = html.checked_path(path)
     html.check_format(numbers)
     found = _findings(result)
@@ -122,7 +126,10 @@ def _findings(result: Comparison | GridResult | Findings | GridFindings) -> Find
 
 
 def _pictures(found: Findings | GridFindings) -> list[Picture]:
-    return html.pictures_of(PICTURES if isinstance(found, Findings) else GRID_PICTURES, found)
+    """All pictures. One that cannot be drawn holds the reason, and the others are still drawn."""
+    functions: Any = PICTURES if isinstance(found, Findings) else GRID_PICTURES
+    called = {key: key.replace("_", " ").capitalize() for key in functions}
+    return [html.or_why_not(partial(functions[key], found), key, title) for key, title in called.items()]
 
 
 def all_numbers(result: Any, pictures: Sequence[Picture] | None = None) -> dict[str, pd.DataFrame]:
@@ -137,7 +144,7 @@ def all_numbers(result: Any, pictures: Sequence[Picture] | None = None) -> dict[
     if isinstance(found, Findings) and len(found.intervals):
         frames["intervals"] = found.intervals
     for picture in _pictures(found) if pictures is None else pictures:
-        if picture.numbers is not None and len(picture.numbers):
+        if len(picture.numbers):
             frames[picture.key] = picture.numbers
     return frames
 
@@ -162,7 +169,8 @@ def page(result: Any, *, title: str | None = None, pictures: Sequence[Picture] |
     content = _of_comparison(found) if isinstance(found, Findings) else _of_grid(found)
     content["title"] = title or content["title"]
     drawn = _pictures(found) if pictures is None else pictures
-    return html.rendered("page.html", pictures=[html.shown(picture) for picture in drawn], **content)
+    content["pictures"] = [html.shown(picture) for picture in drawn]
+    return html.rendered("page.html", PARTS | content)
 
 
 # --- a comparison -----------------------------------------------------------------------------------------
@@ -174,27 +182,21 @@ def _of_comparison(found: Findings) -> dict[str, Any]:
     numbers: dict[tuple[str, str], tuple[int, ...]] = {}
     # Notes are numbered in the order in which the tables refer to them.
     sheets = [[column.source for column in columns] for columns in (PREDICTION[comparison.task], FIDELITY)]
-    places = (
-        (name, column) for sheet in (*sheets, table.columns) for name in table.index for column in sheet
-    )
+    sources = (*sheets, table.columns)
+    places = ((name, column) for sheet in sources for name in table.index for column in sheet)
     for name, column in dict.fromkeys(places):
         if text := comparison.notes.get((name, column)):
             entry = {"number": len(notes) + 1, "method": name, "columns": [], "text": text}
             entry = notes.setdefault((name, text), entry)
             entry["columns"].append(column)
             numbers[name, column] = (entry["number"],)
-    interrupted = (
-        f"This comparison was interrupted, or is still being computed. Not fitted: {listed(list(comparison.missing))}. "
-        "The rest of this page is about the methods that have finished."
-    )
     data = comparison.data
     rows = f"{data.get('train_rows', '?')} training rows and {data.get('test_rows', '?')} test rows"
     return {
         "title": _title_of_comparison(comparison),
         "subtitle": f"{comparison.task.capitalize()} of {data.get('target_name', 'y')}, {rows}",
         "verdict": comparison_verdict(found),
-        "interrupted": interrupted if comparison.missing else "",
-        "explained": "",
+        "not_fitted": listed(list(comparison.missing)),
         "marked": "Only means over test rows, and leave-one-out if it is reliable for every method, are marked.",
         "tables": _tables_of_comparison(found, numbers),
         "downloads": [("comparison.csv", download(table.reset_index()), "All columns as CSV")],
@@ -202,7 +204,6 @@ def _of_comparison(found: Findings) -> dict[str, Any]:
         "glossary": [(name, COLUMNS[name]) for name in table.columns if name in COLUMNS],
         "intervals": _intervals(found),
         "notes": list(notes.values()),
-        "gaps": None,
         "origin": [
             ("Data", data_card(data), []),
             ("Fits", [], [_fit(comparison, name) for name in comparison.fits]),
@@ -216,51 +217,44 @@ def _title_of_comparison(comparison: Comparison) -> str:
     if comparison.data.get("model"):
         return f"{comparison.data['model']} on {what}"
     names = [str(name) for name in comparison.table.index]
-    if len(names) > 4:
-        return f"{what}: {len(names)} methods compared"
-    return f"{what}: {', '.join(names)}{' compared' if len(names) > 1 else ''}"
+    called = ", ".join(names) if len(names) <= 4 else f"{len(names)} methods"
+    return f"{what}: {called}{' compared' if len(names) > 1 else ''}"
 
 
-def _tables_of_comparison(found: Findings, notes: Mapping[tuple[str, str], tuple[int, ...]]) -> list[Sheet]:
-    """The tables of the terminal: how well each method predicts, then its distance to the reference and its cost."""
-    comparison, reference = found.comparison, found.reference
+def _tables_of_comparison(found: Findings, notes: Notes) -> list[Sheet]:
+    """The tables of the terminal (`terminal.tables`)."""
     marks = {column: found.standing(column) for column in found.row_scores}
     if all(loo.share_above == 0.0 for loo in found.left_out.values()):
         marks["elpd_loo"] = standing(lags_of(found.left_out_rows))
-    gaps = tuple(column for column in FIDELITY if reference or not column.source.startswith("gap"))
-    rows = comparison.data.get("test_rows", len(comparison.test_targets))
-    far = f"{f'How far it is from {reference}' if reference else 'Convergence'}, and what it cost"
-    sheets = {f"How well it predicts {rows} test rows": PREDICTION[comparison.task], far: gaps}
-    return [
-        _sheet(found, heading, each, marks, COLUMNS.__getitem__, notes) for heading, each in sheets.items()
-    ]
+    meaning, reference, sheets = COLUMNS.__getitem__, found.reference, tables(found.comparison)
+    return [_sheet(found.table, *sheet, meaning, reference, marks, notes) for sheet in sheets.items()]
 
 
 def _sheet(
-    block: UnitBlock,
+    table: pd.DataFrame,
     heading: str,
     columns: Sequence[Column],
-    marks: Mapping[str, Mapping[str, str]],
     meaning: Callable[[str], str],
-    notes: Mapping[tuple[str, str], tuple[int, ...]] | None = None,
-    best: str | None = None,
+    reference: str | None,
+    marks: Mapping[str, Mapping[str, str]],
+    notes: Notes,
+    below: str = "",
 ) -> Sheet:
-    """The table of a block; the method `best` has no difference to itself, and its cell says so."""
-    rows, notes = [], notes or {}
-    columns = [column for column in columns if column.source in block.table.columns]
-    for name, row in block.table.to_dict(orient="index").items():
-        line = []
-        for column in columns:
-            mark = marks.get(column.source, {}).get(name, "")
-            cell = html.cell_of(row, column, mark, notes.get((name, column.source), ()))
-            line.append(
-                TableCell("best", "0") if name == best and column.source == "log_score_to_best" else cell
-            )
-        rows.append((str(name), str(row["reference"]), line))
-    floors = noise_floors(block.table, block.reference)
+    """The columns of a table that it has, with the noise floors of a reference."""
+    columns = [column for column in columns if column.source in table.columns]
+
+    def cell(row: Mapping[Any, Any], name: Any, column: Column) -> TableCell:
+        mark = marks.get(column.source, {}).get(name, "")
+        return html.cell_of(row, column, mark, notes.get((name, column.source), ()))
+
+    rows = [
+        (str(name), str(row.get("reference", "")), [cell(row, name, column) for column in columns])
+        for name, row in table.to_dict(orient="index").items()
+    ]
+    floors = noise_floors(table, reference)
     foot = [minus(number(floors[c.source], 2)) if c.source in floors else "" for c in columns]
     headings = [(column.in_one_line, meaning(column.source)) for column in columns]
-    return Sheet(heading, headings, rows, foot if any(foot) else ())
+    return Sheet(heading, headings, rows, foot if any(foot) else (), below)
 
 
 def _intervals(found: Findings) -> Sheet | None:
@@ -268,47 +262,31 @@ def _intervals(found: Findings) -> Sheet | None:
     frame = found.intervals
     if not len(frame):
         return None
-    kinds = (
-        ("cover", "coverage", 2, "share of test targets in this interval"),
-        ("width", "width", -3, "mean width of this interval; units of y"),
-    )
-    columns = [
-        (Column(f"{level} % {what}", f"{source}_{level}", digits), meaning)
-        for level in (f"{100 * level:.0f}" for level in LEVELS)
-        for what, source, digits, meaning in kinds
-    ]
-    farthest = "largest distance between the share of PIT values up to u, and u"
-    columns.append((Column("PIT off by", "pit_distance", 2), farthest))
-    columns.append((Column("p value", "pit_p", 3), "of that distance, by a Kolmogorov-Smirnov test"))
-    rows = []
-    for row in frame.to_dict(orient="records"):
-        line = [html.cell_of(row, column) for column, _ in columns]
-        if row["pit_p"] < 0.001:
-            line[-1] = TableCell("< 0.001", line[-1].order)
-        rows.append((str(row["method"]), "", line))
+    columns, meanings = [], {}
+    for level in (f"{100 * level:.0f}" for level in LEVELS):
+        cover, width = f"coverage_{level}", f"width_{level}"
+        columns += [Column(f"{level} % cover", cover), Column(f"{level} % width", width, -3)]
+        meanings[f"coverage_{level}"] = "share of test targets in this interval"
+        meanings[f"width_{level}"] = "mean width of this interval; units of y"
+    columns += [Column("PIT off by", "pit_distance"), Column("p value", "pit_p", 3, least=0.001)]
+    meanings["pit_distance"] = "largest distance between the share of PIT values up to u, and u"
+    meanings["pit_p"] = "of that distance, by a Kolmogorov-Smirnov test"
     below = (
         "Cover: the share of test targets inside; width: the mean, in units of the target. PIT off by: the largest "
         "distance of its distribution from the uniform one. The p value assumes independent rows; predictions by one "
         "fit are not, so it is too often small."
     )
-    headings = [(column.heading, meaning) for column, meaning in columns]
-    return Sheet("Central intervals, and PIT against uniform", headings, rows, below=below)
+    table, heading = frame.set_index("method"), "Central intervals, and PIT against uniform"
+    return _sheet(table, heading, columns, meanings.__getitem__, None, {}, {}, below)
 
 
-def _whole_table(table: pd.DataFrame, notes: Mapping[tuple[str, str], tuple[int, ...]]) -> dict[str, Any]:
+def _whole_table(table: pd.DataFrame, notes: Notes) -> dict[str, Any]:
     """All columns: one line for each column, one column for each method."""
-
-    def text(value: Any) -> str:
-        number = "" if isinstance(value, str) or math.isnan(value) else minus(f"{value:.4g}")
-        return (value if isinstance(value, str) else number) or "–"
-
-    lines = [
-        (
-            column,
-            [TableCell(text(value), notes=notes.get((name, column), ())) for name, value in values.items()],
-        )
-        for column, values in table.to_dict().items()
-    ]
+    lines = []
+    for column, values in table.to_dict().items():
+        texts = {name: v if isinstance(v, str) else minus(short_cell(v)) for name, v in values.items()}
+        cells = [TableCell(text or "–", notes=notes.get((name, column), ())) for name, text in texts.items()]
+        lines.append((column, cells))
     return {"names": [str(name) for name in table.index], "lines": lines}
 
 
@@ -316,17 +294,15 @@ def _fit(comparison: Comparison, name: str) -> dict[str, Any]:
     """How a posterior was fitted: device, seed, diagnosis, settings and figures."""
     fit, diagnosis = comparison.fits[name], comparison.diagnoses.get(name)
     info, draws = fit.info, " x ".join(map(str, fit.shape))
-    values = (info.method, info.ppl, draws, str(info.seed), info.dtype, info.device)
-    made = list(zip(("method", "system", "draws", "seed", "type", "device"), values, strict=True))
-    parts = {
-        "": made,
-        "Diagnosis": [] if diagnosis is None else list(diagnosis.reasons),
-        "What to try": [] if diagnosis is None else list(diagnosis.advice),
-        "Settings": [(key, in_words(value)) for key, value in info.settings.items()],
-        "Figures of the fit": [(key, f"{value:.6g}") for key, value in info.figures.items()],
-    }
-    summary = name if diagnosis is None else f"{name}: {diagnosis.verdict}"
-    return {"summary": summary, "parts": parts}
+    made = {"method": info.method, "system": info.ppl, "draws": draws, "seed": str(info.seed)}
+    made |= {"type": info.dtype, "device": info.device}
+    parts: dict[str, Any] = {"": list(made.items())}
+    if diagnosis is not None:
+        parts |= {"Diagnosis": diagnosis.reasons, "What to try": diagnosis.advice}
+        name = f"{name}: {diagnosis.verdict}"
+    parts["Settings"] = [(key, in_words(value)) for key, value in info.settings.items()]
+    parts["Figures of the fit"] = [(key, f"{value:.6g}") for key, value in info.figures.items()]
+    return {"summary": name, "parts": parts}
 
 
 def _versions(fits: Any) -> Pairs:
@@ -342,7 +318,7 @@ def _versions(fits: Any) -> Pairs:
 
 
 def _of_grid(found: GridFindings) -> dict[str, Any]:
-    result = found.result
+    result, table = found.result, found.table
     axes, settings, every = result.axes, result.settings, result.cells
     done, methods = len(every) - result.failures, settings.get("methods", {})
     counts = [("methods", "method"), ("splits", "split"), ("seeds", "seed")]
@@ -350,44 +326,30 @@ def _of_grid(found: GridFindings) -> dict[str, Any]:
     subtitle = f"{', '.join(sizes)}: {done} of {result.asked} cells have a result"
     subtitle += f", {result.failures} failed" if result.failures else ""
     subtitle += f", {result.missing} are missing" if result.missing else ""
-    models, data = (
-        ", ".join(axes[axis]) if len(axes[axis]) <= 3 else f"{len(axes[axis])} {many}"
-        for axis, many in (("models", "models"), ("data", "data sets"))
-    )
-    counted = {
-        "requested": result.asked,
-        "finished": done,
-        "failed": result.failures,
-        "missing": result.missing,
-    }
-    common = {name: settings[name] for name in ("standardise", "device") if name in settings}
-    requested = [(k, in_words(v)) for k, v in {**counted, "reference": result.reference, **common}.items()]
+    models, data = axes["models"], axes["data"]
+    models = ", ".join(models) if len(models) <= 3 else f"{len(models)} models"
+    data = ", ".join(data) if len(data) <= 3 else f"{len(data)} data sets"
+    counted = {"requested": result.asked, "finished": done, "failed": result.failures}
+    counted |= {"missing": result.missing, "reference": result.reference}
+    counted |= {name: settings[name] for name in ("standardise", "device") if name in settings}
     cards = settings.get("data", {})
     return {
         "title": f"{models} on {data}",
         "subtitle": subtitle,
         "verdict": grid_verdict(found),
-        "interrupted": "",
         "explained": "Means over splits ± standard errors over splits; seeds are averaged first.",
         "marked": "Only scores are marked.",
         "tables": [_table_of_block(block) for block in found.blocks.values()],
         "downloads": [
-            (
-                "table.csv",
-                download(found.table.reset_index(), exact=True),
-                "All columns of the tables as CSV",
-            ),
+            ("table.csv", download(table.reset_index(), exact=True), "All columns of the tables as CSV"),
             ("cells.csv", download(every, exact=True), "All cells as CSV"),
         ],
-        "whole": None,
-        "glossary": [(name, _meaning(str(name))) for name in found.table.columns],
-        "intervals": None,
-        "notes": [],
+        "glossary": [(name, _meaning(str(name))) for name in table.columns],
         "gaps": _gaps(result),
         "origin": [
             ("Data", [], [_folded(label, data_card(card), len(cards) == 1) for label, card in cards.items()]),
             ("Axes", [(name, in_words(labels)) for name, labels in axes.items()], []),
-            ("Cells", requested, []),
+            ("Cells", [(name, in_words(value)) for name, value in counted.items()], []),
             ("Methods", [], [_method(name, words) for name, words in methods.items()]),
             ("Models", [(name, _model(words)) for name, words in settings.get("models", {}).items()], []),
             ("Where and when", list(_origins(result)), []),
@@ -399,7 +361,8 @@ def _of_grid(found: GridFindings) -> dict[str, Any]:
 def _table_of_block(block: GridBlock) -> Sheet:
     columns = [c for c in SHOWN if c.source in block.table and block.table[c.source].notna().any()]
     marks = {c.source: block.standing(c.source) for c in columns if c.source in LARGER_IS_BETTER}
-    return _sheet(block, block.title, columns, marks, _meaning, best=block.best("log_score"))
+    marks["log_score_to_best"] = {str(block.best("log_score")): html.ITSELF}
+    return _sheet(block.table, block.title, columns, _meaning, block.reference, marks, {})
 
 
 def _meaning(column: str) -> str:
@@ -414,16 +377,11 @@ def _gaps(result: GridResult) -> dict[str, Any]:
     """Failed, missing and excluded cells, and the notes to cells, each note once with the number of its cells."""
     every: Any = result.cells
     failed = every[every["failure"] != ""]
-    columns = {"model": "model", "data": "data", "split": "split", "seed": "seed", "reason": "failure"}
-    rows = [
-        (
-            str(row["method"]),
-            "",
-            [TableCell(str(row[source]), str(row[source])) for source in columns.values()],
-        )
-        for _, row in failed.head(MOST_LISTED).iterrows()
-    ]
-    sheet = Sheet(f"{len(failed)} of {len(every)} cells failed", [(name, "") for name in columns], rows)
+    sources = ["method", "model", "data", "split", "seed", "failure"]
+    lines = failed[sources].head(MOST_LISTED).astype(str).itertuples(index=False)
+    rows = [(method, "", [TableCell(text, text) for text in texts]) for method, *texts in lines]
+    headings = [(name, "") for name in ("model", "data", "split", "seed", "reason")]
+    sheet = Sheet(f"{len(failed)} of {len(every)} cells failed", headings, rows)
     absent = Counter(f"{cell.model} on {cell.data} by {cell.method}" for cell in result.absent)
     methods = dict(zip(every["key"], every["method"], strict=True))
     found: dict[tuple[str, str], dict[str, set[str]]] = {}

@@ -7,22 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ppl_bnn.core.names import for_figure
-from ppl_bnn.evaluation.comparison.drawing import (
-    BAR,
-    BLUE,
-    CLASS_COLOURS,
-    GUIDE,
-    INK,
-    NOISE,
-    ORANGE,
-    grid_lines,
-)
+from ppl_bnn.evaluation.comparison import drawing
+from ppl_bnn.evaluation.comparison.drawing import BAR, BLUE, GUIDE, NOISE
 from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS
 
 if TYPE_CHECKING:
@@ -45,32 +37,23 @@ class Panel:
     height: float = HEIGHT
 
 
-@dataclass(frozen=True)
+@dataclass
 class Picture:
-    """Several panels with a title, a caption and the numbers that are drawn; `missing` is why there are none."""
+    """Several panels with a title, a caption and the numbers that are drawn; `missing` is why there are no panels."""
 
     key: str
     title: str
-    caption: str
+    caption: str = ""
     panels: Sequence[Panel] = ()
-    numbers: pd.DataFrame | None = None
+    rows: InitVar[Iterable[Any]] = ()
     missing: str = ""
+    numbers: pd.DataFrame = field(init=False)
 
-    @classmethod
-    def of(
-        cls,
-        key: str,
-        title: str,
-        caption: str,
-        panels: Sequence[Panel],
-        rows: Iterable[Any],
-        missing: str = "",
-    ) -> Picture:
-        """A picture with these rows as its numbers; `missing` applies if there are no panels."""
+    def __post_init__(self, rows: Iterable[Any]) -> None:
         import pandas as pd
 
-        numbers = pd.DataFrame.from_records(list(rows))
-        return cls(key, title, caption, tuple(panels), numbers, "" if panels else missing)
+        self.numbers = pd.DataFrame.from_records(list(rows))
+        self.panels, self.missing = tuple(self.panels), "" if self.panels else self.missing
 
 
 def rows_of(
@@ -101,7 +84,7 @@ def draw_costs(axes: Axes, points: Mapping[str, tuple[float, float, float]], hea
     axes.set_xlim(seconds.min() / 1.8, seconds.max() * 1.8)
     along = [*seconds[front], axes.get_xlim()[1]], [*lags[front], lags[front][-1]]
     label = "front: nothing is better and faster"
-    axes.step(*along, where="post", color=ORANGE, linewidth=1.6, label=label, zorder=2)
+    axes.step(*along, where="post", color=drawing.ORANGE, linewidth=1.6, label=label, zorder=2)
     axes.vlines(seconds, lags - half, lags + half, **BAR, label="two standard errors of the difference")
     axes.plot(seconds, lags, **DOT, label="a method", zorder=4)
     label_points(axes, seconds, lags, list(points))
@@ -128,32 +111,29 @@ def forest_panel(
     """
 
     def draw(axes: Axes) -> None:
-        halves = [
-            STANDARD_ERRORS * (error if math.isfinite(error) else 0.0) for _, error, _ in entries.values()
-        ]
-        values = [value for value, _, _ in entries.values()]
-        ends = [(abs(v) + half, v + half) for v, half in zip(values, halves, strict=True) if math.isfinite(v)]
-        reach = 1.12 * max((far for far, _ in ends), default=0.0) or 1.0
-        axes.set_xlim(-reach, max(0.15 * reach, 1.12 * max((right for _, right in ends), default=0.0)))
+        values, errors, hollows = map(np.array, zip(*entries.values(), strict=True))
+        halves = STANDARD_ERRORS * np.where(np.isfinite(errors), errors, 0.0)
+        known = np.isfinite(values)
+        reach = 1.12 * (np.abs(values) + halves)[known].max(initial=0.0) or 1.0
+        axes.set_xlim(-reach, max(0.15 * reach, 1.12 * (values + halves)[known].max(initial=0.0)))
         axes.axvline(0.0, **GUIDE, zorder=1)
-        for place, (value, _, is_hollow) in enumerate(entries.values()):
+        for place, (value, half, is_hollow) in enumerate(zip(values, halves, hollows, strict=True)):
             if math.isinf(value):
                 axes.plot(-reach, place, **DOT | {"marker": "<"}, clip_on=False, zorder=4)
                 continue
-            if (half := halves[place]) > 0.0:
+            if half > 0.0:
                 axes.hlines(place, value - half, value + half, **BAR)
             axes.plot(value, place, **DOT, markerfacecolor="none" if is_hollow else BLUE, zorder=3)
         axes.plot([], [], **DOT | {"linestyle": "-"}, label="difference, two standard errors")
-        if any(is_hollow for _, _, is_hollow in entries.values()):
+        if hollows.any():
             axes.plot([], [], **DOT, markerfacecolor="none", label=hollow)
         names_below(axes, list(entries))
         finish(axes, label)
 
-    words = "; ".join(
-        f"{name} {with_error(value, error)}{' (not reliable)' if is_hollow else ''}"
-        for name, (value, error, is_hollow) in entries.items()
-    )
-    return Panel(title, draw, f"{title}, {' '.join(label.split())}: {words}.", height_for(len(entries)))
+    doubt = {name: " (not reliable)" if is_hollow else "" for name, (_, _, is_hollow) in entries.items()}
+    words = [f"{name} {with_error(*lag)}{doubt[name]}" for name, (*lag, _) in entries.items()]
+    described = f"{title}, {' '.join(label.split())}: {'; '.join(words)}."
+    return Panel(title, draw, described, height_for(len(entries)))
 
 
 def draw_values(
@@ -221,11 +201,9 @@ def draw_shares(
 
 def line_of(index: int) -> dict[str, Any]:
     """Line style of the method at this index: lines also differ by their dashes, and 32 of them by both."""
-    return {
-        "color": CLASS_COLOURS[index % len(CLASS_COLOURS)],
-        "linestyle": ("-", "--", "-.", ":")[(index + index // len(CLASS_COLOURS)) % 4],
-        "linewidth": 1.5,
-    }
+    turn, place = divmod(index, len(drawing.CLASS_COLOURS))
+    dashes = ("-", "--", "-.", ":")[(index + turn) % 4]
+    return {"color": drawing.CLASS_COLOURS[place], "linestyle": dashes, "linewidth": 1.5}
 
 
 # --- parts ------------------------------------------------------------------------------------------------
@@ -259,7 +237,7 @@ def with_error(value: float, error: float) -> str:
 
 def finish(axes: Axes, x: str, y: str = "") -> None:
     """Label the axes and style them: grid, no upper and right spines, small labels."""
-    grid_lines(axes)
+    drawing.grid_lines(axes)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
     axes.set_xlabel(x, fontsize=8.5)
@@ -302,25 +280,19 @@ def label_points(axes: Axes, x: np.ndarray, y: np.ndarray, names: Sequence[str])
     left, right = np.log(axes.get_xlim())
     bottom, top = axes.get_ylim()
     at = np.column_stack([(np.log(x) - left) / (right - left) * _WIDE, (y - bottom) / (top - bottom) * _TALL])
-    boxes = [(px - 4.0, py - 4.0, px + 4.0, py + 4.0) for px, py in at]
+    low, high = at - 4.0, at + 4.0
     share = {"left": 0.0, "bottom": 0.0, "center": 0.5, "right": 1.0, "top": 1.0}
     for index in np.argsort(at[:, 0], kind="stable"):
         name = short(str(names[index]))
-        width, options = _LETTER * len(name), []
-        for place in _PLACES:
-            dx, dy, ha, va = place
-            x0, y0 = at[index] + (dx - share[ha] * width, dy - share[va] * _LINE)
-            box = (x0, y0, x0 + width, y0 + _LINE)
-            crowded = sum(_overlap(box, other) for number, other in enumerate(boxes) if number != index)
-            outside = sum(max(0.0, part) for part in (-x0, box[2] - _WIDE, -y0, box[3] - _TALL))
-            options.append((crowded + _LINE * outside, len(options), place, box))
-        _, _, (dx, dy, ha, va), box = min(options)
-        boxes.append(box)
-        style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "color": INK, "zorder": 5}
+        size, options = np.array([_LETTER * len(name), _LINE]), []
+        for number, (dx, dy, ha, va) in enumerate(_PLACES):
+            begin = at[index] + (dx, dy) - size * (share[ha], share[va])
+            end = begin + size
+            overlaps = np.clip(np.minimum(high, end) - np.maximum(low, begin), 0.0, None).prod(axis=1)
+            outside = np.clip([-begin, end - (_WIDE, _TALL)], 0.0, None).sum()
+            options.append((overlaps.sum() - overlaps[index] + _LINE * outside, number, begin, end))
+        _, number, begin, end = min(options)
+        low, high = np.vstack([low, begin]), np.vstack([high, end])
+        dx, dy, ha, va = _PLACES[number]
+        style: dict[str, Any] = {"textcoords": "offset points", "fontsize": 8, "zorder": 5}
         axes.annotate(name, (x[index], y[index]), xytext=(dx, dy), ha=ha, va=va, **style)
-
-
-def _overlap(first: tuple[float, ...], second: tuple[float, ...]) -> float:
-    wide = min(first[2], second[2]) - max(first[0], second[0])
-    tall = min(first[3], second[3]) - max(first[1], second[1])
-    return max(wide, 0.0) * max(tall, 0.0)

@@ -7,7 +7,7 @@ comparison, and in function space from `chain_figures.function_draws`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,6 @@ from ppl_bnn.reporting.verdict import SCORE, UnitBlock
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from ppl_bnn.evaluation.comparison.comparison import Comparison
 
 Blocks = Findings | GridFindings
 
@@ -56,24 +55,22 @@ def cost(found: Blocks) -> Picture:
             values = {name: [(point[0], *means[name], *point[1:])] for name, point in points.items()}
             rows += rows_of(columns, values, **block.labels, score=score)
             usable = {n: p for n, p in points.items() if 0.0 < p[0] < math.inf and math.isfinite(p[1])}
-            if usable:
-                words = [
-                    f"{n} {duration(s)}, {parts.with_error(lag, se)}" for n, (s, lag, se) in usable.items()
-                ]
-                lost = [str(name) for name in block.table.index if name in lags and name not in usable]
-                described = "; ".join(words) + (f". Cannot be drawn: {', '.join(lost)}" if lost else "")
-                heading = f"{label} behind the best\n({unit}; better is up)"
-                time = found.time.partition(",")[0]
-                draw = partial(parts.draw_costs, points=usable, heading=heading, time=time)
-                title = _title(block, f"{label} against time")
-                panels.append(Panel(title, draw, f"{title}: behind the best, in {unit}; {described}."))
+            if not usable:
+                continue
+            words = [f"{n} {duration(s)}, {parts.with_error(*lag)}" for n, (s, *lag) in usable.items()]
+            lost = [str(name) for name in block.table.index if name in lags and name not in usable]
+            described = "; ".join(words) + (f". Cannot be drawn: {', '.join(lost)}" if lost else "")
+            heading, time = f"{label} behind the best\n({unit}; better is up)", found.time.partition(",")[0]
+            draw = partial(parts.draw_costs, points=usable, heading=heading, time=time)
+            title = _title(block, f"{label} against time")
+            panels.append(Panel(title, draw, f"{title}: behind the best, in {unit}; {described}."))
     caption = (
         f"The distance of each method to the nominally best one {found.pairing} (bars are two standard errors of the "
         f"paired difference), against the {found.time}, on a logarithmic axis. The line joins the methods that no "
         "other method beats in both; where bars reach the line, the order is not established."
     )
     missing = "No method has both a finite score and a time."
-    return Picture.of("cost", "Accuracy against cost", caption, panels, rows, missing)
+    return Picture("cost", "Accuracy against cost", caption, panels, rows, missing)
 
 
 def _scores_of_costs(block: UnitBlock) -> Iterator[tuple[str, str, str]]:
@@ -95,14 +92,9 @@ def elpd(found: Findings) -> Picture:
     loo = {name: (lag * count, error * count) for name, (lag, error) in lags_of(left_out).items()}
     bad = {name for name, each in found.left_out.items() if not each.worst_k <= K_LIMIT}
     over = f"By leave-one-out over {count} training rows"
+    on, score = f"On {found.units}", "log score minus the best,\nnats per test row"
     for where, lags, title, label, hollow in (
-        (
-            "test rows, mean",
-            found.lags(SCORE),
-            f"On {found.units}",
-            "log score minus the best,\nnats per test row",
-            (),
-        ),
+        ("test rows, mean", found.lags(SCORE), on, score, ()),
         ("leave-one-out, sum", loo, over, "ELPD minus the best,\nnats in all", bad),
     ):
         entries = {name: (-lag, error, name in hollow) for name, (lag, error) in lags.items()}
@@ -116,7 +108,7 @@ def elpd(found: Findings) -> Picture:
         "which treats draws of an approximation as draws of the posterior; hollow marks have rows for which it fails."
     )
     missing = "There are no two methods to compare."
-    return Picture.of("elpd", "Expected log predictive density", caption, panels, rows, missing)
+    return Picture("elpd", "Expected log predictive density", caption, panels, rows, missing)
 
 
 def differences(found: GridFindings, to: str = "best", score: str = SCORE) -> Picture:
@@ -128,7 +120,7 @@ def differences(found: GridFindings, to: str = "best", score: str = SCORE) -> Pi
     key = "elpd" if loo else "differences" if to == "best" else "to_reference"
     heading = "Expected log predictive density" if loo else f"Differences to the {to}"
     if to == "reference" and found.reference is None:
-        return Picture(key, heading, "", missing="No reference was named.")
+        return Picture(key, heading, missing="No reference was named.")
     called = "ELPD" if loo else score.replace("_", " ")
     other = found.reference if to == "reference" else "the best"
     for block in found.blocks.values():
@@ -143,9 +135,8 @@ def differences(found: GridFindings, to: str = "best", score: str = SCORE) -> Pi
         if len(pairs) > 1:
             rows += pairs
             signed = (called, f"that of {other}") if LARGER_IS_BETTER[score] else (f"that of {other}", called)
-            label = (
-                f"{' minus '.join(signed)},\n{'nats over the training rows, ' if loo else ''}mean over splits"
-            )
+            unit = "nats over the training rows, " if loo else ""
+            label = f"{' minus '.join(signed)},\n{unit}mean over splits"
             meaning = "a Pareto k above 0.7" if loo else f"not on all splits of {other}"
             panels.append(parts.forest_panel(_title(block, called), entries, label, meaning))
     what = "the leave-one-out ELPD of the training rows (PSIS, summed)" if loo else called
@@ -155,10 +146,9 @@ def differences(found: GridFindings, to: str = "best", score: str = SCORE) -> Pi
         "errors that are corrected for shared training rows; below zero is worse. If a bar reaches the dashed line, no "
         f"difference is established. {last if loo else 'With one split there are no bars.'}"
     )
-    missing = (
-        f"There are no two methods with {'a leave-one-out ELPD' if loo else 'results'} on the same split."
-    )
-    return Picture.of(key, heading, caption, panels, rows, missing)
+    what = "a leave-one-out ELPD" if loo else "results"
+    missing = f"There are no two methods with {what} on the same split."
+    return Picture(key, heading, caption, panels, rows, missing)
 
 
 def _paired(block: GridBlock, base: str | None, to: str, score: str) -> list[dict[str, Any]]:
@@ -199,14 +189,12 @@ def calibration(found: Blocks) -> Picture:
             columns = ("probability", "share", "rows")
             binned = {name: each.binned() for name, each in events.items()}
             bins = {name: list(zip(*map(each.get, columns), strict=True)) for name, each in binned.items()}
-            words = {
-                name: ", ".join(f"{a:.2f} to {b:.2f} ({c} rows)" for a, b, c in each)
-                for name, each in bins.items()
-            }
+            texts = {n: [f"{a:.2f} to {b:.2f} ({c} rows)" for a, b, c in each] for n, each in bins.items()}
+            words = {name: ", ".join(each) for name, each in texts.items()}
             panels += _panels_of_classes(block, bins, words)
             rows += rows_of(columns, bins, **block.labels)
             captions[_OF_CLASSES] = None
-    return Picture.of("calibration", "Calibration", " ".join(captions), panels, rows, found.no_calibration)
+    return Picture("calibration", "Calibration", " ".join(captions), panels, rows, found.no_calibration)
 
 
 _OF_NUMBERS = (
@@ -237,30 +225,22 @@ def _panels_of_numbers(
     block: UnitBlock, transforms: Mapping[str, Transform], counts: bool
 ) -> Iterator[Panel]:
     rows = min(len(each.pit) for each in transforms.values())
-    meaning = f"share of test targets in central intervals of {listed([f'{100 * level:.0f}' for level in LEVELS])} %"
-    label = ("probability of the interval", "share inside, minus that")
     inside = {name: each.covered for name, each in transforms.items()}
-    title = _title(block, "coverage")
-    yield _panel_of_shares(title, meaning, inside, LEVELS, 0 if counts else rows, label)
-    meaning = "share of test targets below the predicted quartiles, 25, 50 and 75 %"
-    label = ("predicted probability of less\nthan the observed value (PIT)", "share below, minus that")
-    below = {name: partial(_share_below, each) for name, each in transforms.items()}
-    title = _title(block, "randomised PIT" if counts else "PIT")
-    yield _panel_of_shares(title, meaning, below, (0.25, 0.5, 0.75), rows, label)
-
-
-def _share_below(transform: Transform, level: float) -> float:
-    return float(np.mean(transform.pit <= level))
-
-
-def _panel_of_shares(
-    title: str, meaning: str, shares: Mapping[str, Any], levels: Sequence[float], rows: int, labels: Any
-) -> Panel:
-    words = [
-        f"{name} {', '.join(f'{share(level):.0%}' for level in levels)}" for name, share in shares.items()
-    ]
-    draw = partial(parts.draw_shares, shares=shares, rows=rows, labels=labels)
-    return Panel(title, draw, f"{title}: {meaning}: {'; '.join(words)}.")
+    below = {name: lambda level, pit=each.pit: np.mean(pit <= level) for name, each in transforms.items()}
+    pit = "randomised PIT" if counts else "PIT"
+    pit_label = "predicted probability of less\nthan the observed value (PIT)"
+    for what, shares, levels, where, label in (
+        ("coverage", inside, LEVELS, "in central intervals of", "probability of the interval"),
+        (pit, below, (0.25, 0.5, 0.75), "below the predicted quartiles,", pit_label),
+    ):
+        # Central intervals of counts contain more than their level.
+        side, band = ("below", rows) if shares is below else ("inside", 0 if counts else rows)
+        title, percent = _title(block, what), listed([f"{100 * level:.0f}" for level in levels])
+        shown = {name: [f"{share(level):.0%}" for level in levels] for name, share in shares.items()}
+        words = [f"{name} {', '.join(each)}" for name, each in shown.items()]
+        labels = (label, f"share {side}, minus that")
+        draw = partial(parts.draw_shares, shares=shares, rows=band, labels=labels)
+        yield Panel(title, draw, f"{title}: share of test targets {where} {percent} %: {'; '.join(words)}.")
 
 
 def _panels_of_classes(
@@ -269,9 +249,17 @@ def _panels_of_classes(
     """A panel for each method of a comparison, with intervals; one panel for all methods of a grid."""
     meaning = "predicted probability to share that occurred"
     if isinstance(block, Findings):
+        comparison = block.comparison
+        labels = np.asarray(comparison.test_targets).astype(int)
+
+        def draw_one(axes: Axes, name: str) -> None:
+            draw_reliability(axes, comparison.predictions[name], labels)
+            axes.set_xlim(-0.03, 1.03)
+            finish(axes, axes.get_xlabel(), axes.get_ylabel())
+
         for name, text in words.items():
-            draw_one = partial(_draw_reliability, comparison=block.comparison, name=name)
-            yield Panel(with_standing(block, name), draw_one, f"Reliability of {name}, {meaning}: {text}.")
+            described = f"Reliability of {name}, {meaning}: {text}."
+            yield Panel(with_standing(block, name), partial(draw_one, name=name), described)
         return
 
     def draw(axes: Axes) -> None:
@@ -288,12 +276,6 @@ def _panels_of_classes(
     yield Panel(title, draw, f"{title}: {meaning}: {methods}.")
 
 
-def _draw_reliability(axes: Axes, comparison: Comparison, name: str) -> None:
-    draw_reliability(axes, comparison.predictions[name], np.asarray(comparison.test_targets).astype(int))
-    axes.set_xlim(-0.03, 1.03)
-    finish(axes, axes.get_xlabel(), axes.get_ylabel())
-
-
 # --- the gap to the reference -----------------------------------------------------------------------------
 
 _GAPS = ("gap_mean", "gap_mean_floor", "gap_sd_ratio", "gap_sd_floor")
@@ -303,7 +285,7 @@ def gap(found: Blocks) -> Picture:
     """Distance of the mean function and the spread of each method to the reference, beside sampling noise alone."""
     heading, reference = "Gap to the reference, and the noise floor", found.reference
     if reference is None:
-        return Picture("gap", heading, "", missing="There is no reference, or it has no posterior.")
+        return Picture("gap", heading, missing="There is no reference, or it has no posterior.")
     panels, rows, of_reference = [], [], "epistemic sd over that of the reference"
     for block in found.blocks.values():
         gaps = {str(name): [block.number(name, column) for column in _GAPS] for name in block.table.index}
@@ -329,7 +311,7 @@ def gap(found: Blocks) -> Picture:
         f"the epistemic standard deviation divided by its own; 1 is right.{means} Grey is the difference between two "
         f"halves of the draws of {reference}: sampling noise alone. Axes are logarithmic; arrows are beyond the edge."
     )
-    return Picture.of("gap", heading, caption, panels, rows, "No method has a gap that could be measured.")
+    return Picture("gap", heading, caption, panels, rows, "No method has a gap that could be measured.")
 
 
 # --- Pareto k ---------------------------------------------------------------------------------------------
@@ -361,7 +343,7 @@ def pareto_k(found: Findings) -> Picture:
         "reliable for that row. Arrows are infinite values."
     )
     missing = "No method has a density, or rows that can be left out."
-    return Picture.of("pareto_k", "Pareto k", caption, panels, rows, missing)
+    return Picture("pareto_k", "Pareto k", caption, panels, rows, missing)
 
 
 def k_hat(found: GridFindings) -> Picture:
@@ -378,29 +360,25 @@ def k_hat(found: GridFindings) -> Picture:
         f"{_K_HAT[0].upper()}{_K_HAT[1:]} Marks are means over splits, with a line to the largest value of any cell. "
         "Arrows are infinite values."
     )
-    return Picture.of(
-        "k_hat", "k-hat of the approximations", caption, panels, rows, "No method has a density."
-    )
+    return Picture("k_hat", "k-hat of the approximations", caption, panels, rows, "No method has a density.")
 
 
 def _k_hat_panel(title: str, hats: Mapping[str, tuple[float, float]], over: str) -> Panel:
     """hats: method -> k-hat, in the mean over splits, and the largest; over: what the mean is over."""
+
+    def draw(axes: Axes) -> None:
+        finite = [k for both in hats.values() for k in both if math.isfinite(k)]
+        low, high = min([0.0, *finite]) - 0.1, max([1.2, *finite]) + 0.2
+        axes.axvline(K_LIMIT, **GUIDE, label="limit 0.7", zorder=1)
+        for place, (mean, largest) in enumerate(hats.values()):
+            if math.isfinite(mean) and largest > mean:
+                axes.hlines(place, mean, min(largest, high), **BAR)
+        parts.draw_values(axes, {name: mean for name, (mean, _) in hats.items()}, f"k-hat{over}", low, high)
+
     words = "; ".join(f"{name} {k:.2f}{f' ({most:.2f})' if over else ''}" for name, (k, most) in hats.items())
-    described = (
-        f"{title} of p(w, D) / q(w), good below 0.7{over}{' (and the largest)' if over else ''}: {words}."
-    )
-    draw = partial(_draw_k_hats, hats=hats, label=f"k-hat{over}")
+    largest = " (and the largest)" if over else ""
+    described = f"{title} of p(w, D) / q(w), good below 0.7{over}{largest}: {words}."
     return Panel(title, draw, described, height_for(len(hats)))
-
-
-def _draw_k_hats(axes: Axes, hats: Mapping[str, tuple[float, float]], label: str) -> None:
-    finite = [k for both in hats.values() for k in both if math.isfinite(k)]
-    low, high = min([0.0, *finite]) - 0.1, max([1.2, *finite]) + 0.2
-    axes.axvline(K_LIMIT, **GUIDE, label="limit 0.7", zorder=1)
-    for place, (mean, largest) in enumerate(hats.values()):
-        if math.isfinite(mean) and largest > mean:
-            axes.hlines(place, mean, min(largest, high), **BAR)
-    parts.draw_values(axes, {name: mean for name, (mean, _) in hats.items()}, label, low, high)
 
 
 def _draw_row_ks(axes: Axes, per_row: Mapping[str, np.ndarray]) -> None:
@@ -413,19 +391,11 @@ def _draw_row_ks(axes: Axes, per_row: Mapping[str, np.ndarray]) -> None:
         # Rows of equal k are drawn side by side in a fixed zigzag, so that the picture is reproducible.
         beside = place + 0.3 * (np.arange(len(ks)) * 0.618034 % 1.0 - 0.5)
         at, bad = np.clip(np.nan_to_num(ks, nan=high, posinf=high), low, high), ~(ks <= K_LIMIT)
-        for rows, colour, mark, label in (
-            (~bad, BLUE, "o", "a training row"),
-            (bad, VERMILION, "D", "a row above the limit"),
-        ):
-            style = parts.DOT | {
-                "color": colour,
-                "marker": mark,
-                "markersize": 2.5,
-                "alpha": 0.8,
-                "label": label,
-            }
-            style |= {"markeredgewidth": 0.0, "rasterized": len(ks) > MANY, "zorder": 3}
-            axes.plot(at[rows], beside[rows], **style)
+        good, above = (~bad, BLUE, "o", "a training row"), (bad, VERMILION, "D", "a row above the limit")
+        for rows, colour, mark, label in (good, above):
+            style: dict[str, Any] = {"color": colour, "markersize": 2.5, "alpha": 0.8, "markeredgewidth": 0.0}
+            style |= {"rasterized": len(ks) > MANY, "zorder": 3}
+            axes.plot(at[rows], beside[rows], mark, **style, label=label)
     parts.names_below(axes, list(per_row))
     finish(axes, "Pareto k")
 
@@ -436,11 +406,9 @@ def _draw_row_ks(axes: Axes, per_row: Mapping[str, np.ndarray]) -> None:
 def ranks_of_methods(found: GridFindings) -> Picture:
     """Mean ranks of methods by log score over data sets and splits, with Nemenyi's critical difference."""
     ranks = mean_ranks(found)
-    known, over = math.isfinite(ranks.critical), f"over {ranks.blocks} {ranks.unit}"
-    words = f"Mean ranks by log score, 1 is best, {over}: "
-    words += f"{listed_values(ranks.mean)}."
-    bars = ""
-    if known:
+    over = f"over {ranks.blocks} {ranks.unit}"
+    words, bars = f"Mean ranks by log score, 1 is best, {over}: {listed_values(ranks.mean)}.", ""
+    if math.isfinite(ranks.critical):
         words += f" Bars that do not meet are at least {ranks.critical:.2f} ranks apart, a difference at 5 %."
         bars = " Bars are half of the critical difference (Nemenyi, 5 %): methods whose bars meet are not told apart."
     enough = len(ranks.mean) > 1 and ranks.blocks
@@ -451,7 +419,7 @@ def ranks_of_methods(found: GridFindings) -> Picture:
     )
     rows = ({"method": name, "mean_rank": rank} for name, rank in ranks.mean.items())
     missing = "There are no two methods to rank in one block."
-    return Picture.of("ranks", "Mean ranks", caption, [panel] if enough else [], rows, missing)
+    return Picture("ranks", "Mean ranks", caption, [panel] if enough else [], rows, missing)
 
 
 def _draw_ranks(axes: Axes, ranks: Ranks) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ def with_standing(found: Findings, name: str) -> str:
 def predictions(found: Findings) -> Picture:
     """Predictions of each method beside the reference: curves over one input, class maps over two, or row by row."""
     comparison, x = found.comparison, found.comparison.test_inputs
-    missing = partial(Picture, "predictions", "Predictions", "")
+    missing = partial(Picture, "predictions", "Predictions")
     if not found.names:
         return missing(missing="No method gave predictions.")
     classes = comparison.task == "classification"
@@ -51,21 +51,12 @@ def predictions(found: Findings) -> Picture:
     return _intervals(found)
 
 
-def _picture(
-    found: Findings,
-    what: str,
-    caption: str,
-    names: Any,
-    drawn: tuple[Callable[..., None], Callable[[str], str]],
-    rows: Any,
-    height: float = HEIGHT,
-) -> Picture:
-    """A picture with a panel for each method; drawn: draws the panel of a method, and describes it in words."""
-    draw, words = drawn
-    panels = [
-        Panel(with_standing(found, name), partial(draw, name=name), words(name), height) for name in names
-    ]
-    return Picture.of("predictions", what, caption, panels, rows)
+def _panels(
+    found: Findings, names: Iterable[str], draw: Any, words: Any, height: float = HEIGHT
+) -> list[Panel]:
+    """A panel for each method; `draw` draws it on axes, and `words` describes it."""
+    called = {name: with_standing(found, name) for name in names}
+    return [Panel(title, partial(draw, name=name), words(name), height) for name, title in called.items()]
 
 
 # --- curves and maps --------------------------------------------------------------------------------------
@@ -76,31 +67,25 @@ def _curves(found: Findings) -> Picture:
     inputs, names = comparison.test_inputs[:, 0], comparison.data.get("feature_names")
     grid = drawing.drawn_along(comparison.test_inputs)
     at_rows = {name: (inputs, comparison.predictions[name]) for name in found.names}
-    at_grid = {
-        name: (grid, made) for name in found.names if (made := found.at(name, grid[:, None])) is not None
-    }
-    drawn = at_rows | at_grid
+    made = {name: found.at(name, grid[:, None]) for name in found.names}
+    drawn = at_rows | {name: (grid, each) for name, each in made.items() if each is not None}
     if any(prediction.is_counts or len(prediction.shape) != 1 for _, prediction in drawn.values()):
         drawn = at_rows
     edges = {name: (x, made.mean, *made.interval(LEVEL)) for name, (x, made) in drawn.items()}
-    values = [y[rows] for y, rows, _, _ in drawing.marked_targets(comparison)]
-    low, high = (
-        float(end(np.concatenate([*(each[side] for each in edges.values()), *values])))
-        for end, side in ((np.min, 2), (np.max, 3))
-    )
+    values = np.concatenate([y[rows] for y, rows, _, _ in drawing.marked_targets(comparison)])
+    low = float(min(values.min(), *(lower.min() for _, _, lower, _ in edges.values())))
+    high = float(max(values.max(), *(upper.max() for *_, upper in edges.values())))
     pad = 0.04 * (high - low) or 1.0
 
     def draw(axes: Axes, name: str) -> None:
         drawing.draw_curve(axes, *drawn[name])
         if reference is not None and name != reference:
-            at, *curves = edges[reference]
-            order = np.argsort(at, kind="stable")
-            for curve, width, label in zip(
-                curves, (1.3, 0.9, 0.9), ("reference: mean and 90 % band", None, None), strict=True
-            ):
-                axes.plot(
-                    at[order], curve[order], "--", color=VERMILION, linewidth=width, label=label, zorder=4
-                )
+            at, mean, *ends = edges[reference]
+            order, style = np.argsort(at, kind="stable"), {"color": VERMILION, "zorder": 4}
+            label = "reference: mean and 90 % band"
+            axes.plot(at[order], mean[order], "--", **style, linewidth=1.3, label=label)
+            for end in ends:
+                axes.plot(at[order], end[order], "--", **style, linewidth=0.9)
         drawing.draw_targets(axes, inputs, comparison)
         axes.set_ylim(low - pad, high + pad)
         finish(axes, for_figure(names[0] if names else "x"), for_figure(comparison.data["target_name"]))
@@ -124,7 +109,7 @@ def _curves(found: Findings) -> Picture:
         f"{beside}More data would narrow the inner band only. Beyond the test rows the curves are extrapolated."
     )
     title = "Predictions beside the reference" if reference else "Predictions"
-    return _picture(found, title, caption, found.names, (draw, words), rows)
+    return Picture("predictions", title, caption, _panels(found, found.names, draw, words), rows)
 
 
 def _maps(found: Findings) -> Picture:
@@ -135,9 +120,7 @@ def _maps(found: Findings) -> Picture:
     points = drawing.grid_points(across, up)
     drawn = {name: prediction for name in found.names if (prediction := found.at(name, points)) is not None}
     if not drawn:
-        return Picture(
-            "predictions", "Boundaries", "", missing="No prediction over the two inputs is stored."
-        )
+        return Picture("predictions", "Boundaries", missing="No prediction over the two inputs is stored.")
     some = drawing.evenly(np.arange(len(y), dtype=np.float64))
 
     def draw(axes: Axes, name: str) -> None:
@@ -165,7 +148,7 @@ def _maps(found: Findings) -> Picture:
         f"probability. {beside}Marks are test rows in the colour of their label."
     )
     title = "Boundaries beside the reference" if reference in drawn else "Boundaries"
-    return _picture(found, title, caption, drawn, (draw, words), rows, 3.0)
+    return Picture("predictions", title, caption, _panels(found, drawn, draw, words, 3.0), rows)
 
 
 def _draw_borders(axes: Axes, across: np.ndarray, up: np.ndarray, prediction: Prediction) -> None:
@@ -223,30 +206,28 @@ def _against_reference(found: Findings, reference: str) -> Picture:
             f"{correlation:.3f}, median distance {np.median(np.abs(ours[name] - expected)):.3g}."
         )
 
-    rows = rows_of(
-        ("reference", "value"), {name: zip(expected, each, strict=True) for name, each in ours.items()}
-    )
+    pairs = {name: zip(expected, each, strict=True) for name, each in ours.items()}
+    rows = rows_of(("reference", "value"), pairs)
     caption = (
         f"For each test row the {what} of a method against that of {reference}, with the standard deviation of the "
         f"mean function of {reference} as a horizontal bar. On the dashed line they agree."
     )
-    return _picture(found, "Predictions beside the reference", caption, ours, (draw, words), rows)
+    panels = _panels(found, ours, draw, words)
+    return Picture("predictions", "Predictions beside the reference", caption, panels, rows)
 
 
 def _intervals(found: Findings) -> Picture:
     made, target = drawing.Intervals.of(found.comparison), for_figure(found.comparison.data["target_name"])
     if not made.rows:
-        return Picture("predictions", "Predictions", "", missing="No test row was observed.")
+        return Picture("predictions", "Predictions", missing="No test row was observed.")
 
     def draw(axes: Axes, name: str) -> None:
         made.draw(axes, name)
         finish(axes, f"observed {target}", "predicted, with 90 % interval")
 
     def words(name: str) -> str:
-        share = np.mean(made.inside(name))
-        return (
-            f"90 % intervals of {name} against {len(made.truth)} observed values: {share:.0%} contain them."
-        )
+        inside = f"{np.mean(made.inside(name)):.0%} contain them"
+        return f"90 % intervals of {name} against {len(made.truth)} observed values: {inside}."
 
     values = {name: zip(made.truth, *columns, strict=True) for name, columns in made.ends.items()}
     rows = rows_of(("observed", *ENDS), values)
@@ -254,4 +235,4 @@ def _intervals(found: Findings) -> Picture:
         "Predictive means with central 90 % intervals of observations against the observed values; on the dashed line "
         "the mean is right."
     )
-    return _picture(found, "Predictions", caption, found.names, (draw, words), rows)
+    return Picture("predictions", "Predictions", caption, _panels(found, found.names, draw, words), rows)

@@ -15,11 +15,12 @@ from ppl_bnn.prediction.prediction import Prediction
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+Predict = Callable[[np.ndarray], Prediction]
 DOTS: dict[str, Any] = {"color": INK, "marker": ".", "linestyle": "", "markersize": 4.0}
 
 
 def prior_figure(
-    predict: Callable[[np.ndarray], Prediction],
+    predict: Predict,
     x: np.ndarray,
     y: np.ndarray,
     *,
@@ -37,7 +38,7 @@ def prior_figure(
     figure, first, target = drawing.new_figure(), predict(x[:1]), for_figure(target_name)
     names = list(map(for_figure, feature_names or ()))
     if not first.is_classes and drawing.single_input(x):
-        _draw_curves(figure, predict, x, y, target, names or ["x"])
+        _draw_curves(figure, predict, x, y, names[0] if names else "x", target)
     elif first.is_classes and x.ndim == 2 and x.shape[1] == 2:
         _draw_maps(figure, predict, x, y, names or ["x[0]", "x[1]"])
     elif first.is_classes:
@@ -55,14 +56,7 @@ def _some_draws(prediction: Prediction, wanted: int) -> list[tuple[int, Predicti
     return [(int(draw), prediction.take_draws([draw])) for draw in chosen]
 
 
-def _draw_curves(
-    figure: Figure,
-    predict: Callable[..., Prediction],
-    x: np.ndarray,
-    y: np.ndarray,
-    target: str,
-    names: list[str],
-) -> None:
+def _draw_curves(figure: Figure, predict: Predict, x: np.ndarray, y: np.ndarray, *labels: str) -> None:
     axes = figure.subplots()
     low, high = float(x.min()), float(x.max())
     margin = 0.25 * (high - low)
@@ -73,14 +67,11 @@ def _draw_curves(
         label = "mean functions of draws" if index == 0 else None
         axes.plot(grid, draw.mean, color=BLUE, linewidth=1.0, alpha=0.7, label=label)
     axes.plot(x[:, 0], y, **DOTS, alpha=0.7, label="observed")
-    axes.set(xlabel=names[0], ylabel=target)
-    drawing.grid_lines(axes)
-    drawing.add_legend(figure, [axes])
+    axes.set(xlabel=labels[0], ylabel=labels[1])
+    _finish(figure, axes)
 
 
-def _draw_maps(
-    figure: Figure, predict: Callable[..., Prediction], x: np.ndarray, y: np.ndarray, names: list[str]
-) -> None:
+def _draw_maps(figure: Figure, predict: Predict, x: np.ndarray, y: np.ndarray, names: list[str]) -> None:
     across, up = drawing.drawn_over(x, 0.25, PLACES)
     prediction = predict(drawing.grid_points(across, up))
     panels = figure.subplots(2, 3, sharex=True, sharey=True)
@@ -110,19 +101,16 @@ def _draw_rows(figure: Figure, prediction: Prediction, y: np.ndarray, target: st
     at = np.arange(len(truth))
     for level, colour in ((LEVEL, SKY), (0.5, BLUE)):
         lower, upper = (np.ravel(end) for end in part.interval(level))
-        left.vlines(
-            at, lower, upper, color=colour, alpha=0.55, linewidth=1.6, label=f"{level:.0%} of the prior"
-        )
+        style: dict[str, Any] = {"color": colour, "alpha": 0.55, "linewidth": 1.6}
+        left.vlines(at, lower, upper, **style, label=f"{level:.0%} of the prior")
     left.plot(at, truth, **DOTS, label="observed", zorder=3)
     left.set(xlabel="rows, in the order of their observed values", ylabel=target)
     # The far tails of a heavy-tailed prior would compress everything else.
     values = np.ravel(part.sample(200, 0))
     low, high = np.quantile(values, [0.005, 0.995])
     low, high = min(float(low), float(truth.min())), max(float(high), float(truth.max()))
-    for data, style in (
-        (values, {"color": SKY, "label": "drawn from the prior", "histtype": "stepfilled"}),
-        (truth, {"color": INK, "label": "observed", "histtype": "step"}),
-    ):
+    drawn = {"color": SKY, "label": "drawn from the prior", "histtype": "stepfilled"}
+    for data, style in ((values, drawn), (truth, {"color": INK, "label": "observed", "histtype": "step"})):
         inside = data[(data >= low) & (data <= high)]
         weights = np.full(len(inside), 1.0 / len(data))
         right.hist(inside, np.linspace(low, high, 61), weights=weights, orientation="horizontal", **style)
@@ -137,9 +125,8 @@ def _draw_classes(figure: Figure, prediction: Prediction, y: np.ndarray) -> None
     probabilities = np.array([draw.probabilities for _, draw in _some_draws(prediction, 100)])
     sure, shares = probabilities.max(axis=2).ravel(), probabilities.mean(axis=1)
     bins, weights = np.linspace(1.0 / classes, 1.0, 31), np.full(sure.size, 1.0 / sure.size)
-    left.hist(
-        sure, bins, weights=weights, color=SKY, edgecolor=BLUE, linewidth=0.6, label="rows, of each draw"
-    )
+    style: dict[str, Any] = {"color": SKY, "edgecolor": BLUE, "linewidth": 0.6}
+    left.hist(sure, bins, weights=weights, **style, label="rows, of each draw")
     left.set(xlabel="probability that a draw gives to its most probable class", ylabel="share of rows")
     for label in range(classes):
         beside = label + np.linspace(-0.25, 0.25, len(shares))

@@ -64,13 +64,9 @@ def mean_ranks(findings: GridFindings) -> Ranks:
     several = len({model for model, _ in findings.blocks}) > 1
     pairs = "pairs of a model and a data set" if several else "data sets"
     ranks = values.rank(axis=1, ascending=False)
-    found = Ranks(
-        {str(name): float(rank) for name, rank in ranks.mean().sort_values(kind="stable").items()},
-        pairs if over_pairs else "splits",
-        len(values),
-        tuple(left_out),
-        len(frame) - len(whole),
-    )
+    mean = {str(name): float(rank) for name, rank in ranks.mean().sort_values(kind="stable").items()}
+    unit = pairs if over_pairs else "splits"
+    found = Ranks(mean, unit, len(values), tuple(left_out), len(frame) - len(whole))
     methods = len(ranks.columns)
     if methods < FEWEST_METHODS or len(values) < FEWEST_BLOCKS:
         takes = f"a test takes {FEWEST_METHODS} methods and {FEWEST_BLOCKS} blocks"

@@ -20,13 +20,17 @@ CLAUSES = 3
 
 @dataclass(frozen=True)
 class Column:
-    """A column as shown; negative `digits` are significant ones; `spare` ones are left out where space is short."""
+    """A column as shown; negative `digits` are significant ones; `spare` ones are left out where space is short.
+
+    Of numbers below `least` only that is shown.
+    """
 
     heading: str
     source: str
     digits: int = 2
     error: str = ""
     spare: bool = False
+    least: float = -math.inf
 
     @property
     def in_one_line(self) -> str:
@@ -80,30 +84,30 @@ def show(console: Console, comparison: Comparison, elsewhere: str = "comparison.
     """Print a comparison; elsewhere: where all of its notes can be found."""
     from rich.text import Text
 
-    task, rows = comparison.task, comparison.data["test_rows"]
-    reference = comparison.reference if comparison.reference in comparison.predictions else None
+    task, reference = comparison.task, comparison.reference
+    (title, prediction), (far, fidelity) = tables(comparison).items()
     unit = f" {comparison.data['target_name']} in its own units;" if task == "regression" else ""
     console.print()
-    _print_grid(console, comparison, f"How well it predicts {rows} test rows", PREDICTION[task], ppl=True)
+    _print_grid(console, comparison, title, prediction, ppl=True)
     _aside(
         console,
         f"↑ larger is better, ↓ smaller; ± standard error;{unit} log score and ELPD in nats. "
         f"{_LEGENDS[task]} LOO: leave-one-out over training rows, rank 0 is best. -: not defined, or see below.",
     )
-    fidelity = [column for column in FIDELITY if reference or not column.source.startswith("gap")]
-    title = f"{f'How far it is from {reference}' if reference else 'Convergence'}, and what it cost"
-    _print_grid(console, comparison, title, fidelity)
-    measured = (
-        f"sd: epistemic standard deviation of {reference}; ratio: the method's over that; noise floor: two halves "
-        f"of {reference} against each other. "
+    _print_grid(console, comparison, far, fidelity)
+    explained = (
+        "R-hat and ESS in function space, for chains only. k-hat: the approximation as importance proposal, "
     )
-    always = "R-hat and ESS in function space, for chains only. k-hat: the approximation as importance proposal, good "
-    _aside(console, f"{measured if reference else ''}{always}below 0.7.")
+    if reference in comparison.predictions:
+        explained = (
+            f"sd: epistemic standard deviation of {reference}; ratio: the method's over that; noise floor: two halves "
+            f"of {reference} against each other. {explained}"
+        )
+    _aside(console, f"{explained}good below 0.7.")
     for name, why in comparison.failures.items():
         console.print(Text.assemble((f"{name} failed: ", "bold red"), (why, "red")))
-    lines, cut = notes_by_method(
-        comparison.notes, {column.source for column in (*PREDICTION[task], *fidelity)}
-    )
+    sources = {column.source for column in (*prediction, *fidelity)}
+    lines, cut = notes_by_method(comparison.notes, sources)
     for name, text in lines.items():
         console.print(Text.assemble((f"{name}: ", "bold"), text))
     if cut:
@@ -112,6 +116,18 @@ def show(console: Console, comparison: Comparison, elsewhere: str = "comparison.
         console.print()
     console.print(Text(comparison.summary()))
     console.print()
+
+
+def tables(comparison: Comparison) -> dict[str, Sequence[Column]]:
+    """Title -> columns of two tables: how well each method predicts, then its distance to the reference and cost."""
+    rows = comparison.data.get("test_rows", len(comparison.test_targets))
+    fidelity, far = FIDELITY, f"How far it is from {comparison.reference}"
+    if comparison.reference not in comparison.predictions:
+        fidelity, far = [column for column in FIDELITY if not column.source.startswith("gap")], "Convergence"
+    return {
+        f"How well it predicts {rows} test rows": PREDICTION[comparison.task],
+        f"{far}, and what it cost": fidelity,
+    }
 
 
 def notes_by_method(
@@ -125,14 +141,14 @@ def notes_by_method(
             known = set(chain.from_iterable(sentences))
             if new := [clause for clause in note.rstrip(".").split("; ") if clause not in known]:
                 sentences.append(new)
-    lines = {}
+    lines = dict.fromkeys(found, "")
     for name, sentences in found.items():
-        left, kept = CLAUSES, []
+        left = CLAUSES
         for clauses in sentences:
-            text = "; ".join(clauses[: max(left, 0)])
-            kept += [text[0].upper() + text[1:] + "."] if text else []
+            if text := "; ".join(clauses[: max(left, 0)]):
+                lines[name] += f" {text[0].upper()}{text[1:]}."
             left -= len(clauses)
-        lines[name] = " ".join(kept)
+    lines = {name: text.strip() for name, text in lines.items()}
     return lines, [name for name, sentences in found.items() if sum(map(len, sentences)) > CLAUSES]
 
 
@@ -185,10 +201,8 @@ def _grid(comparison: Comparison, columns: Sequence[Column], ppl: bool) -> Any:
 def noise_floors(table: pd.DataFrame, reference: str | None) -> dict[str, float]:
     """Column of a gap -> its noise floor, which the reference or another row has; empty without a reference."""
     sources = {"gap_mean": "gap_mean_floor", "gap_sd_ratio": "gap_sd_floor"}
-    if reference not in table.index or not set(sources.values()) <= set(table.columns):
-        return {}
-    floors: Any = table[list(sources.values())].dropna()
-    if not len(floors):
+    floors: Any = table.reindex(columns=list(sources.values())).dropna()
+    if reference not in table.index or not len(floors):
         return {}
     row = floors.loc[reference] if reference in floors.index else floors.iloc[0]
     return {column: float(row[source]) for column, source in sources.items()}
@@ -204,6 +218,8 @@ def cell(row: Mapping[Any, Any], column: Column) -> str:
 
 def in_digits(row: Mapping[Any, Any], column: Column) -> str:
     """A number of the table with its standard error, as text."""
+    if row[column.source] < column.least:
+        return f"< {column.least:g}"
     error = float(row[column.error]) if column.error else math.nan
     text = number(row[column.source], column.digits)
     return text if math.isnan(error) else f"{text} ± {number(error, column.digits)}"

@@ -10,20 +10,12 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ppl_bnn.evaluation.comparison.summary import (
-    IN_WORDS,
-    MARGIN,
-    STANDARD_ERRORS,
-    between,
-    duration,
-    is_difference,
-    listed,
-    relative,
-)
+from ppl_bnn.evaluation.comparison import summary
+from ppl_bnn.evaluation.comparison.summary import IN_WORDS, MARGIN, between, is_difference, listed, relative
 
 # The score by which methods are recommended.
 SCORE = "log_score"
@@ -74,34 +66,32 @@ class UnitBlock(ABC):
     """Several methods on one model and one data set, compared over paired units: test rows, or splits.
 
     `table` has a row per method, `units` counts units in words, `labels` name the block, `fit` follows a duration.
+    `reference_doubt` is why gaps to the reference are not gaps to the posterior; "" if they are, or without one.
     """
 
     table: Any
     reference: str | None
+    reference_doubt: Any = ""
     title, units, fit = "", "", ""
     labels: Mapping[str, str] = {}
+    timed: tuple[str, ...] = ("compile_seconds", "run_seconds")
 
     @abstractmethod
     def lags(self, score: str) -> Lags:
         """Method -> how far it is behind the best method and the standard error, best first, the best with (0, 0)."""
 
-    @abstractmethod
     def seconds(self, name: str) -> float:
-        """Wall time of a fit; infinite if it is not known."""
+        """Wall time of a fit, the sum of the columns `timed` of the table; infinite if it is not known."""
+        seconds = sum(self.number(name, column) for column in self.timed)
+        return math.inf if math.isnan(seconds) else seconds
 
     @abstractmethod
     def problem(self, name: str) -> str:
         """The known problems of a fit, which rule out a recommendation, as the end of a sentence; "" for none."""
 
-    @property
     @abstractmethod
-    def doubts(self) -> tuple[str, ...]:
+    def doubts(self) -> Iterator[str]:
         """What has failed, has not converged, or has another target, in sentences."""
-
-    @property
-    @abstractmethod
-    def reference_doubt(self) -> str:
-        """Why gaps to the reference are not gaps to the posterior; "" if they are, or if there is no reference."""
 
     def coverage(self, name: str) -> tuple[str, ...]:
         """Whether intervals have their nominal coverage, in a sentence, where that can be judged."""
@@ -125,7 +115,7 @@ class UnitBlock(ABC):
     def took(self, name: str) -> str:
         """The time of a fit in words."""
         seconds = self.seconds(name)
-        return duration(seconds) if math.isfinite(seconds) else "unknown time"
+        return summary.duration(seconds) if math.isfinite(seconds) else "unknown time"
 
     def standing(self, score: str) -> dict[str, str]:
         """Method -> BEST or LEVEL, by the function `standing`."""
@@ -170,7 +160,7 @@ def judge(block: UnitBlock) -> Verdict:
     lags = block.lags(SCORE)
     level = tuple(name for name, lag in lags.items() if not is_difference(*lag))
     sound = tuple(name for name in level if not block.problem(name))
-    found = Verdict(doubts=block.doubts, reference_doubt=block.reference_doubt, title=block.title)
+    found = Verdict(doubts=tuple(block.doubts()), reference_doubt=block.reference_doubt, title=block.title)
     found = replace(found, lags=lags, level=level, sound=sound)
     if not lags:
         return replace(found, headline="No method finished, so there is nothing to recommend.")
@@ -179,8 +169,8 @@ def judge(block: UnitBlock) -> Verdict:
         headline = f"Only {best} has results, so there is nothing to compare it with."
         return replace(found, headline=headline, why=block.coverage(best))
     if not sound:
-        headline = "No method can be recommended yet."
-        return replace(found, headline=headline, because=_unsound(block, found), why=_others(block, found))
+        headline, because = "No method can be recommended yet.", _unsound(block, found)
+        return replace(found, headline=headline, because=because, why=tuple(_others(block, found)))
     method, headline, because = _choice(block, found)
     found = replace(found, method=method, headline=headline, because=because)
     why = (_against_best(block, found), *_others(block, found), *_gap(block, found), *block.coverage(method))
@@ -228,9 +218,8 @@ def for_predictions(point: str, second: str | None) -> str:
 def _far_from_reference(block: UnitBlock, found: Verdict, chosen: str) -> str:
     """In what respect `chosen` is far from a reference that is level, sound and cheap; "" if it is not."""
     reference = block.reference
-    if reference not in found.sound or reference == chosen or found.reference_doubt:
-        return ""
-    if block.seconds(reference) > CHEAP:
+    usable = reference in found.sound and reference != chosen and not found.reference_doubt
+    if reference is None or not usable or block.seconds(reference) > CHEAP:
         return ""
     return is_far(*(block.number(chosen, name) for name in ("gap_mean", "gap_mean_floor", "gap_sd_ratio")))
 
@@ -258,20 +247,18 @@ def _spread_in_words(ratio: float) -> str:
 def _unsound(block: UnitBlock, found: Verdict) -> str:
     """Why none of the methods that are level with the best is recommended, and which other one predicts best."""
     best = found.level[0]
-    because = (
-        f"{best} has the best log score, but it {block.problem(best)}."
-        if len(found.level) == 1
-        else f"{listed(list(found.level))} are level with the best log score, and each of them has a known problem."
-    )
+    because = f"{best} has the best log score, but it {block.problem(best)}."
+    if len(found.level) > 1:
+        level = listed(list(found.level))
+        because = f"{level} are level with the best log score, and each of them has a known problem."
     others = (name for name in found.lags if name not in found.level and not block.problem(name))
     if (second := next(others, None)) is None:
         return because
     difference, error = found.lags[second]
-    lost = (
-        "gave no probability to an outcome that occurred"
-        if math.isinf(difference)
-        else f"is {between(difference, error)} nats per test row behind {best}"
-    )
+    if math.isinf(difference):
+        lost = "gave no probability to an outcome that occurred"
+    else:
+        lost = f"is {between(difference, error)} nats per test row behind {best}"
     return f"{because} Of the methods without a known problem {second} predicts best; it {lost}."
 
 
@@ -286,7 +273,7 @@ def _against_best(block: UnitBlock, found: Verdict) -> str:
         return f"{best} is nominally first, by {difference:.3g} nats per test row, of unknown standard error."
     return (
         f"{best} is nominally first, by {between(difference, error)} nats per test row; two standard errors allow for "
-        f"a loss of up to {difference + STANDARD_ERRORS * error:.2g}."
+        f"a loss of up to {difference + summary.STANDARD_ERRORS * error:.2g}."
     )
 
 
@@ -322,10 +309,6 @@ def _gap(block: UnitBlock, found: Verdict) -> Iterable[str]:
         return
     within = "within sampling noise" if gap <= floor else "sampling noise alone"
     noise = "" if math.isnan(floor) else f" ({within}: {floor:.2f})"
-    noisy = (
-        ratio > 0.0 and 0.0 < ratio_floor < math.inf and abs(math.log(ratio)) <= abs(math.log(ratio_floor))
-    )
-    yield (
-        f"Measured by {reference}, {_mean_in_words(gap)}{noise}; {_spread_in_words(ratio)}"
-        f"{' (within sampling noise)' if noisy else ''}."
-    )
+    known = ratio > 0.0 and 0.0 < ratio_floor < math.inf
+    noisy = " (within sampling noise)" if known and abs(math.log(ratio)) <= abs(math.log(ratio_floor)) else ""
+    yield f"Measured by {reference}, {_mean_in_words(gap)}{noise}; {_spread_in_words(ratio)}{noisy}."

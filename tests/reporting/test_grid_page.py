@@ -278,6 +278,15 @@ def test_what_is_amiss_is_not_recommended(rng: np.random.Generator) -> None:
     )
 
 
+def test_a_grid_without_a_sound_method_has_a_page_with_the_reasons(rng: np.random.Generator) -> None:
+    scores = {data: around(rng, 4, a=0.0, b=-0.001) for data in ("one", "two")}
+    stuck = {"kind": "chains", "converged": "no"}
+    found = made(scores, a=stuck, b=stuck)
+    parts = grid_verdict(found).parts
+    assert [part.headline for part in parts] == ["No method can be recommended yet."] * 2
+    assert page(found).count(parts[0].why[0]) == 2
+
+
 def test_over_all_the_one_that_is_level_most_often(rng: np.random.Generator) -> None:
     data = {
         "a": around(rng, steady=0.0, quick=0.0, moody=-0.9),
