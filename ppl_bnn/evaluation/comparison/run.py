@@ -147,14 +147,14 @@ def compare(
     }
     latest = run.comparison(ranked=False)
     try:
-        try:
-            for name, method in methods.items():
+        for name, method in methods.items():
+            try:
                 fit = functools.partial(method.fit, model, x, y, **options)
                 record = fitted(name, fit, x_test, y_test, int(seed), device)
                 record.ppl = record.ppl or method.ppl
                 latest = run.add(record)
-        except KeyboardInterrupt as error:
-            raise run.interrupted() from error
+            except KeyboardInterrupt as error:
+                raise run.interrupted(name) from error
         if folder is not None:
             files.write_figure(folder.path, latest)
     except OSError as error:
@@ -284,7 +284,7 @@ class _Run:
             files.write_parts(self.folder, latest)
         return latest
 
-    def interrupted(self) -> ComparisonInterrupted:
+    def interrupted(self, during: str) -> ComparisonInterrupted:
         partial = self.comparison()
         if self.folder is not None and self.records:
             with contextlib.suppress(OSError):
@@ -297,7 +297,6 @@ class _Run:
             place = f"in {self.folder.path} ({what})"
         else:
             place = "nowhere, as nothing was finished"
-        during = (*partial.missing, self.names[-1])[0]
         text = f"interrupted during {during!r}; finished: {done}; kept {place}"
         return ComparisonInterrupted(text, partial)
 

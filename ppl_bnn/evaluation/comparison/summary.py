@@ -177,8 +177,8 @@ def _standing(comparison: Comparison) -> str:
 def measured(row: Mapping[str, Any], digits: int = 3, size_is: str = "at least") -> str:
     """R-hat and effective sample size of chains in brackets, as far as the row of the table has them."""
     r_hat, size = float(row["r_hat"]), float(row["ess_min"])
-    figures = [f"R-hat up to {r_hat:.{digits}f}"] if math.isfinite(r_hat) else []
-    figures += [f"effective sample size {size_is} {size:.0f}"] if math.isfinite(size) else []
+    figures = [] if math.isnan(r_hat) else [f"R-hat up to {r_hat:.{digits}f}"]
+    figures += [] if math.isnan(size) else [f"effective sample size {size_is} {size:.0f}"]
     return f" ({' and '.join(figures)} in function space)" if figures else ""
 
 
