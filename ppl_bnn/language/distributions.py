@@ -150,10 +150,10 @@ def draw_shape(specification: Distribution) -> tuple[int, ...]:
             return _shape(arguments["loc"])
         case "Censored":
             return (*draw_shape(arguments["base"]), 2)
+        case "NormalMixture":
+            return shape or ()
     if shape is not None:
         return shape
-    if family == "NormalMixture":
-        return ()
     shape = np.broadcast_shapes(*map(_shape, arguments.values()))
     return shape[:-1] if family in ("Categorical", "MixtureOfNormals") else shape
 

@@ -173,7 +173,8 @@ def location_scale(family: str, f: Any, **values: Any) -> dist.Distribution:
     """A location-scale distribution around f, for one output or several; `values` are its other parameters."""
     if f.shape[-1] > 1:
         return dist.distribution(family, loc=f, **values).to_event(1)
-    return dist.distribution(family, **{k: for_one_output(v) for k, v in {"loc": f, **values}.items()})
+    single = {name: for_one_output(value) for name, value in {"loc": f, **values}.items()}
+    return dist.distribution(family, **single)
 
 
 def parts(eta: Any, count: int) -> list[Any]:
