@@ -13,19 +13,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import map_data, row_count, site_seed
+from ppl_bnn.core.arrays import map_data, ravel, row_count, site_seed
 from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.posterior.approximation import flat_draws
 from ppl_bnn.posterior.convergence import (
     FEWEST_DRAWS,
     LOG_LIKELIHOOD,
     PREDICTOR,
     PROBES,
+    WORST,
     Mixing,
+    by_arviz,
     components,
     mixing,
     probe_indices,
@@ -46,14 +49,23 @@ RESTART_DRAWS = 1000
 ESS_PER_CHAIN = 100
 # With many chains, single chains are examined in evenly chosen components of f only, at most this many in all.
 MOST_ALONE = 500
-_FIGURES = (
-    *("rhat", "ess_bulk", "ess_tail", "mcse"),
-    *("rhat_within", "ess_within", "between_share", "between_share_max"),
-)
+_FIGURES = (*WORST, "rhat_within", "ess_within", "between_share", "between_share_max")
 
 
-@dataclass(frozen=True)
-class Convergence:
+@dataclass(frozen=True, kw_only=True)
+class _Parted:
+    """Figures of single chains and of the variation between them (see `Convergence`)."""
+
+    rhat_within: float = math.nan
+    ess_within: float = math.nan
+    between_share: float = math.nan
+    between_share_max: float = math.nan
+    rhat_between: float = math.nan
+    between: str = PREDICTOR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Convergence(_Parted):
     """Convergence of chains in function space, made by `convergence`.
 
     - `rhat`, `ess_bulk`, `ess_tail`, `mcse`: the worst over all `quantities` (weights excluded).
@@ -81,13 +93,7 @@ class Convergence:
     layers: dict[str, Mixing] = field(default_factory=dict)
     still: tuple[int, ...] = ()
     superchains: int | None = None
-    rhat_within: float = math.nan
-    ess_within: float = math.nan
-    between_share: float = math.nan
-    between_share_max: float = math.nan
-    rhat_between: float = math.nan
     per_mode: bool = False
-    between: str = PREDICTOR
 
     @property
     def figures(self) -> dict[str, float]:
@@ -130,46 +136,43 @@ def convergence(
     # Chains that give the same in every draw; a single draw says nothing.
     same = (values["f"] == values["f"][:, :1]).all(axis=(1, 2)) if draws > 1 else np.zeros(chains)
     still = tuple(map(int, np.flatnonzero(same)))
-    parted = _parted({name: values[name] for name in judged}, superchains)
+    parted, short_limit, words = _parted({name: values[name] for name in judged}, superchains)
     reasons = _reasons(chains, draws, judged, superchains)
     if "f" not in judged:
         reasons.insert(0, "the network's outputs are the same in every draw: the chains did not move")
-    elif still:
+    elif len(still) == 1:
         reasons.insert(
-            0,
-            f"chain {still[0]} never moves: the network's outputs are the same in all its draws"
-            if len(still) == 1
-            else f"chains {', '.join(map(str, still))} never move: the network's outputs are the same in all draws of "
-            "each",
+            0, f"chain {still[0]} never moves: the network's outputs are the same in all its draws"
+        )
+    elif still:
+        which = ", ".join(map(str, still))
+        reasons.insert(
+            0, f"chains {which} never move: the network's outputs are the same in all draws of each"
         )
     moving = not still and draws >= FEWEST_DRAWS
     alone = parted.rhat_within < WITHIN_LIMIT and parted.ess_within > WITHIN_ESS
     per_mode = bool(reasons) and moving and alone and parted.rhat_between >= RESTART_LIMIT
     if superchains is not None and moving and not per_mode:
         forgotten = bool(judged) and all(figures.rhat < RHAT_LIMIT for figures in judged.values())
-        per_mode = forgotten and parted.rhat_between >= parted.short_limit
+        per_mode = forgotten and parted.rhat_between >= short_limit
         if per_mode:
             reasons.append(
                 "nested R-hat is good, which says that where chains are does not depend on where they started; but "
                 f"R-hat of {parted.between} over the single chains is {parted.rhat_between:.3f}, and chains of their "
-                f"length that agree stay below {parted.short_limit:.3f}"
+                f"length that agree stay below {short_limit:.3f}"
             )
     if per_mode:
         reasons.append(
             f"within each chain the worst R-hat is {parted.rhat_within:.3f} and the smallest ESS "
-            f"{parted.ess_within:.0f}; {parted.words}: they sit in modes of their own, whose shares are not known"
+            f"{parted.ess_within:.0f}; {words}: they sit in modes of their own, whose shares are not known"
         )
     layers, flat = _layers(posterior, superchains) if weights else ({}, None)
-
-    def worst(name: str, choose: Any) -> float:
-        return float(choose([getattr(figures, name) for figures in judged.values()])) if judged else np.nan
-
+    worst = {
+        name: (max if limit else min)((getattr(figures, name) for figures in judged.values()), default=np.nan)
+        for name, limit in WORST.items()
+    }
     return Convergence(
         converged=not reasons,
-        rhat=worst("rhat", np.max),
-        ess_bulk=worst("ess_bulk", np.min),
-        ess_tail=worst("ess_tail", np.min),
-        mcse=worst("mcse", np.max),
         chains=chains,
         draws=draws,
         probes=row_count(probe),
@@ -180,60 +183,38 @@ def convergence(
         still=still,
         superchains=superchains,
         per_mode=per_mode,
-        **{name: getattr(parted, name) for name in _PARTED},
+        **worst,
+        **vars(parted),
     )
 
 
 def _judged(posterior: Any, probe: Any) -> dict[str, np.ndarray]:
     """The `quantities` of chains as components (chain, draw, C), without random variables that do not vary."""
     kind, inputs = posterior.drawn_kind(None), posterior.fit_inputs(probe)
-    flat = [
-        {name: value.reshape(-1, *value.shape[2:]) for name, value in drawn.items()}
-        for drawn in (posterior.unconstrained_draws, posterior.draws)
-    ]
+    u, w = flat_draws(posterior.unconstrained_draws), flat_draws(posterior.draws)
 
     def evaluated(problem: Problem) -> dict[str, np.ndarray]:
         def predictor(x: Any) -> np.ndarray:
-            return posterior.approximation.predictor_draws(problem, flat[0], x, kind, 0, MEMORY)
+            return posterior.approximation.predictor_draws(problem, u, x, kind, 0, MEMORY)
 
-        return quantities(problem, flat[1], predictor, inputs, posterior.inputs, posterior.targets)
+        return quantities(problem, w, predictor, inputs, posterior.inputs, posterior.targets)
 
     found = {
         name: value.reshape(*posterior.shape, *value.shape[1:])
         for name, value in posterior.with_problem(evaluated).items()
-    }
-    return {
-        name: value
-        for name, value in components(found).items()
         if name in (PREDICTOR, LOG_LIKELIHOOD) or np.ptp(value) != 0
     }
+    return components(found)
 
 
-@dataclass(frozen=True)
-class _Parted:
-    """Figures of single chains and of the variation between them (see `Convergence`).
+def _parted(values: dict[str, np.ndarray], superchains: int | None) -> tuple[_Parted, float, str]:
+    """Figures within and between chains. `values`: quantity -> (chain, draw, components) that vary, with "f".
 
-    `short_limit` is the limit of `rhat_between` for short chains; `words` name the quantity and the share between
+    With them come the limit of `rhat_between` for short chains, and words that name the quantity and the share between
     chains.
     """
-
-    rhat_within: float = math.nan
-    ess_within: float = math.nan
-    between_share: float = math.nan
-    between_share_max: float = math.nan
-    rhat_between: float = math.nan
-    between: str = PREDICTOR
-    short_limit: float = math.nan
-    words: str = ""
-
-
-_PARTED = (*("rhat_within", "ess_within", "between_share"), *("between_share_max", "rhat_between", "between"))
-
-
-def _parted(values: dict[str, np.ndarray], superchains: int | None) -> _Parted:
-    """Figures within and between chains. `values`: quantity -> (chain, draw, components) that vary, with "f"."""
     if PREDICTOR not in values:
-        return _Parted()
+        return _Parted(), math.nan, ""
     f = values[PREDICTOR]
     step = math.ceil(len(f) * f.shape[-1] / MOST_ALONE)
     found = [
@@ -243,7 +224,7 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> _Parted:
         if (alone := _within(chain[:, ::step])) is not None
     ]
     if not found or not np.isfinite(f).all():
-        return _Parted()
+        return _Parted(), math.nan, ""
     limits = dict.fromkeys(values, RESTART_LIMIT)
     if superchains is not None:
         for name in values:
@@ -265,16 +246,15 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> _Parted:
             f"between chains lies {_shares(values[between])[0]:.0%} of the variance of {between}, while R-hat of f is "
             f"{rhat[PREDICTOR]:.3f}, so that what they predict hardly differs"
         )
-    return _Parted(
+    parted = _Parted(
         rhat_within=max(alone.rhat for _, alone in found),
         ess_within=min(alone.worst_ess for _, alone in found),
         between_share=share,
         between_share_max=share_max,
         rhat_between=rhat[between],
-        short_limit=math.nan if superchains is None else limits[between],
         between=between,
-        words=words,
     )
+    return parted, limits[between], words
 
 
 def _shares(values: np.ndarray) -> tuple[float, float]:
@@ -284,8 +264,7 @@ def _shares(values: np.ndarray) -> tuple[float, float]:
     return float(np.median(shares)), float(shares.max())
 
 
-@dataclass(frozen=True)
-class _Alone:
+class _Alone(NamedTuple):
     """One chain by itself: worst R-hat of its halves, median bulk ESS, worst ESS."""
 
     rhat: float
@@ -298,40 +277,29 @@ def _within(chain: np.ndarray) -> _Alone | None:
 
     R-hat is that of its halves, without ranks: ArviZ ranks several chains only.
     """
-    from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
-
-    finite = bool(np.isfinite(chain).all())
-    varies = ~np.isfinite(chain).all(axis=0) | (chain.max(axis=0) > chain.min(axis=0))
+    finite = np.isfinite(chain).all(axis=0)
+    varies = ~finite | (chain.max(axis=0) > chain.min(axis=0))
     if not varies.any():
         return None
     half = len(chain) // 2
-    if not finite or half < 2:
+    if not finite.all() or half < 2:
         return _Alone(math.inf, 0.0, 0.0)
-    values: Any = chain[None, :, varies].astype(np.float64)
-    halves: Any = np.concatenate([values[:, :half], values[:, -half:]])
-    axes: dict[str, Any] = {"chain_axis": 0, "draw_axis": 1}
-    with np.errstate(all="ignore"):
-        rhat: Any = array_stats.rhat(halves, method="identity", **axes)
-        bulk = np.nan_to_num(array_stats.ess(values, method="bulk", **axes))
-        tail = np.nan_to_num(array_stats.ess(values, method="tail", prob=(0.05, 0.95), **axes))
-    return _Alone(
-        rhat=float(np.where(np.isnan(rhat), np.inf, rhat).max()),
-        ess=float(np.median(bulk)),
-        worst_ess=float(min(bulk.min(), tail.min())),
-    )
+    values = chain[None, :, varies].astype(np.float64)
+    halves = np.concatenate([values[:, :half], values[:, -half:]])
+    rhat = by_arviz("rhat", halves, np.inf, method="identity")
+    bulk = by_arviz("ess", values, 0.0, method="bulk")
+    tail = by_arviz("ess", values, 0.0, method="tail", prob=(0.05, 0.95))
+    return _Alone(float(rhat.max()), float(np.median(bulk)), float(min(bulk.min(), tail.min())))
 
 
 def _layers(posterior: Any, superchains: int | None) -> tuple[dict[str, Mixing], Mixing]:
     """Figures of the weights by layer, and of all together."""
-    chains, draws = posterior.shape
-    flat: dict[str, list[np.ndarray]] = {}
-    for name, value in posterior.unconstrained_draws.items():
-        flat.setdefault(name.rpartition(".")[0] or name, []).append(value.reshape(chains, draws, -1))
-    layers = {name: np.concatenate(found, axis=-1) for name, found in flat.items()}
-    return (
-        {name: mixing(value, superchains) for name, value in layers.items()},
-        mixing(np.concatenate(list(layers.values()), axis=-1), superchains),
-    )
+    u = posterior.unconstrained_draws
+    sites: dict[str, list[str]] = {}
+    for name in u:
+        sites.setdefault(name.rpartition(".")[0] or name, []).append(name)
+    layers = {layer: mixing(ravel(u, names, lead=2), superchains) for layer, names in sites.items()}
+    return layers, mixing(ravel(u, lead=2), superchains)
 
 
 def probe_rows(posterior: Any, max_rows: int = PROBES) -> Any:
@@ -389,7 +357,7 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
     kind = posterior.drawn_kind(None)
 
     def evaluated(problem: Problem) -> dict[str, np.ndarray]:
-        parts: dict[str, list[np.ndarray]] = {}
+        parts = []
         for index, member in enumerate(members):
             rng = np.random.default_rng(site_seed(f"restart {index}", posterior.info.seed))
             u = member.draw(min(draws, getattr(member, "count", draws)), rng)
@@ -398,9 +366,8 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
             def predictor(x: Any, member: Any = member, u: Any = u) -> np.ndarray:
                 return member.predictor_draws(problem, u, x, kind, 0, MEMORY)
 
-            for name, value in quantities(problem, w, predictor, x, x, y).items():
-                parts.setdefault(name, []).append(value)
-        return {name: np.stack(values) for name, values in parts.items()}
+            parts.append(quantities(problem, w, predictor, x, x, y))
+        return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
     found = {name: mixing(value) for name, value in components(posterior.with_problem(evaluated)).items()}
     elbo = posterior.info.history.get("restart_elbo")

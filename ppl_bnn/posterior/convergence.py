@@ -21,6 +21,8 @@ from ppl_bnn.prediction.prediction import Prediction
 # ArviZ returns no value for fewer.
 FEWEST_DRAWS = 4
 PROBES = 50
+# The value of each figure for a component that cannot be judged.
+WORST = {"rhat": np.inf, "ess_bulk": 0.0, "ess_tail": 0.0, "mcse": np.inf}
 # The quantities that are not random variables of the model.
 PREDICTOR, LOG_LIKELIHOOD = "f", "log_likelihood"
 
@@ -56,39 +58,38 @@ def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
     """
     finite = np.isfinite(draws).all(axis=(0, 1))
     varies = ~finite | (draws.max(axis=(0, 1)) > draws.min(axis=(0, 1)))
-    constant = int(np.count_nonzero(~varies))
     count = int(np.count_nonzero(varies))
+    constant = len(varies) - count
     if not count:
         return Mixing(*[np.nan] * 8, components=0, constant=constant)
-    rhat, bulk, tail, mcse = np.full(count, np.inf), np.zeros(count), np.zeros(count), np.full(count, np.inf)
-    still = (draws.max(axis=1) == draws.min(axis=1)).all(axis=0)
-    usable = (finite & ~still)[varies]
+    found = {name: np.full(count, worst) for name, worst in WORST.items()}
+    usable = finite & (draws.max(axis=1) > draws.min(axis=1)).any(axis=0)
     if draws.shape[1] >= FEWEST_DRAWS and usable.any():
-        values = draws[..., varies][..., usable].astype(np.float64)
-        from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
-
-        axes: dict[str, Any] = {"chain_axis": 0, "draw_axis": 1}
-        with np.errstate(all="ignore"):
-            if superchains is None:
-                # ArviZ's rank-normalised R-hat of a single chain is NaN, and infinity below.
-                rhat[usable] = array_stats.rhat(values, method="rank", **axes)
-            else:
-                rhat[usable] = nested_rhat(values, superchains)
-            bulk[usable] = array_stats.ess(values, method="bulk", **axes)
-            tail[usable] = array_stats.ess(values, method="tail", prob=(0.05, 0.95), **axes)
-            mcse[usable] = array_stats.mcse(values, method="mean", **axes) / values.std(axis=(0, 1))
-        # ArviZ returns NaN for example for a tail that does not vary: R-hat and MCSE are then infinite, ESS 0.
-        rhat, mcse = np.where(np.isnan(rhat), np.inf, rhat), np.where(np.isnan(mcse), np.inf, mcse)
-        bulk, tail = np.nan_to_num(bulk, nan=0.0), np.nan_to_num(tail, nan=0.0)
-    figures = {
-        "rhat": (rhat, np.max),
-        "ess_bulk": (bulk, np.min),
-        "ess_tail": (tail, np.min),
-        "mcse": (mcse, np.max),
-    }
-    worst = {name: float(of(values)) for name, (values, of) in figures.items()}
-    medians = {f"{name}_median": float(np.median(values)) for name, (values, _) in figures.items()}
+        values, at = draws[..., usable].astype(np.float64), usable[varies]
+        # ArviZ's rank-normalised R-hat of a single chain is NaN, and infinity here.
+        found["rhat"][at] = (
+            by_arviz("rhat", values, np.inf, method="rank")
+            if superchains is None
+            else nested_rhat(values, superchains)
+        )
+        found["ess_bulk"][at] = by_arviz("ess", values, 0.0, method="bulk")
+        found["ess_tail"][at] = by_arviz("ess", values, 0.0, method="tail", prob=(0.05, 0.95))
+        found["mcse"][at] = by_arviz("mcse", values, np.inf, method="mean") / values.std(axis=(0, 1))
+    worst = {name: float(values.max() if WORST[name] else values.min()) for name, values in found.items()}
+    medians = {f"{name}_median": float(np.median(values)) for name, values in found.items()}
     return Mixing(**worst, **medians, components=count, constant=constant)
+
+
+def by_arviz(name: str, draws: np.ndarray, undefined: float, **options: Any) -> np.ndarray:
+    """A diagnostic of ArviZ of each component of draws (chain, draw, ...), with `undefined` in place of NaN.
+
+    ArviZ returns NaN for example for a tail that does not vary.
+    """
+    from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
+
+    with np.errstate(all="ignore"):
+        found = np.asarray(getattr(array_stats, name)(draws, chain_axis=0, draw_axis=1, **options))
+    return np.where(np.isnan(found), undefined, found)
 
 
 def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
@@ -149,14 +150,9 @@ def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
     found[constant] = np.nan
     usable = finite & ~constant & (low < high).any(axis=0)
     if draws.shape[1] >= FEWEST_DRAWS and usable.any():
-        from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
-
-        values: Any = np.moveaxis(draws[..., usable].astype(np.float64), -1, 0)
         groups = np.repeat(np.arange(superchains), chains // superchains)
-        with np.errstate(all="ignore"):
-            options: Any = {"superchain_ids": groups, "method": "rank", "chain_axis": 1, "draw_axis": 2}
-            answer = np.asarray(array_stats.rhat_nested(values, **options))
-        found[usable] = np.where(np.isnan(answer), np.inf, answer)
+        values = draws[..., usable].astype(np.float64)
+        found[usable] = by_arviz("rhat_nested", values, np.inf, method="rank", superchain_ids=groups)
     return found
 
 
@@ -192,12 +188,9 @@ def quantities(
     """
     f = predictor(probe)
     eta = f if probe is x else predictor(x)
-    family, parameters = problem.program.likelihood.mixture_parameters(eta)
-    prediction = Prediction(family, parameters)
-    density = prediction.component_log_prob(y.reshape(prediction.shape) if y.shape[1:] == (1,) else y).sum(
-        axis=-1
-    )
-    found = {PREDICTOR: f, LOG_LIKELIHOOD: density}
+    prediction = Prediction(*problem.program.likelihood.mixture_parameters(eta))
+    targets = y.reshape(prediction.shape) if y.shape[1:] == (1,) else y
+    found = {PREDICTOR: f, LOG_LIKELIHOOD: prediction.component_log_prob(targets).sum(axis=-1)}
     for name, site in problem.program.sites.items():
         if site.shape == () and not site.is_param:
             # A variable with the name of one of the quantities above is renamed.
