@@ -23,6 +23,7 @@ from ppl_bnn.diagnostics.function_space import (
 from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, held_coordinates, pareto_k
 from ppl_bnn.diagnostics.sbc import simulation_based_calibration
 from ppl_bnn.inference.method import Method
+from ppl_bnn.posterior.convergence import by_arviz
 from ppl_bnn.prediction.scores import fidelity, noise_floor
 
 CONVERGED = "converged"
@@ -127,21 +128,18 @@ def diagnose(
     InputError
         A reference for other data, or a calibration of another type.
     """
-    if not isinstance(calibration, Calibration | Method | None):
-        advice = "bnn.simulation_based_calibration(model, x, method)"
-        raise InputError.of(
-            "calibration", "a Calibration, or a method to calibrate", repr(calibration), advice
-        )
+    expected, advice = "a Calibration, or a method", "bnn.simulation_based_calibration(model, x, method)"
+    known = isinstance(calibration, Calibration | Method | None)
+    InputError.check(known, "calibration", f"{expected} to calibrate", repr(calibration), advice)
     judge = _Judge(posterior, compared=reference is not None)
     verdict = {"chains": judge.chains, "iid": judge.approximation, "point": judge.point}[posterior.kind]()
     judge.reasons.extend(posterior.info.warnings)
     if reference is not None:
         compared = judge.against(reference)
         # Advice on convergence comes first; chains that have converged need no "as far as seen".
-        if verdict not in (NOT_CONVERGED, PER_MODE) and (
-            compared == INADEQUATE or posterior.kind != "chains"
-        ):
-            verdict = compared or verdict
+        decides = compared == INADEQUATE or posterior.kind != "chains"
+        if compared and decides and verdict not in (NOT_CONVERGED, PER_MODE):
+            verdict = compared
     if isinstance(calibration, Method):
         calibration = simulation_based_calibration(
             posterior.model,
@@ -193,18 +191,19 @@ class _Judge:
             self.reasons.extend(judged.reasons)
             self.advise_chains(judged)
         if self.info.target:
-            self.say(
-                f"the target of the chains is not the posterior: {self.info.target}; that is what they are judged by"
-            )
+            target = f"the target of the chains is not the posterior: {self.info.target}"
+            self.say(f"{target}; that is what they are judged by")
         if (weights := self.posterior.weights) is not None:
             self.say(
                 f"{len(weights)} parts are stacked, with weights from {weights.min():.3f} to {weights.max():.3f}: what "
                 "is said here is about the chains, each counted alike; their mixture is chosen for its predictions"
             )
-        doubts = [self.divergences(), self.trees(), self.energies(), self.cut_short()]
-        if judged.per_mode:
-            return PER_MODE
-        return NOT_CONVERGED if not judged.converged else UNDECIDED if any(doubts) else CONVERGED
+        diverged = self.divergences()
+        self.trees()
+        doubtful = any([diverged, self.energies(), self.cut_short()])
+        if not judged.converged:
+            return PER_MODE if judged.per_mode else NOT_CONVERGED
+        return UNDECIDED if doubtful else CONVERGED
 
     def advise_chains(self, judged: Convergence) -> None:
         """What to try with chains that have not converged."""
@@ -232,43 +231,39 @@ class _Judge:
         diverging = np.asarray(statistics["diverging"])
         count, share = int(np.count_nonzero(diverging)), float(np.mean(diverging))
         self.figures |= {"divergences": count, "divergence_share": share}
+        if count and not self.warned("diverged"):
+            parts = f"{count} of {diverging.size} transitions diverged ({share:.1%})"
+            self.say(f"{parts}: parts of the posterior may be missed")
         if count:
-            if not self.warned("diverged"):
-                parts = f"{count} of {diverging.size} transitions diverged ({share:.1%})"
-                self.say(f"{parts}: parts of the posterior may be missed")
             self.advice.append(remedies.smaller_steps(self.settings, statistics))
         return share > DIVERGENCE_LIMIT
 
-    def trees(self) -> bool:
+    def trees(self) -> None:
         """Trees of NUTS that were cut off, which casts no doubt on the draws."""
-        if "reached_max_tree_depth" in self.posterior.statistics:
-            share = float(np.mean(self.posterior.statistics["reached_max_tree_depth"]))
-            self.figures["tree_depth_saturation"] = share
-            if share > TREE_DEPTH_LIMIT:
-                self.say(
-                    f"{share:.0%} of the trajectories were cut off at the greatest tree depth: slow, not wrong"
-                )
-                depth = "a greater max_tree_depth, or " if "max_tree_depth" in self.settings else ""
-                self.advice.append(f"{depth}standardise=True and a longer warm-up")
-        return False
+        if "reached_max_tree_depth" not in self.posterior.statistics:
+            return
+        share = float(np.mean(self.posterior.statistics["reached_max_tree_depth"]))
+        self.figures["tree_depth_saturation"] = share
+        if share > TREE_DEPTH_LIMIT:
+            self.say(
+                f"{share:.0%} of the trajectories were cut off at the greatest tree depth: slow, not wrong"
+            )
+            depth = "a greater max_tree_depth, or " if "max_tree_depth" in self.settings else ""
+            self.advice.append(f"{depth}standardise=True and a longer warm-up")
 
     def energies(self) -> bool:
         """Whether E-BFMI is too low."""
         energy = np.asarray(self.posterior.statistics.get("energy", [[]]), dtype=np.float64)
         if energy.shape[1] <= 2:
             return False
-        from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
-
-        with np.errstate(all="ignore"):
-            fractions: Any = array_stats.bfmi(energy, chain_axis=0, draw_axis=1)
-        lowest = self.figures["bfmi"] = float(np.min(fractions))
+        lowest = self.figures["bfmi"] = float(np.min(by_arviz("bfmi", energy, np.nan)))
         if lowest >= BFMI_LIMIT:
             return False
-        low = f"the lowest E-BFMI is {lowest:.2f}, below {BFMI_LIMIT}"
-        self.say(f"{low}: the momentum does not reach all energies")
-        self.advice.append(
-            "a prior without heavy tails, or scales of the prior that are not sampled with the weights"
+        self.say(
+            f"the lowest E-BFMI is {lowest:.2f}, below {BFMI_LIMIT}: the momentum does not reach all energies"
         )
+        scales = "scales of the prior that are not sampled with the weights"
+        self.advice.append(f"a prior without heavy tails, or {scales}")
         return True
 
     def cut_short(self) -> bool:
@@ -377,16 +372,16 @@ class _Judge:
 
     def target(self) -> bool:
         """What was fitted if it was not the posterior by its ELBO, and whether the target was tempered."""
-        of_posterior = (
-            "; what is said of p/q, the ELBO and the evidence is about the posterior, not about that target"
-        )
         tempered = False
         for name, target in (("temperature", "p(w, D)"), ("kl_weight", "p(w) p(D | w)")):
             value = remedies.number(self.settings, name)
             if value is not None and value != 1.0 and not tempered:
                 tempered = True
-                power = f"{name}={value:g}: the fit aimed at another target, proportional to {target}"
-                self.say(f"{power}^{1.0 / value:.3g}{of_posterior}", **{name: value})
+                self.say(
+                    f"{name}={value:g}: the fit aimed at another target, proportional to {target}^{1.0 / value:.3g}; "
+                    "what is said of p/q, the ELBO and the evidence is about the posterior, not about that target",
+                    **{name: value},
+                )
         objective = self.settings.get("objective")
         # A Laplace approximation also has an objective, that of its hyper-parameters.
         if self.info.method != "Laplace" and objective not in (None, "elbo"):
@@ -405,8 +400,8 @@ class _Judge:
             if self.warned("improper"):
                 bounded = "up to a constant, as a prior is improper"
             if fixed:
-                coordinates = f"{fixed} coordinates are held at a value in every draw"
-                bounded = f"a lower bound on log p(D, what is held): {coordinates}"
+                held = f"{fixed} coordinates are held at a value in every draw"
+                bounded = f"a lower bound on log p(D, what is held): {held}"
             known = f" (standard error {error:.2g})" if math.isfinite(error) else ""
             self.say(f"the ELBO is {elbo:.2f}{known}, {bounded}", elbo=float(elbo))
             if known:
@@ -449,11 +444,9 @@ class _Judge:
                 f"{RESTART_LIMIT}{bounds}"
             )
             return True
-        why = (
-            "which predict otherwise and which one fit does not show"
-            if settled
-            else "or they would agree after more steps"
-        )
+        why = "or they would agree after more steps"
+        if settled:
+            why = "which predict otherwise and which one fit does not show"
         self.say(
             f"restarts differ: over {judged.count} of them R-hat of {judged.worst} is {judged.rhat:.3f}, not below "
             f"{RESTART_LIMIT}{bounds}: there are other modes, {why}"
@@ -483,10 +476,8 @@ class _Judge:
 
     def calibrated(self, calibration: Calibration, verdict: str) -> str:
         """The findings of a calibration, and the verdict after it."""
-        self.figures |= {
-            "simulations": calibration.simulations,
-            "simulations_failed": len(calibration.failures),
-        }
+        self.figures |= {"simulations": calibration.simulations}
+        self.figures |= {"simulations_failed": len(calibration.failures)}
         for reason in calibration.reasons:
             self.say(f"simulation-based calibration of {calibration.subject}: {reason}")
         if calibration.tests:
@@ -500,26 +491,22 @@ class _Judge:
 
     def against(self, reference: Any) -> str | None:
         """The gap to a reference; None if the reference cannot decide."""
-        if reference.kind != "chains":
-            expected = "a reference of chains, whose convergence can be judged"
-            got = f"{reference.info.method}, of kind {reference.kind!r}"
-            raise UnsupportedError.of(
-                "diagnose", expected, got, "a NUTS posterior of the same model and data"
-            )
+        expected = "a reference of chains, whose convergence can be judged"
+        chains, got = reference.kind == "chains", f"{reference.info.method}, of kind {reference.kind!r}"
+        advice = "a NUTS posterior of the same model and data"
+        UnsupportedError.check(chains, "diagnose", expected, got, advice)
         judged = convergence(reference)
         self.figures |= {f"reference_{name}": value for name, value in judged.figures.items()}
         if not judged.converged:
             how = "has converged per mode only" if judged.per_mode else "has not converged"
             figures = f"(R-hat {judged.rhat:.3f}, bulk ESS {judged.ess_bulk:.0f})"
             self.say(f"the would-be reference {how} {figures}: it decides nothing")
-            self.advice.append(
-                "chains that move between modes" if judged.per_mode else "a longer reference run"
-            )
+            better = "chains that move between modes" if judged.per_mode else "a longer reference run"
+            self.advice.append(better)
             return None
         if reference.target:
-            self.say(
-                f"the would-be reference is not of the posterior ({reference.target}): it decides nothing"
-            )
+            which = f"the would-be reference is not of the posterior ({reference.target})"
+            self.say(f"{which}: it decides nothing")
             self.advice.append("a reference of the posterior itself, by an exact sampler")
             return None
         x = probe_rows(self.posterior, REFERENCE_ROWS)

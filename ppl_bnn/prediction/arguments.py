@@ -9,7 +9,7 @@ import numpy as np
 
 from ppl_bnn.core import checks
 from ppl_bnn.core.errors import InputError, UnsupportedError
-from ppl_bnn.prediction.families import FAMILIES, base, log_sum_exp
+from ppl_bnn.prediction.families import FAMILIES, LOCATION_SCALE, base, log_sum_exp
 
 if TYPE_CHECKING:
     from ppl_bnn.prediction.prediction import Prediction
@@ -30,25 +30,26 @@ def frozen_array(name: str, given: Any, finite: bool = True) -> np.ndarray:
 def checked_log_weights(given: Any, draws: int, rows: int) -> np.ndarray:
     """Normalised log weights of shape (S,) or (S, N), read-only."""
     log_weights = frozen_array("log_weights", given, finite=False)
-    if log_weights.shape not in ((draws,), (draws, rows)):
-        expected = f"log_weights of shape ({draws},) or ({draws}, {rows})"
-        raise InputError.of("", expected, f"shape {log_weights.shape}", "np.broadcast_to")
-    if np.isnan(log_weights).any() or (log_weights == np.inf).any():
+    good, shape = log_weights.shape in ((draws,), (draws, rows)), f"shape {log_weights.shape}"
+    expected = f"log_weights of shape ({draws},) or ({draws}, {rows})"
+    InputError.check(good, "", expected, shape, "np.broadcast_to")
+    if not (log_weights < np.inf).all():
         raise InputError.of("", "log_weights below infinity", "NaN or +inf", "-inf for a draw without weight")
     total = np.ravel(log_sum_exp(log_weights))
     worst = float(total[np.argmax(np.abs(total))])
-    if not abs(worst) < 1e-5:
-        advice = "subtracting scipy.special.logsumexp(log_weights, axis=0)"
-        raise InputError.of("", "normalised log_weights", f"a log sum of {worst:.6g}", advice)
+    advice = "subtracting scipy.special.logsumexp(log_weights, axis=0)"
+    InputError.check(abs(worst) < 1e-5, "", "normalised log_weights", f"a log sum of {worst:.6g}", advice)
     return log_weights
 
 
-def checked_within(given: Any, highest: np.ndarray, classes: bool) -> np.ndarray:
+def checked_within(prediction: Prediction, given: Any) -> np.ndarray:
     """`epistemic_within`, read-only, from 0 to the variance or, for classes, the entropy of each component."""
-    within = frozen_array("epistemic_within", given)
-    if within.shape != highest.shape:
-        shape = f"the shape of {'(draws, rows)' if classes else 'loc'}, {highest.shape}"
-        raise InputError.of("", f"epistemic_within of {shape}", f"{within.shape}", "np.broadcast_to")
+    classes, family = prediction.is_classes, prediction.family
+    expected = "a location-scale family or classes for epistemic_within"
+    UnsupportedError.check(classes or family in LOCATION_SCALE, "", expected, family, "several draws")
+    within, highest = frozen_array("epistemic_within", given), prediction.law().uncertainty()
+    expected = f"epistemic_within of the shape of {'(draws, rows)' if classes else 'loc'}, {highest.shape}"
+    InputError.check(within.shape == highest.shape, "", expected, f"{within.shape}", "np.broadcast_to")
     # The total may have been computed as the sum of the two parts, with a rounding error.
     if (within < 0.0).any() or (within > highest * (1.0 + 1e-6)).any():
         expected = f"epistemic_within between 0 and the component's {'entropy' if classes else 'variance'}"
@@ -59,16 +60,14 @@ def checked_within(given: Any, highest: np.ndarray, classes: bool) -> np.ndarray
 
 def check_classes(prediction: Prediction, what: str) -> None:
     """Check that the prediction is one of classes."""
-    if not prediction.is_classes:
-        raise UnsupportedError.of("", f"a prediction of classes for {what}", prediction.family, "mean or std")
+    expected = f"a prediction of classes for {what}"
+    UnsupportedError.check(prediction.is_classes, "", expected, prediction.family, "mean or std")
 
 
 def check_numbers(prediction: Prediction, what: str) -> None:
     """Check that the prediction is not one of classes."""
-    if prediction.is_classes:
-        raise UnsupportedError.of(
-            "", f"a prediction of numbers for {what}", prediction.family, "probabilities"
-        )
+    expected = f"a prediction of numbers for {what}"
+    UnsupportedError.check(not prediction.is_classes, "", expected, prediction.family, "probabilities")
 
 
 def checked_y(prediction: Prediction, given: Any, leading: bool = False) -> np.ndarray:
@@ -81,22 +80,22 @@ def checked_y(prediction: Prediction, given: Any, leading: bool = False) -> np.n
         y = checks.label_codes(y, prediction.labels)
     if y.dtype.kind not in "biuf":
         raise InputError.of("", "y as an array of numbers", f"{y.dtype}", "encoding it as numbers or labels")
-    if y.shape != prediction.shape and not (leading and y.shape[1:] == prediction.shape):
-        each = "label" if prediction.is_classes else "value"
-        advice = "y.ravel()" if y.size == math.prod(prediction.shape) else "the y of the predicted rows"
-        raise InputError.of(
-            "", f"y of shape {prediction.shape}, one {each} per row", f"shape {y.shape}", advice
-        )
+    good = y.shape == prediction.shape or (leading and y.shape[1:] == prediction.shape)
+    expected = f"y of shape {prediction.shape}, one {'label' if prediction.is_classes else 'value'} per row"
+    advice = "y.ravel()" if y.size == math.prod(prediction.shape) else "the y of the predicted rows"
+    InputError.check(good, "", expected, f"shape {y.shape}", advice)
     if not np.isfinite(y).all():
         raise InputError.of("", "finite y", "NaN or infinity", "removing or imputing these rows")
     if leading or not (prediction.is_counts or prediction.is_classes):
         return y.astype(np.float64, copy=False)
-    least = FAMILIES[base(prediction.family)].least
-    highest = math.inf if prediction.is_counts else prediction.classes - 1
-    if (y != np.floor(y)).any() or (y < least).any() or (y > highest).any():
-        counts = "counts 0, 1, 2, ..." if least == 0.0 else "whole numbers"
-        kind = counts if prediction.is_counts else f"labels 0..{highest}"
-        raise InputError.of("", f"y of {kind}", f"values from {y.min()} to {y.max()}", "encoding y as these")
+    least, highest, kind = FAMILIES[base(prediction.family)].least, math.inf, "whole numbers"
+    if prediction.is_classes:
+        highest = prediction.classes - 1
+        kind = f"labels 0..{highest}"
+    elif least == 0.0:
+        kind = "counts 0, 1, 2, ..."
+    good = bool(((y == np.floor(y)) & (y >= least) & (y <= highest)).all())
+    InputError.check(good, "", f"y of {kind}", f"values from {y.min()} to {y.max()}", "encoding y as these")
     return y.astype(np.float64 if prediction.is_counts else np.int64, copy=False)
 
 
@@ -104,10 +103,9 @@ def checked_targets(prediction: Prediction, given: Any) -> np.ndarray:
     """Targets as `log_prob` takes them: values and events (N, 2) where rows may be censored."""
     if not prediction.censored:
         return checked_y(prediction, given)
-    y = np.asarray(given)
-    if y.shape != (prediction.rows, 2):
-        expected = f"y of shape {(prediction.rows, 2)}, values and events (1, 0 or -1)"
-        raise InputError.of("", expected, f"shape {y.shape}", "np.column_stack([y, np.ones(len(y))])")
+    y, wanted = np.asarray(given), (prediction.rows, 2)
+    expected, advice = "values and events (1, 0 or -1)", "np.column_stack([y, np.ones(len(y))])"
+    InputError.check(y.shape == wanted, "", f"y of shape {wanted}, {expected}", f"shape {y.shape}", advice)
     checked_y(prediction, y[:, 0])
     y = y.astype(np.float64, copy=False)
     checks.check_censored(y, positive=prediction.family == "Weibull")
@@ -129,8 +127,8 @@ def checked_labels(prediction: Prediction, y: Any) -> np.ndarray:
 def checked_levels(name: str, given: Any, example: str, several: bool = False) -> np.ndarray:
     """A sequence of numbers strictly between 0 and 1, or, unless `several`, one number."""
     levels = np.asarray(given, dtype=np.float64)
-    if not several <= levels.ndim <= 1 or levels.size == 0 or not ((levels > 0.0) & (levels < 1.0)).all():
-        raise InputError.of("", f"{name} strictly between 0 and 1", f"{given!r}", example)
+    good = several <= levels.ndim <= 1 and levels.size and ((levels > 0.0) & (levels < 1.0)).all()
+    InputError.check(good, "", f"{name} strictly between 0 and 1", f"{given!r}", example)
     return levels
 
 
@@ -138,17 +136,14 @@ def checked_units(prediction: Prediction, location: Any, scale: Any) -> tuple[np
     """Location and scale for `Prediction.rescale`: numbers or (K,); with censored rows also (2,), (m, 0) and (d, 1)."""
     location = np.asarray(location, dtype=np.float64)
     scale = np.asarray(scale, dtype=np.float64)
+    check, outputs = InputError.check, prediction.shape[1:]
     if prediction.censored and location.shape == scale.shape == (2,):
-        if location[1] != 0.0 or scale[1] != 1.0:
-            got = f"{location[1]:.6g} and {scale[1]:.6g}"
-            raise InputError.of("", "events with location 0 and scale 1", got, "those of the values alone")
+        got, neutral = f"{location[1]:.6g} and {scale[1]:.6g}", (location[1], scale[1]) == (0.0, 1.0)
+        check(neutral, "", "events with location 0 and scale 1", got, "those of the values alone")
         location, scale = location[0], scale[0]
     for name, value in (("location", location), ("scale", scale)):
-        if value.shape not in ((), prediction.shape[1:]):
-            outputs = f" or of shape {prediction.shape[1:]}" if prediction.shape[1:] else ""
-            raise InputError.of("", f"{name} as a number{outputs}", f"shape {value.shape}", "one per output")
-    if not (np.isfinite(location).all() and np.isfinite(scale).all() and (scale > 0.0).all()):
-        raise InputError.of(
-            "", "finite location and positive scale", f"{location}, {scale}", "the mean and sd"
-        )
+        expected = f"{name} as a number{f' or of shape {outputs}' if outputs else ''}"
+        check(value.shape in ((), outputs), "", expected, f"shape {value.shape}", "one per output")
+    good = np.isfinite(location).all() and np.isfinite(scale).all() and (scale > 0.0).all()
+    check(good, "", "finite location and positive scale", f"{location}, {scale}", "the mean and sd")
     return location, scale

@@ -91,7 +91,8 @@ class Conformal:
         lower, upper, unit = _ends(prediction, self.score, self.level)
         lower, upper = lower - self.threshold * unit, upper + self.threshold * unit
         crossed = lower > upper
-        middle = np.where(crossed, 0.5 * (np.where(crossed, lower, 0.0) + np.where(crossed, upper, 0.0)), 0.0)
+        # Only ends that have crossed are averaged: the others may be infinite.
+        middle = 0.5 * (np.where(crossed, lower, 0.0) + np.where(crossed, upper, 0.0))
         return np.where(crossed, middle, lower), np.where(crossed, middle, upper)
 
     def sets(self, x: Any) -> np.ndarray:
@@ -188,8 +189,8 @@ def conformal(
     score = score or ("lac" if prediction.is_classes else "normalised")
     if score not in known:
         raise unknown_name("score", score, known)
-    if randomise is not None and score != "aps":
-        raise InputError.of("randomise", "score='aps' to randomise", repr(score), "randomise=None")
+    possible = randomise is None or score == "aps"
+    InputError.check(possible, "randomise", "score='aps' to randomise", repr(score), "randomise=None")
     if prediction.is_classes:
         labels = checked_labels(prediction, y)
         each = _scores_of_classes(prediction, score, _uniform(randomise, 0, prediction.rows))
@@ -200,21 +201,16 @@ def conformal(
         values = np.maximum(lower - y, y - upper) / unit
     # The decimal as written: 0.07 is not exactly 7 / 100 in binary, and 100 * 0.07 rounds to more than 7.
     exact = Fraction(str(level))
-    k = math.ceil(exact * (prediction.rows + 1))
-    if k > prediction.rows:
+    k, rows = math.ceil(exact * (prediction.rows + 1)), prediction.rows
+    if k > rows:
         what = "every class is in each set" if prediction.is_classes else "all intervals are infinite"
-        warnings.warn(
-            f"conformal: a level of {level:g} needs {math.ceil(exact / (1 - exact))} held-out rows, and there are "
-            f"{prediction.rows}: {what}",
-            UserWarning,
-            stacklevel=2,
-        )
-        threshold = np.full(values.shape[1:], np.inf)
-    else:
-        threshold = np.sort(values, axis=0)[k - 1]
+        needed = f"a level of {level:g} needs {math.ceil(exact / (1 - exact))} held-out rows"
+        warnings.warn(f"conformal: {needed}, and there are {rows}: {what}", UserWarning, stacklevel=2)
+        values = np.full((k, *values.shape[1:]), np.inf)
+    threshold = np.sort(values, axis=0)[k - 1]
     kept = None if isinstance(source, Prediction) else source
     threshold = threshold if np.ndim(threshold) else float(threshold)
-    return Conformal(kept, level, score, threshold, prediction.rows, randomise, keywords)
+    return Conformal(kept, level, score, threshold, rows, randomise, keywords)
 
 
 def _ends(prediction: Prediction, score: str, level: float) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -224,9 +220,8 @@ def _ends(prediction: Prediction, score: str, level: float) -> tuple[np.ndarray,
     mean = prediction.mean
     if score == "absolute":
         return mean, mean, 1.0
-    if not np.isfinite(prediction.std).all():
-        expected = "a finite standard deviation for score='normalised'"
-        raise UnsupportedError.of("", expected, "infinite ones", "score='quantile'")
+    finite, expected = np.isfinite(prediction.std).all(), "a finite standard deviation for score='normalised'"
+    UnsupportedError.check(finite, "", expected, "infinite ones", "score='quantile'")
     return mean, mean, prediction.std
 
 

@@ -125,11 +125,10 @@ def energy_score(
     ----------
     Gneiting and Raftery 2007, JASA 102, 359-378, section 4.3.
     """
-    if prediction.is_classes or len(prediction.shape) != 2:
-        advice = "brier" if prediction.is_classes else "crps, which is the energy score of one output"
-        raise UnsupportedError.of("energy_score", "several outputs", repr(prediction), advice)
-    if draws < 2:
-        raise InputError.of("draws", "at least 2, to have a pair", repr(draws), "draws=2000")
+    good = not prediction.is_classes and len(prediction.shape) == 2
+    advice = "brier" if prediction.is_classes else "crps, which is the energy score of one output"
+    UnsupportedError.check(good, "energy_score", "several outputs", repr(prediction), advice)
+    InputError.check(draws >= 2, "draws", "at least 2, to have a pair", repr(draws), "draws=2000")
     y = checked_numbers(prediction, y)
     import scoringrules
 
@@ -211,13 +210,9 @@ def _integrated_mean_difference(prediction: Prediction, panels: int) -> np.ndarr
         converged = (np.abs(refined - area) <= _ACCURACY * refined) | (panels >= enough)
         area = refined
         if panels >= limit and not converged.all():
-            if normal:
-                break
-            expected, got = (
-                "components of similar scales to integrate F (1 - F)",
-                f"no convergence at {panels} nodes",
-            )
-            raise UnsupportedError.of("", expected, got, "log_score")
+            expected = "components of similar scales to integrate F (1 - F)"
+            UnsupportedError.check(normal, "", expected, f"no convergence at {panels} nodes", "log_score")
+            break
     # The parts beyond the ends are E(low - Y)+ and E(Y - high)+, in closed form.
     below = 0.5 * (prediction.absolute_deviation(low) + low - centre)
     above = 0.5 * (prediction.absolute_deviation(high) - high + centre)
@@ -238,9 +233,8 @@ def _normal_mean_difference(prediction: Prediction) -> np.ndarray:
             block, rest = slice(begin, begin + step), slice(begin, None)
             deviation = np.hypot(scale[block, None], scale[rest])
             z = (loc[block, None] - loc[rest]) / deviation
-            values = deviation * (
-                z * (2.0 * scipy.special.ndtr(z) - 1.0) + 2.0 * np.exp(-0.5 * (z * z + LOG_2PI))
-            )
+            density = np.exp(-0.5 * (z * z + LOG_2PI))
+            values = deviation * (z * (2.0 * scipy.special.ndtr(z) - 1.0) + 2.0 * density)
             values[:, step:] *= 2.0
             result[row] += weights[block] @ values @ weights[rest]
     return result

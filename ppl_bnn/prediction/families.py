@@ -71,6 +71,10 @@ class Law:
         """Variance for each set of parameters."""
         return self.frozen.var()
 
+    def uncertainty(self) -> np.ndarray:
+        """What is split into the epistemic and the aleatoric part: the variance, or for classes the entropy."""
+        return self.variance()
+
     def absolute_deviation(self, y: np.ndarray) -> np.ndarray:
         """E|Y - y| = (y - m) (2 F(y) - 1) + 2 (m F(y) - E[Y; Y <= y])."""
         shortfall = self.shortfall(y)
@@ -176,15 +180,8 @@ class _Count(Law):
 
 class _Poisson(_Count):
     def distribution(self, y: np.ndarray) -> np.ndarray:
-        return np.where(
-            y < 0.0, 0.0, scipy.special.pdtr(np.floor(np.maximum(y, 0.0)), self.parameters["rate"])
-        )
-
-    def mean(self) -> np.ndarray:
-        return self.parameters["rate"]
-
-    def variance(self) -> np.ndarray:
-        return self.parameters["rate"]
+        count = np.floor(np.maximum(y, 0.0))
+        return np.where(y < 0.0, 0.0, scipy.special.pdtr(count, self.parameters["rate"]))
 
     def shortfall(self, y: np.ndarray) -> np.ndarray:
         return self.parameters["rate"] * self.frozen.pmf(np.floor(y))
@@ -216,12 +213,14 @@ class _NegativeBinomial(_Count):
 
 class _Bernoulli(Law):
     def log_density(self, y: np.ndarray) -> np.ndarray:
-        probs = self.parameters["probs"]
         with np.errstate(divide="ignore"):  # a component may give a label probability zero
-            return np.log(np.where(y == 1, probs, 1.0 - probs))
+            return np.log(self.probabilities()[:, np.arange(len(y)), y])
 
     def mean(self) -> np.ndarray:
         return self.parameters["probs"]
+
+    def uncertainty(self) -> np.ndarray:
+        return entropy_of(self.probabilities())
 
     def probabilities(self) -> np.ndarray:
         """Probabilities of the classes, (S, N, C)."""
@@ -233,10 +232,6 @@ class _Bernoulli(Law):
 
 
 class _Categorical(_Bernoulli):
-    def log_density(self, y: np.ndarray) -> np.ndarray:
-        with np.errstate(divide="ignore"):
-            return np.log(self.parameters["probs"][:, np.arange(len(y)), y])
-
     def probabilities(self) -> np.ndarray:
         return self.parameters["probs"]
 
@@ -247,16 +242,12 @@ class _Categorical(_Bernoulli):
 class _Vector(Law):
     """One vector of dependent outputs per row."""
 
-    def covariance(self) -> np.ndarray:
-        """Covariance between the outputs of each row, (S, N, K, K)."""
-        raise NotImplementedError
+    # Covariance between the outputs of each row, (S, N, K, K); family and parameters of the single outputs.
+    covariance: Callable[[], np.ndarray]
+    marginal: Callable[[], tuple[str, Parameters]]
 
     def variance(self) -> np.ndarray:
         return np.diagonal(self.covariance(), axis1=-2, axis2=-1)
-
-    def marginal(self) -> tuple[str, Parameters]:
-        """Family and parameters of the single outputs."""
-        raise NotImplementedError
 
 
 class _MultivariateNormal(_Vector):
@@ -289,9 +280,8 @@ class _Dirichlet(_Vector):
         a = self.parameters["concentration"]
         inside = np.all(y >= 0.0, axis=-1) & (np.abs(np.sum(y, axis=-1) - 1.0) < 1e-6)
         kernel = scipy.special.xlogy(a - 1.0, np.maximum(y, 0.0)).sum(-1)
-        return np.where(
-            inside, kernel + scipy.special.gammaln(a.sum(-1)) - scipy.special.gammaln(a).sum(-1), -np.inf
-        )
+        values = kernel + scipy.special.gammaln(a.sum(-1)) - scipy.special.gammaln(a).sum(-1)
+        return np.where(inside, values, -np.inf)
 
     def mean(self) -> np.ndarray:
         shares = self.parameters["concentration"]
@@ -358,10 +348,8 @@ class _Mixed(Law):
         return np.sum(self.weights * (self.parts.variance() + deviation**2), axis=-1)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        part = _drawn_index(self.weights, rng)[..., None]
-        chosen = {
-            name: np.take_along_axis(value, part, axis=-1)[..., 0] for name, value in self.parameters.items()
-        }
+        part, each = _drawn_index(self.weights, rng)[..., None], self.parameters.items()
+        chosen = {name: np.take_along_axis(value, part, axis=-1)[..., 0] for name, value in each}
         return self.family.law(self.family, chosen).draw(rng)
 
 
@@ -383,9 +371,8 @@ class _ZeroInflated(Law):
     def inverse(self, level: float) -> np.ndarray:
         # With a gate of 1 all values are zero: the quotients by 0 are not used.
         with np.errstate(divide="ignore", invalid="ignore"):
-            below, above = (
-                np.clip((level - zeros) / (1.0 - self.gate), 0.0, 1.0) for zeros in (0.0, self.gate)
-            )
+            both = ((level - zeros) / (1.0 - self.gate) for zeros in (0.0, self.gate))
+            below, above = (np.clip(values, 0.0, 1.0) for values in both)
             least = self.distribution(np.full(self.gate.shape, -1.0))
             beyond = np.where(level <= least, self.frozen.ppf(below), self.frozen.ppf(above))
         zero = (level > least) & (level <= self.distribution(np.zeros(self.gate.shape)))

@@ -51,13 +51,9 @@ def fidelity(prediction: Prediction, reference: Prediction) -> dict[str, float]:
     zero variance of certain rows would dominate otherwise.
     """
     _check_comparable(prediction, reference)
-    figures = mean_function_gap(
-        prediction.mean,
-        prediction.mean_function_variance,
-        reference.mean,
-        reference.mean_function_variance,
-        reference.is_classes,
-    )
+    both = (prediction, reference)
+    moments = (moment for each in both for moment in (each.mean, each.mean_function_variance))
+    figures = mean_function_gap(*moments, classes=reference.is_classes)
     if reference.is_classes:
         ours, theirs = prediction.probabilities, reference.probabilities
         figures["agreement"] = float(np.mean(ours.argmax(axis=1) == theirs.argmax(axis=1)))
@@ -98,20 +94,18 @@ def mean_function_gap(
         parts = (difference, variance, reference_variance)
         difference, variance, reference_variance = (part.sum(axis=-1) for part in parts)
     spread = reference_variance > 0.0
-    if not (spread.any() if classes else spread.all()):
-        got = f"none in {np.count_nonzero(~spread)} rows"
-        raise InputError.of("reference", "epistemic spread in every row", got, "several draws")
-    weights = reference_variance / reference_variance.sum() if classes else 1.0 / spread.size
+    good, got = spread.any() if classes else spread.all(), f"none in {np.count_nonzero(~spread)} rows"
+    InputError.check(good, "reference", "epistemic spread in every row", got, "several draws")
     if classes:
+        weights = reference_variance / reference_variance.sum()
         mean_gap = math.sqrt(difference.sum() / reference_variance.sum())
     else:
+        weights = np.full(spread.shape, 1.0 / spread.size)
         mean_gap = math.sqrt(np.mean(difference / reference_variance))
     # Without spread in the reference a row has weight 0 here; it still counts in mean_gap.
-    weights = (weights * np.ones(spread.shape))[spread]
-    variance, reference_variance = variance[spread], reference_variance[spread]
-    if (variance == 0.0).any():
-        sd_ratio, ratio_spread = 0.0, math.inf
-    else:
+    weights, variance, reference_variance = weights[spread], variance[spread], reference_variance[spread]
+    sd_ratio, ratio_spread = 0.0, math.inf
+    if (variance > 0.0).all():
         log_ratio = 0.5 * (np.log(variance) - np.log(reference_variance))
         centre = float(np.sum(weights * log_ratio))
         sd_ratio, ratio_spread = math.exp(centre), math.sqrt(np.sum(weights * (log_ratio - centre) ** 2))
@@ -162,8 +156,8 @@ def halves(reference: Prediction, groups: Any = None) -> tuple[Prediction, Predi
     first = np.arange(reference.draws) < reference.draws // 2
     if groups is not None:
         groups = np.asarray(groups)
-        if groups.shape != (reference.draws,):
-            raise InputError.of("groups", "one chain number per draw", f"shape {groups.shape}", "groups=None")
+        good, got = groups.shape == (reference.draws,), f"shape {groups.shape}"
+        InputError.check(good, "groups", "one chain number per draw", got, "groups=None")
         names = np.unique(groups)
         if len(names) > 1:
             first = np.isin(groups, names[: len(names) // 2])
@@ -189,9 +183,8 @@ def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
     _check_comparable(prediction, reference)
     check_numbers(prediction, "wasserstein")
     ours, theirs = prediction.marginals(), reference.marginals()
-    levels = [1e-6, 1.0 - 1e-6]
-    (low, high), (low_reference, high_reference) = ours.quantile(levels), theirs.quantile(levels)
-    low, high = np.minimum(low, low_reference), np.maximum(high, high_reference)
+    ends = [each.quantile([1e-6, 1.0 - 1e-6]) for each in (ours, theirs)]
+    low, high = np.min(ends, axis=(0, 1)), np.max(ends, axis=(0, 1))
     if reference.is_counts:
         result = np.empty(ours.rows)
         for row in range(ours.rows):
@@ -213,6 +206,6 @@ def target_of(prediction: Prediction) -> tuple[Any, ...]:
 
 
 def _check_comparable(prediction: Prediction, reference: Prediction) -> None:
-    if (prediction.rows, target_of(prediction)) != (reference.rows, target_of(reference)):
-        expected = f"a prediction comparable to the reference {reference!r}"
-        raise InputError.of("", expected, f"{prediction!r}", "the same rows and the same target for both")
+    same = (prediction.rows, target_of(prediction)) == (reference.rows, target_of(reference))
+    expected = f"a prediction comparable to the reference {reference!r}"
+    InputError.check(same, "", expected, f"{prediction!r}", "the same rows and the same target for both")

@@ -29,14 +29,13 @@ STRAIGHT = np.array([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0]])
 def tails(prediction: Prediction, y: Any) -> tuple[np.ndarray, np.ndarray]:
     """F(y) and 1 - F(y), each with full relative precision (for Weibull the second is the difference)."""
     below = prediction.cdf(y)
-    mirror = _mirrored(prediction)
-    return below, 1.0 - below if mirror is None else mirror.cdf(-np.asarray(y, dtype=np.float64))
-
-
-def _mirrored(prediction: Prediction) -> Prediction | None:
-    """The prediction of -y, for the symmetric families."""
     if prediction.family == "Weibull":
-        return None
+        return below, 1.0 - below
+    return below, _mirrored(prediction).cdf(-np.asarray(y, dtype=np.float64))
+
+
+def _mirrored(prediction: Prediction) -> Prediction:
+    """The prediction of -y, for the symmetric families."""
     parameters = {**prediction.parameters, "loc": -prediction.parameters["loc"]}
     return replace(prediction, parameters=parameters)
 
@@ -73,10 +72,10 @@ class MappedPrediction(Prediction):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.family not in CONTINUOUS or len(self.shape) != 1:
-            expected = f"one continuous number per row ({', '.join(CONTINUOUS)}) to map its distribution"
-            advice = "each output by itself" if len(self.shape) == 2 else "a temperature for classes"
-            raise UnsupportedError.of("", expected, super().__repr__(), advice)
+        good = self.family in CONTINUOUS and len(self.shape) == 1
+        expected = f"one continuous number per row ({', '.join(CONTINUOUS)}) to map its distribution"
+        advice = "each output by itself" if len(self.shape) == 2 else "a temperature for classes"
+        UnsupportedError.check(good, "", expected, super().__repr__(), advice)
         knots = np.array(self.knots, dtype=np.float64)
         good = knots.ndim == 2 and len(knots) == 3 and knots.shape[1] >= 2 and np.isfinite(knots).all()
         if good:
@@ -84,9 +83,8 @@ class MappedPrediction(Prediction):
             good = (below >= 0.0).all() and (above <= 0.0).all() and (after > 0.0).all()
             good &= (knots[:, [0, -1]] == STRAIGHT).all()
             good &= np.allclose(knots[0] + knots[1], 1.0, atol=1e-12)
-        if not good:
-            expected = "F, 1 - F and R(F) at points from (0, 1, 0) to (1, 0, 1), (3, M)"
-            raise InputError.of("knots", expected, f"shape {knots.shape}", "recalibrate")
+        expected = "F, 1 - F and R(F) at points from (0, 1, 0) to (1, 0, 1), (3, M)"
+        InputError.check(good, "knots", expected, f"shape {knots.shape}", "recalibrate")
         knots.flags.writeable = False
         object.__setattr__(self, "knots", knots)
 
@@ -96,9 +94,8 @@ class MappedPrediction(Prediction):
     @cached_property
     def before(self) -> Prediction:
         """The mixture without the map, with distribution function F."""
-        return Prediction(
-            self.family, self.parameters, self.log_weights, self.epistemic_within, None, self.censored
-        )
+        parts = (self.family, self.parameters, self.log_weights, self.epistemic_within)
+        return Prediction(*parts, censored=self.censored)
 
     # --- exact ---
 
@@ -118,14 +115,11 @@ class MappedPrediction(Prediction):
         each = np.atleast_1d(levels)
         below, above = np.interp(each, r, f), np.interp(1.0 - each, 1.0 - r[::-1], rest[::-1])
         result = np.empty((len(each), self.rows))
-        lower, mirror = below <= 0.5, _mirrored(self.before)
-        if lower.any():
-            result[lower] = self.before.quantile(below[lower])
-        if not lower.all():
-            upper = ~lower
-            result[upper] = (
-                self.before.quantile(below[upper]) if mirror is None else -mirror.quantile(above[upper])
-            )
+        direct = (below <= 0.5) | (self.family == "Weibull")
+        if direct.any():
+            result[direct] = self.before.quantile(below[direct])
+        if not direct.all():
+            result[~direct] = -_mirrored(self.before).quantile(above[~direct])
         return result.reshape(levels.shape + self.shape)
 
     # --- computed from the nodes ---
@@ -189,18 +183,15 @@ class MappedPrediction(Prediction):
         """
         levels = self.before.cdf(self.before.sample(n, seed))
         nodes, at_nodes = self._table
-        return np.stack(
-            [np.interp(levels[:, row], at_nodes[:, row], nodes[:, row]) for row in range(self.rows)], axis=1
-        )
+        rows = zip(levels.T, at_nodes.T, nodes.T, strict=True)
+        return np.stack([np.interp(*row) for row in rows], axis=1)
 
     # --- undefined for a mapped mixture ---
 
     def log_prob(self, y: Any) -> NoReturn:
         """Not supported (see the class)."""
-        got = "an isotonic map, whose slopes are noise"
-        raise UnsupportedError.of(
-            "", "a prediction with a density for log_prob", got, "crps, or kind='spread'"
-        )
+        expected, got = "a prediction with a density for log_prob", "an isotonic map, whose slopes are noise"
+        raise UnsupportedError.of("", expected, got, "crps, or kind='spread'")
 
     component_log_prob = log_prob
 

@@ -12,7 +12,7 @@ the logarithm, quantiles invert the mixture's own distribution function, and no 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -33,7 +33,7 @@ from ppl_bnn.prediction.arguments import (
     checked_y,
     frozen_array,
 )
-from ppl_bnn.prediction.families import FAMILIES_WITH_UNITS, LOCATION_SCALE, entropy_of, log_sum_exp
+from ppl_bnn.prediction.families import FAMILIES_WITH_UNITS, entropy_of, log_sum_exp
 
 # Elements of one (draws, rows) block: it fits in a cache, and hides NumPy's overhead per call.
 BLOCK = 1 << 18
@@ -122,34 +122,27 @@ class Prediction:
         if not families.known(self.family):
             raise unknown_name("family", self.family, ("NormalMixture", *families.FAMILIES))
         names = families.names(self.family)
-        if set(self.parameters) != set(names):
-            got = ", ".join(map(str, self.parameters)) or "none"
-            raise InputError.of(
-                self.family, f"the parameters {', '.join(names)}", got, "exactly these by name"
-            )
+        expected, got = f"the parameters {', '.join(names)}", ", ".join(map(str, self.parameters)) or "none"
+        good = set(self.parameters) == set(names)
+        InputError.check(good, self.family, expected, got, "exactly these by name")
         keep("parameters", {name: frozen_array(name, self.parameters[name]) for name in names})
         families.check_parameters(self.family, self.parameters)
-        if self.censored and (self.family not in CENSORED or len(self.shape) != 1):
-            expected = f"one number per row of {', '.join(CENSORED)} where rows may be censored"
-            raise InputError.of("", expected, f"{self.family} of shape {self.shape}", "censored=False")
+        possible, got = (
+            self.family in CENSORED and len(self.shape) == 1,
+            f"{self.family} of shape {self.shape}",
+        )
+        expected = f"one number per row of {', '.join(CENSORED)} where rows may be censored"
+        InputError.check(possible or not self.censored, "", expected, got, "censored=False")
         if self.log_weights is not None:
             keep("log_weights", checked_log_weights(self.log_weights, self.draws, self.rows))
         if self.epistemic_within is not None:
-            keep("epistemic_within", self._checked_within(self.epistemic_within))
-        for name, kind in (("class_names", str), ("labels", lambda label: label)):
+            keep("epistemic_within", checked_within(self, self.epistemic_within))
+        for name in ("class_names", "labels"):
             given = getattr(self, name)
             if given is not None:
-                keep(name, tuple(map(kind, given)))
-                if len(given) != self.classes:
-                    raise InputError.of("", f"{self.classes} {name}", f"{len(given)}", "one name per class")
-
-    def _checked_within(self, given: Any) -> np.ndarray:
-        if self.is_classes:
-            return checked_within(given, entropy_of(self.law().probabilities()), classes=True)
-        if self.family not in LOCATION_SCALE:
-            expected = "a location-scale family or classes for epistemic_within"
-            raise UnsupportedError.of("", expected, self.family, "several draws")
-        return checked_within(given, self.law().variance(), classes=False)
+                keep(name, tuple(map(str, given)) if name == "class_names" else tuple(given))
+                right, expected = len(given) == self.classes, f"{self.classes} {name}"
+                InputError.check(right, "", expected, f"{len(given)}", "one name per class")
 
     def law(self, rows: slice | np.ndarray = slice(None)) -> Any:
         """The distribution of each component at these rows, a `ppl_bnn.prediction.families.Law`."""
@@ -274,8 +267,7 @@ class Prediction:
     @cached_property
     def aleatoric(self) -> np.ndarray:
         """Numbers: expected variance of y given the function. Classes: expected entropy, nats, (N,)."""
-        law = self.law()
-        total = entropy_of(law.probabilities()) if self.is_classes else law.variance()
+        total = self.law().uncertainty()
         if self.epistemic_within is not None:
             total = np.maximum(total - self.epistemic_within, 0.0)
         return self._average(total)
@@ -297,12 +289,11 @@ class Prediction:
         """Cov(y_n) between the outputs of each row, (N, K, K), in squared units of y. Its diagonal is `variance`."""
         if len(self.shape) != 2:
             raise UnsupportedError.of("", "several outputs for a covariance", repr(self), "variance")
-        means = self.component_mean()
-        deviation = means - self.mean
+        deviation, law = self.component_mean() - self.mean, self.law()
         between = self._average(deviation[..., :, None] * deviation[..., None, :])
         if self.family in families.VECTORS:
-            return between + self._average(self.law().covariance())
-        return between + self._average(self.law().variance())[..., None] * np.eye(self.shape[1])
+            return between + self._average(law.covariance())
+        return between + self._average(law.variance())[..., None] * np.eye(self.shape[1])
 
     # --- classes ---
 
@@ -371,12 +362,9 @@ class Prediction:
         if not self.censored or np.ndim(y) != 2:
             return checked_y(self, y)
         y = checked_targets(self, y)
-        bounds = int(np.count_nonzero(y[:, 1] != 1.0))
-        if bounds:
-            got = f"{bounds} of {len(y)} rows censored"
-            raise UnsupportedError.of(
-                "", "values that were all observed", got, "log_score or concordance_index"
-            )
+        bounds, advice = int(np.count_nonzero(y[:, 1] != 1.0)), "log_score or concordance_index"
+        got = f"{bounds} of {len(y)} rows censored"
+        UnsupportedError.check(not bounds, "", "values that were all observed", got, advice)
         return y[:, 0]
 
     def _row_blocks(self) -> Iterator[slice]:
@@ -407,20 +395,18 @@ class Prediction:
             For classes.
         """
         check_numbers(self, "cdf")
-        return self._marginal_average(y, lambda law, values: law.distribution(values))
+        return self._marginal_average(y, "distribution")
 
-    def _marginal_average(
-        self, y: Any, function: Callable[[families.Law, np.ndarray], np.ndarray]
-    ) -> np.ndarray:
-        """sum_s w_s function(law of the components, y_n), for y as in `cdf`."""
+    def _marginal_average(self, y: Any, function: str) -> np.ndarray:
+        """sum_s w_s of a function of the law of each component at y_n, for y as in `cdf`."""
         y = checked_y(self, y, leading=True)
         marginal = self.marginals()
         values = y.reshape(-1, marginal.rows)
         result = np.empty_like(values)
         for rows in marginal._row_blocks():
-            law = marginal.law(rows)
+            of_components = getattr(marginal.law(rows), function)
             for index, each in enumerate(values):
-                result[index, rows] = marginal._average(function(law, each[rows]), rows)
+                result[index, rows] = marginal._average(of_components(each[rows]), rows)
         return result.reshape(y.shape)
 
     def marginals(self) -> Prediction:
@@ -528,7 +514,7 @@ class Prediction:
         """
         check_numbers(self, "absolute_deviation")
         self.component_mean()
-        return self._marginal_average(y, lambda law, values: law.absolute_deviation(values))
+        return self._marginal_average(y, "absolute_deviation")
 
     # --- draws of y ---
 
@@ -556,16 +542,13 @@ class Prediction:
             return np.asarray(self.labels)[replace(self, labels=None).sample(n, seed)]
         rng = np.random.default_rng(seed)
         if self.weights.ndim == 1:
-            chosen = rng.choice(self.draws, size=n, p=self.weights / self.weights.sum())
-            parameters = {name: value[chosen] for name, value in self.parameters.items()}
+            chosen: Any = rng.choice(self.draws, size=n, p=self.weights / self.weights.sum())
         else:
-            upto = np.cumsum(self.weights, axis=0)
+            upto, rows = np.cumsum(self.weights, axis=0), np.arange(self.rows)
             position = rng.random((n, self.rows)) * upto[-1]
-            columns = range(self.rows)
-            found = [np.searchsorted(upto[:, row], position[:, row], side="right") for row in columns]
-            chosen = (np.stack(found, axis=1), np.asarray(columns))
-            parameters = {name: value[chosen] for name, value in self.parameters.items()}
-        return families.law(self.family, parameters).draw(rng)
+            found = [np.searchsorted(upto[:, row], position[:, row], side="right") for row in rows]
+            chosen = (np.stack(found, axis=1), rows)
+        return families.law(self.family, {name: a[chosen] for name, a in self.parameters.items()}).draw(rng)
 
     # --- predictions made from this one ---
 
@@ -588,9 +571,9 @@ class Prediction:
         UnsupportedError
             For counts, classes and Weibull times.
         """
-        if self.family not in FAMILIES_WITH_UNITS:
-            expected = f"a location-scale family to rescale ({', '.join(FAMILIES_WITH_UNITS)})"
-            raise UnsupportedError.of("", expected, self.family, "counts and labels in their own units")
+        good, advice = self.family in FAMILIES_WITH_UNITS, "counts and labels in their own units"
+        expected = f"a location-scale family to rescale ({', '.join(FAMILIES_WITH_UNITS)})"
+        UnsupportedError.check(good, "", expected, self.family, advice)
         location, scale = checked_units(self, location, scale)
         return self.scaled(self.parameters["loc"] * scale + location, scale)
 
@@ -624,8 +607,8 @@ class Prediction:
         weights = self.log_weights
         if weights is not None:
             total = log_sum_exp(weights[draws])
-            if not np.isfinite(total).all():
-                raise InputError.of("", "draws with some weight in every row", "a sum of 0", "other draws")
+            some = np.isfinite(total).all()
+            InputError.check(some, "", "draws with some weight in every row", "a sum of 0", "other draws")
             weights = weights[draws] - total
         return self._indexed(draws, weights)
 

@@ -66,11 +66,10 @@ class Recalibrated:
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        what = {
-            "temperature": lambda value: f"temperature {float(value):.4g}",
-            "spread": lambda value: f"spread times {', '.join(f'{c:.4g}' for c in np.ravel(value))}",
-            "isotonic": lambda value: "isotonic map",
-        }[self.kind](self.value)
+        what = "isotonic map"
+        if self.kind != "isotonic":
+            value = ", ".join(f"{each:.4g}" for each in np.ravel(self.value))
+            what = f"{'temperature' if self.kind == 'temperature' else 'spread times'} {value}"
         return f"Recalibrated({self.source!r}: {what}, by {self.rows} rows)"
 
     def predict(self, x: Any, **keywords: Any) -> Prediction:
@@ -144,12 +143,11 @@ def recalibrate(
     Rahaman and Thiery 2021, NeurIPS (pooled).
     """
     prediction = held_out_prediction("recalibrate", source, x, y, keywords)
-    if kind is None:
-        kind = "temperature" if prediction.is_classes else "isotonic"
+    kind = kind or ("temperature" if prediction.is_classes else "isotonic")
     if kind not in KINDS:
         raise unknown_name("kind of recalibration", kind, KINDS)
-    if pooled and kind != "temperature":
-        raise InputError.of("pooled", "kind='temperature' to pool draws", repr(kind), "pooled=False")
+    possible = kind == "temperature" or not pooled
+    InputError.check(possible, "pooled", "kind='temperature' to pool draws", repr(kind), "pooled=False")
     estimate = {"temperature": partial(_temperature, pooled), "spread": _factors, "isotonic": _knots}[kind]
     kept = None if isinstance(source, Prediction) else source
     return Recalibrated(kept, kind, estimate(prediction, y), prediction.rows, pooled, keywords)
@@ -162,11 +160,9 @@ def tempered(prediction: Prediction, temperature: float, pooled: bool = False) -
     """Class probabilities to the power 1 / temperature, normalised; those of the mixture if `pooled`, else of draws."""
     if not prediction.is_classes:
         raise _unsupported("temperature", "classes", prediction, "kind='spread' or 'isotonic'")
-    if prediction.epistemic_within is not None and not pooled:
-        got = "averages of them (epistemic_within)"
-        raise UnsupportedError.of(
-            "", "draws of the class probabilities for a temperature", got, "pooled=True"
-        )
+    good, got = pooled or prediction.epistemic_within is None, "averages of them (epistemic_within)"
+    expected = "draws of the class probabilities for a temperature"
+    UnsupportedError.check(good, "", expected, got, "pooled=True")
     probabilities = prediction.mean[None] if pooled else prediction.parameters["probs"]
     with np.errstate(divide="ignore"):  # 0 stays 0
         log = np.log(probabilities) / temperature
@@ -185,9 +181,8 @@ def tempered(prediction: Prediction, temperature: float, pooled: bool = False) -
 def spread(prediction: Prediction, factors: np.ndarray) -> Prediction:
     """The prediction of m + c (y - m), m the mean of each row, c of shape (1,) or (K,)."""
     if prediction.family not in FAMILIES_WITH_UNITS or isinstance(prediction, MappedPrediction):
-        raise _unsupported(
-            "spread", ", ".join(FAMILIES_WITH_UNITS), prediction, "'isotonic' or 'temperature'"
-        )
+        known = ", ".join(FAMILIES_WITH_UNITS)
+        raise _unsupported("spread", known, prediction, "'isotonic' or 'temperature'")
     factors = factors if len(prediction.shape) == 2 else factors[0]
     centre = prediction.mean[:, None] if prediction.family == "NormalMixture" else prediction.mean
     return prediction.scaled(centre + factors * (prediction.parameters["loc"] - centre), factors)
@@ -237,9 +232,11 @@ def predicted(source: Any, x: Any, keywords: Mapping[str, Any]) -> Prediction:
 def _temperature(pooled: bool, prediction: Prediction, y: Any) -> float:
     if prediction.is_classes:
         impossible = np.count_nonzero(prediction.log_prob(y) == -np.inf)
-        if impossible:
-            got = f"none for {impossible} of {prediction.rows}"
-            raise InputError.of("", "some probability for each held-out label", got, "more draws")
+        expected, got = (
+            "some probability for each held-out label",
+            f"none for {impossible} of {prediction.rows}",
+        )
+        InputError.check(not impossible, "", expected, got, "more draws")
     return _most_likely("temperature", lambda t: float(tempered(prediction, t, pooled).log_prob(y).mean()))
 
 
@@ -247,19 +244,15 @@ def _factors(prediction: Prediction, y: Any) -> np.ndarray:
     """One factor per output, (1,) or (K,)."""
     outputs = prediction.shape[1] if len(prediction.shape) == 2 else 1
     spread(prediction, np.ones(outputs))  # raises if it is not defined
-    values = checked_targets(prediction, y)
-    if len(prediction.shape) == 1:
-        return np.array([_factor(prediction, values)])
-    marginal = prediction.marginals()
-    each = range(outputs)
-    return np.array([_factor(marginal.take(slice(k, None, outputs)), values[:, k]) for k in each])
+    values, parts = checked_targets(prediction, y), [(prediction, slice(None))]
+    if len(prediction.shape) == 2:
+        marginal = prediction.marginals()
+        parts = [(marginal.take(slice(k, None, outputs)), (slice(None), k)) for k in range(outputs)]
 
+    def log_score(part: Prediction, of_output: Any, factor: float) -> float:
+        return float(spread(part, np.array([factor])).log_prob(values[of_output]).mean())
 
-def _factor(prediction: Prediction, y: np.ndarray) -> float:
-    def log_score(factor: float) -> float:
-        return float(spread(prediction, np.array([factor])).log_prob(y).mean())
-
-    return _most_likely("factor of the spread", log_score)
+    return np.array([_most_likely("factor of the spread", partial(log_score, *each)) for each in parts])
 
 
 def _knots(prediction: Prediction, y: Any) -> np.ndarray:
@@ -270,10 +263,9 @@ def _knots(prediction: Prediction, y: Any) -> np.ndarray:
     mapped(prediction, STRAIGHT)  # raises if it is not defined
     below, above = tails(prediction, prediction.observed_values(y))
     lost = np.count_nonzero((below <= 0.0) | (above <= 0.0))
-    if lost:
-        expected = "held-out targets that the distribution function can tell from infinity"
-        got = f"{lost} of {len(below)} where it is exactly 0 or 1"
-        raise InputError.of("", expected, got, "kind='spread' first")
+    expected = "held-out targets that the distribution function can tell from infinity"
+    got = f"{lost} of {len(below)} where it is exactly 0 or 1"
+    InputError.check(not lost, "", expected, got, "kind='spread' first")
     _, first, count = np.unique(np.log(below) - np.log(above), return_index=True, return_counts=True)
     ranks = np.cumsum(count) - 0.5 * (count - 1)
     inside = np.stack([below[first], above[first], ranks / (len(below) + 1)])

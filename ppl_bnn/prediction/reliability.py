@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy as np
 
@@ -25,13 +26,17 @@ ARRAYS = {
 }
 
 
-def _joined[Arrays: (Transform, Event)](cls: type[Arrays], parts: Iterable[Arrays]) -> Arrays:
-    several = list(parts)
-    return cls(*(np.concatenate([getattr(part, each.name) for part in several]) for each in fields(cls)))
+@dataclass(frozen=True)
+class _PerRow:
+    @classmethod
+    def joined(cls, parts: Iterable[Self]) -> Self:
+        """Concatenate the arrays of several predictions."""
+        several = list(parts)
+        return cls(*(np.concatenate([getattr(part, each.name) for part in several]) for each in fields(cls)))
 
 
 @dataclass(frozen=True)
-class Transform:
+class Transform(_PerRow):
     """Position of each target in its predictive distribution, arrays (N,).
 
     `below` and `at` are F_n just below the target and at it; they differ for counts only. `pit` is a point between the
@@ -54,11 +59,6 @@ class Transform:
             return cls(drawn, drawn, drawn)
         values = np.asarray(y, dtype=np.float64)
         return cls(np.ravel(prediction.cdf(values - 1.0)), np.ravel(prediction.cdf(values)), drawn)
-
-    @classmethod
-    def joined(cls, parts: Iterable[Transform]) -> Transform:
-        """Concatenate the transforms of several predictions."""
-        return _joined(cls, parts)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Transform:
@@ -86,7 +86,7 @@ class Transform:
 
 
 @dataclass(frozen=True)
-class Event:
+class Event(_PerRow):
     """Data of a reliability diagram, arrays (N,).
 
     `probability` is the predicted probability of class 1, or of the most probable of more than two classes; `happened`
@@ -99,15 +99,10 @@ class Event:
     @classmethod
     def of(cls, prediction: Prediction, labels: np.ndarray) -> Event:
         """The event of each row, for class numbers `labels` (N,)."""
-        if prediction.classes == 2:
-            return cls(prediction.probabilities[:, 1], labels == 1)
         probability = prediction.probabilities
+        if prediction.classes == 2:
+            return cls(probability[:, 1], labels == 1)
         return cls(probability.max(axis=1), probability.argmax(axis=1) == labels)
-
-    @classmethod
-    def joined(cls, parts: Iterable[Event]) -> Event:
-        """Concatenate the events of several predictions."""
-        return _joined(cls, parts)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Event:
@@ -121,11 +116,10 @@ class Event:
 
     def binned(self) -> dict[str, np.ndarray]:
         """Mean `probability`, `share` of events that happened and number of `rows`, for each bin that has rows."""
-        which = np.clip((self.probability * BINS).astype(int), 0, BINS - 1)
-        rows = np.bincount(which, minlength=BINS)
-        used = rows > 0
+        bins = np.clip((self.probability * BINS).astype(int), 0, BINS - 1)
+        _, which, rows = np.unique(bins, return_inverse=True, return_counts=True)
         return {
-            "probability": np.bincount(which, weights=self.probability, minlength=BINS)[used] / rows[used],
-            "share": np.bincount(which, weights=self.happened, minlength=BINS)[used] / rows[used],
-            "rows": rows[used],
+            "probability": np.bincount(which, weights=self.probability) / rows,
+            "share": np.bincount(which, weights=self.happened) / rows,
+            "rows": rows,
         }

@@ -201,8 +201,7 @@ def concordance_index(prediction: Prediction, y: Any) -> float:
     if prediction.censored and np.ndim(y) == 2:
         value, event = checked_targets(prediction, y).T
     else:
-        value = checked_y(prediction, y).astype(np.float64)
-        event = np.ones(len(value))
+        value, event = checked_y(prediction, y).astype(np.float64), np.ones(prediction.rows)
     earliest = np.where(event < 0.0, -np.inf, value)
     latest = np.where(event == 0.0, np.inf, value)
     seen = event == 1.0
@@ -265,7 +264,7 @@ def interval_width(prediction: Prediction, level: float = 0.9) -> float:
         Units of y.
     """
     lower, upper = prediction.interval(level)
-    return float(np.mean(upper - lower))
+    return _mean(upper - lower)
 
 
 def coverages(
@@ -292,14 +291,9 @@ def coverages(
     """
     y = checked_numbers(prediction, y)
     at = checked_levels("levels", levels, "levels=(0.5, 0.8, 0.9, 0.95)", several=True)
-    ends = list(
-        zip(prediction.quantile(0.5 * (1.0 - at)), prediction.quantile(0.5 * (1.0 + at)), strict=True)
-    )
-    return {
-        "level": at,
-        "coverage": np.array([_covered(lower, upper, y) for lower, upper in ends]),
-        "width": np.array([np.mean(upper - lower) for lower, upper in ends]),
-    }
+    lower, upper = prediction.quantile(0.5 * (1.0 - at)), prediction.quantile(0.5 * (1.0 + at))
+    covered = np.array([_covered(*ends, y) for ends in zip(lower, upper, strict=True)])
+    return {"level": at, "coverage": covered, "width": (upper - lower).reshape(len(at), -1).mean(axis=1)}
 
 
 def pit(prediction: Prediction, y: Any, seed: int | None = None) -> np.ndarray:
@@ -460,19 +454,18 @@ def paired_difference(first: Any, second: Any, *, test_to_train: float | None = 
     Nadeau and Bengio 2003, Machine Learning 52, 239-281.
     """
     first, second = (np.asarray(values, dtype=np.float64) for values in (first, second))
-    if first.ndim != 1 or first.shape != second.shape or first.size == 0:
-        got = f"{first.shape} and {second.shape}"
-        raise InputError.of("paired_difference", "two arrays of one shape (J,)", got, "pointwise=True")
-    if test_to_train is not None and not 0.0 < test_to_train < math.inf:
-        raise InputError.of("test_to_train", "a positive number", repr(test_to_train), "0.25")
+    good, got = first.ndim == 1 and first.shape == second.shape, f"{first.shape} and {second.shape}"
+    check, expected = InputError.check, "two arrays of one shape (J,)"
+    check(good and first.size, "paired_difference", expected, got, "pointwise=True")
+    positive = test_to_train is None or 0.0 < test_to_train < math.inf
+    check(positive, "test_to_train", "a positive number", repr(test_to_train), "0.25")
     if not (np.isfinite(first).all() and np.isfinite(second).all()):
         best, worst = float(np.mean(first)), float(np.mean(second))
         return (0.0 if best == worst else best - worst), math.nan
     difference = first - second
-    if len(difference) < 2:
-        return float(np.mean(difference)), math.nan
     share = 1.0 / len(difference) + (test_to_train or 0.0)
-    return float(np.mean(difference)), float(np.std(difference, ddof=1) * math.sqrt(share))
+    spread = np.std(difference, ddof=1) if len(difference) > 1 else math.nan
+    return float(np.mean(difference)), float(spread * math.sqrt(share))
 
 
 def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
@@ -496,25 +489,19 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
     """
     found = {} if isinstance(prediction, MappedPrediction) else {"log_score": _mean(log_score(prediction, y))}
     if prediction.is_classes:
-        ece = expected_calibration_error(prediction, y)
-        return {
-            **found,
-            "accuracy": accuracy(prediction, y),
-            "brier": _mean(brier(prediction, y)),
-            "ece": ece,
-        }
+        found |= {"accuracy": accuracy(prediction, y), "brier": _mean(brier(prediction, y))}
+        return found | {"ece": expected_calibration_error(prediction, y)}
     lower, upper = prediction.interval(0.9)
-    width, concordance = {"width_90": _mean(upper - lower)}, {}
+    if not (prediction.censored and np.any(np.asarray(y)[:, 1] != 1.0)):
+        found["rmse"] = rmse(prediction, y)
+        with suppress(UnsupportedError):
+            found["crps"] = _mean(crps(prediction, y))
+        found["coverage_90"] = _covered(lower, upper, checked_numbers(prediction, y))
+    found["width_90"] = _mean(upper - lower)
     if prediction.censored:
         with suppress(UnsupportedError):
-            concordance["concordance"] = concordance_index(prediction, y)
-        if np.any(np.asarray(y)[:, 1] != 1.0):
-            return {**found, **width, **concordance}
-    found["rmse"] = rmse(prediction, y)
-    with suppress(UnsupportedError):
-        found["crps"] = _mean(crps(prediction, y))
-    found["coverage_90"] = _covered(lower, upper, checked_numbers(prediction, y))
-    return {**found, **width, **concordance}
+            found["concordance"] = concordance_index(prediction, y)
+    return found
 
 
 def _mean(values: float | np.ndarray) -> float:

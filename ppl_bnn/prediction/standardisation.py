@@ -66,7 +66,8 @@ class Standardisation:
             If a column does not vary. It gets scale 1.
         """
         if isinstance(x, Mapping):
-            columns = {name: _columns(f"x[{name!r}]", value) for name, value in x.items() if _is_float(value)}
+            floating = {name: value for name, value in x.items() if np.asarray(value).dtype.kind == "f"}
+            columns = {name: _columns(f"x[{name!r}]", value) for name, value in floating.items()}
             x_mean: Inputs = {name: mean for name, (mean, _) in columns.items()}
             x_scale: Inputs = {name: scale for name, (_, scale) in columns.items()}
         else:
@@ -81,18 +82,18 @@ class Standardisation:
 
     def inputs(self, x: Inputs) -> Inputs:
         """x in standard units, floating dtype kept. Raises InputError for columns unlike those of the training rows."""
-        if isinstance(self.x_mean, Mapping) and isinstance(self.x_scale, Mapping):
-            if not isinstance(x, Mapping) or not set(self.x_mean) <= set(x):
-                got = f"a dict with {', '.join(x)}" if isinstance(x, Mapping) else type(x).__name__
-                expected = f"x as a dict with {', '.join(self.x_mean)}"
-                raise InputError.of("", expected, got, "the entries of the training inputs")
-            return dict(x) | {
-                name: _standardised(f"x[{name!r}]", x[name], mean, self.x_scale[name])
-                for name, mean in self.x_mean.items()
-            }
-        if isinstance(x, Mapping) or isinstance(self.x_mean, Mapping) or isinstance(self.x_scale, Mapping):
-            raise InputError.of("", "x as one array", "a dict", "the array form of the training inputs")
-        return _standardised("x", x, self.x_mean, self.x_scale)
+        mean: Any = self.x_mean
+        scale: Any = self.x_scale
+        if not isinstance(mean, Mapping):
+            one = not isinstance(x, Mapping)
+            InputError.check(one, "", "x as one array", "a dict", "the array form of the training inputs")
+            return _standardised("x", x, mean, scale)
+        if not isinstance(x, Mapping) or not set(mean) <= set(x):
+            got = f"a dict with {', '.join(x)}" if isinstance(x, Mapping) else type(x).__name__
+            expected = f"x as a dict with {', '.join(mean)}"
+            raise InputError.of("", expected, got, "the entries of the training inputs")
+        found = {name: _standardised(f"x[{name!r}]", x[name], mean[name], scale[name]) for name in mean}
+        return dict(x) | found
 
     def targets(self, y: Any) -> np.ndarray:
         """y in standard units, or y itself if targets keep their units. Raises InputError for other columns."""
@@ -145,22 +146,20 @@ class Standardisation:
             if name in arrays:
                 return np.asarray(arrays[name])
             prefix = f"{name}."
-            found = {key: value for key, value in arrays.items() if key.startswith(prefix)}
-            return {key.removeprefix(prefix): np.asarray(value) for key, value in found.items()}
+            keys = [key for key in arrays if key.startswith(prefix)]
+            return {key.removeprefix(prefix): np.asarray(arrays[key]) for key in keys}
 
         return cls(part("x_mean"), part("x_scale"), arrays.get("y_mean"), arrays.get("y_scale"))
-
-
-def _is_float(value: Any) -> bool:
-    return np.asarray(value).dtype.kind == "f"
 
 
 def _columns(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
     """Mean and scale over the rows, with scale 1 for columns that do not vary."""
     values = np.asarray(given)
-    if values.dtype.kind not in "biuf" or values.ndim < 1 or len(values) == 0:
-        got = f"{values.dtype} of shape {values.shape}"
-        raise InputError.of("", f"{name} as numbers, with at least one row", got, "encoding categories")
+    good, got = (
+        values.dtype.kind in "biuf" and values.ndim and len(values),
+        f"{values.dtype} of shape {values.shape}",
+    )
+    InputError.check(good, "", f"{name} as numbers, with at least one row", got, "encoding categories")
     values = values.astype(np.float64, copy=False)
     mean, scale = np.asarray(values.mean(axis=0)), np.asarray(values.std(axis=0))
     # In floating point the standard deviation of a constant is seldom exactly 0, but its range is.
@@ -176,8 +175,8 @@ def _columns(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def _standardised(name: str, given: Any, mean: np.ndarray, scale: np.ndarray) -> np.ndarray:
     values = np.asarray(given)
-    if values.shape[1:] != mean.shape or values.ndim != mean.ndim + 1:
-        expected = f"{name} of shape {('N', *mean.shape)}".replace("'", "")
-        raise InputError.of("", expected, f"shape {values.shape}", "the columns of the training rows")
+    good = values.shape[1:] == mean.shape and values.ndim == mean.ndim + 1
+    expected = f"{name} of shape {('N', *mean.shape)}".replace("'", "")
+    InputError.check(good, "", expected, f"shape {values.shape}", "the columns of the training rows")
     dtype = values.dtype if values.dtype.kind == "f" else np.float64
     return ((values - mean) / scale).astype(dtype, copy=False)

@@ -56,15 +56,13 @@ def uncertainty(prediction: Prediction, measure: str | None = None) -> np.ndarra
     UnsupportedError
         If the prediction does not have the measure, or it is not finite in some row.
     """
-    if measure is None:
-        measure = "max_probability" if prediction.is_classes else "variance"
+    measure = measure or ("max_probability" if prediction.is_classes else "variance")
     if measure not in MEASURES:
         raise unknown_name("measure", measure, MEASURES)
     values = MEASURES[measure](prediction)
     values = values if values.ndim == 1 else values.sum(axis=-1)
-    if not np.isfinite(values).all():
-        advice = "measure='epistemic_variance'"
-        raise UnsupportedError.of("", f"a finite {measure} in every row", "infinite ones", advice)
+    finite, expected = np.isfinite(values).all(), f"a finite {measure} in every row"
+    UnsupportedError.check(finite, "", expected, "infinite ones", "measure='epistemic_variance'")
     return values
 
 
@@ -104,9 +102,8 @@ def out_of_distribution(
     ----------
     Hendrycks and Gimpel 2017, ICLR.
     """
-    if target_of(inside) != target_of(outside):
-        got = f"{inside!r} and {outside!r}"
-        raise InputError.of("", "predictions of one target", got, "the same posterior at both inputs")
+    same, got = target_of(inside) == target_of(outside), f"{inside!r} and {outside!r}"
+    InputError.check(same, "", "predictions of one target", got, "the same posterior at both inputs")
     from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
     values = np.concatenate([uncertainty(inside, measure), uncertainty(outside, measure)])
@@ -149,20 +146,19 @@ def selective(
     ----------
     Geifman and El-Yaniv 2017, NeurIPS.
     """
-    if (y is None) == (losses is None):
-        got = "neither" if y is None else "both"
-        raise InputError.of("selective", "y or losses", got, "selective(prediction, y)")
-    if losses is None:
-        if prediction.is_classes:
-            losses = prediction.probabilities.argmax(axis=1) != checked_labels(prediction, y)
-        else:
-            losses = (prediction.mean - checked_numbers(prediction, y)) ** 2
-            losses = losses.reshape(prediction.rows, -1).mean(axis=1)
-    losses = np.asarray(losses, dtype=np.float64)
-    if losses.shape != (prediction.rows,) or not np.isfinite(losses).all():
-        got = f"shape {losses.shape}, {np.count_nonzero(~np.isfinite(losses))} not finite"
-        raise InputError.of("losses", f"finite numbers of shape ({prediction.rows},)", got, "one per row")
+    one, got = (y is None) != (losses is None), "neither" if y is None else "both"
+    InputError.check(one, "selective", "y or losses", got, "selective(prediction, y)")
+    if losses is None and prediction.is_classes:
+        losses = prediction.probabilities.argmax(axis=1) != checked_labels(prediction, y)
+    elif losses is None:
+        squares = (prediction.mean - checked_numbers(prediction, y)) ** 2
+        losses = squares.reshape(prediction.rows, -1).mean(axis=1)
+    losses, rows = np.asarray(losses, dtype=np.float64), np.arange(1, prediction.rows + 1)
+    finite = np.isfinite(losses)
+    good, got = finite.all(), f"shape {losses.shape}, {np.count_nonzero(~finite)} not finite"
+    expected = f"finite numbers of shape {rows.shape}"
+    InputError.check(good and losses.shape == rows.shape, "losses", expected, got, "one per row")
     _, which, size = np.unique(uncertainty(prediction, measure), return_inverse=True, return_counts=True)
     equal = np.bincount(which, weights=losses) / size
-    risk = np.cumsum(np.repeat(equal, size)) / np.arange(1, len(losses) + 1)
-    return {"coverage": np.arange(1, len(losses) + 1) / len(losses), "risk": risk, "aurc": float(risk.mean())}
+    risk = np.cumsum(np.repeat(equal, size)) / rows
+    return {"coverage": rows / len(rows), "risk": risk, "aurc": float(risk.mean())}
