@@ -72,9 +72,9 @@ class Approximation(ABC):
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """`count` draws of u."""
 
-    @abstractmethod
     def log_prob(self, u: Draws) -> np.ndarray | None:
-        """log q(u) of draws, (S,). None if q has no density."""
+        """log q(u) of draws, (S,). None if q has no density, the default."""
+        return None
 
     @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
@@ -162,9 +162,10 @@ class Chains(Approximation):
     kind: ClassVar[Literal["chains", "iid", "point"]] = "chains"
 
     def __post_init__(self) -> None:
-        if self.groups is not None and (self.groups < 1 or self.shape[0] % self.groups):
-            expected = f"a divisor of the {self.shape[0]} chains"
-            raise InputError.of("groups", expected, repr(self.groups), "equal groups")
+        good, expected = self.groups is None, f"a divisor of the {self.shape[0]} chains"
+        if self.groups is not None:
+            good = self.groups >= 1 and self.shape[0] % self.groups == 0
+        InputError.check(good, "groups", expected, repr(self.groups), "equal groups")
         if self.weights is not None:
             self.weights = checked_weights(self.weights, self.groups or self.shape[0])
 
@@ -196,15 +197,10 @@ class Chains(Approximation):
         return first.shape[0], first.shape[1]
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        total = self.stored_count
-        if self.weights is None:
-            picked = rng.choice(total, size=count, replace=count > total)
-        else:
-            picked = rng.choice(total, size=count, p=per_draw(self.weights, total))
+        total, weights = self.stored_count, self.weights
+        shares = None if weights is None else per_draw(weights, total)
+        picked = rng.choice(total, size=count, replace=count > total or weights is not None, p=shares)
         return {name: value[picked] for name, value in self.stored_draws().items()}
-
-    def log_prob(self, u: Draws) -> None:
-        return None
 
     def centre(self) -> dict[str, np.ndarray]:
         """The last draw of the first chain; with weights, of the first chain of the component with the largest weight.
@@ -234,9 +230,6 @@ class Point(Approximation):
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {name: np.repeat(value[None], count, axis=0) for name, value in self.u.items()}
 
-    def log_prob(self, u: Draws) -> None:
-        return None
-
     def centre(self) -> dict[str, np.ndarray]:
         return dict(self.u)
 
@@ -265,20 +258,17 @@ class Drawn(Approximation):
 
     @property
     def count(self) -> int:
-        """Number of draws, S."""
+        """Number of draws, S: a posterior uses all of them."""
         return len(next(iter(self.u.values())))
 
-    @property
-    def stored_count(self) -> int:
-        """Number of draws, S: a posterior uses all of them."""
-        return self.count
+    stored_count = count
 
     def stored_draws(self) -> dict[str, np.ndarray]:
         return dict(self.u)
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        if count > self.count:
-            raise InputError.of("draws", f"at most the {self.count} that were kept", str(count), "fewer")
+        enough, expected = count <= self.count, f"at most the {self.count} that were kept"
+        InputError.check(enough, "draws", expected, count, "fewer")
         return {name: value[:count] for name, value in self.u.items()}
 
     def log_prob(self, u: Draws) -> np.ndarray | None:
@@ -286,9 +276,8 @@ class Drawn(Approximation):
         if self.log_q is None:
             return None
         count = len(next(iter(u.values())))
-        known = count <= self.count and all(
-            np.array_equal(value, self.u[name][:count]) for name, value in u.items()
-        )
+        # Where there are more values than draws, the shapes differ.
+        known = all(np.array_equal(value, self.u[name][:count]) for name, value in u.items())
         return self.log_q[:count] if known else None
 
     def centre(self) -> dict[str, np.ndarray]:
@@ -313,10 +302,11 @@ def flat_draws(draws: Draws) -> dict[str, np.ndarray]:
 def checked_weights(weights: Any, count: int) -> np.ndarray:
     """A copy of the weights (count,) of components: at least 0, summing to 1."""
     array = np.array(weights, dtype=np.float64)
-    good = array.shape == (count,) and np.isfinite(array).all() and (array >= 0.0).all()
-    if not good or abs(float(array.sum()) - 1.0) > 1e-8:
-        got = f"shape {array.shape}, sum {float(array.sum()):.6g}"
-        raise InputError.of("weights", f"{count} weights of at least 0 that sum to 1", got, "one per part")
+    total = float(array.sum())
+    # A sum that is near 1 is finite, and so is each weight.
+    good = array.shape == (count,) and (array >= 0.0).all() and abs(total - 1.0) <= 1e-8
+    got = f"shape {array.shape}, sum {total:.6g}"
+    InputError.check(good, "weights", f"{count} weights of at least 0 that sum to 1", got, "one per part")
     return array
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.systems import system
+from ppl_bnn.core.arrays import unprefixed
 from ppl_bnn.core.errors import DeviceError, InputError, ModelError
 from ppl_bnn.core.files import left_by_a_kill
 from ppl_bnn.posterior.approximation import Chains
@@ -68,20 +68,19 @@ def load(path: str | Path, model: Any, *, device: str = "auto") -> Posterior:
     except Exception as error:
         raise READER.damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
     posterior = _on_device(posterior, device)
-    _check_model(posterior, manifest["model"], _part(arrays, "probe"))
+    _check_model(posterior, manifest["model"], unprefixed(arrays, "probe"))
     return posterior
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:
     if not path.is_dir():
-        left = left_by_a_kill(path)
+        left, got = left_by_a_kill(path), "which is no folder"
         advice = f"renaming {left}, which a save that was killed has left" if left else "posterior.save(path)"
-        raise InputError.of("path", "the folder of a saved posterior", f"{path}, which is no folder", advice)
-    manifest = READER.manifest(path / MANIFEST, KIND, FORMAT, SCHEMA, sealed_since=3)
-    if manifest is None:
-        got, advice = f"{path}, without {MANIFEST}", "the folder given to save"
-        raise InputError.of("path", "the folder of a saved posterior", got, advice)
-    return manifest
+    else:
+        got, advice = f"without {MANIFEST}", "the folder given to save"
+        if manifest := READER.manifest(path / MANIFEST, KIND, FORMAT, SCHEMA, sealed_since=3):
+            return manifest
+    raise InputError.of("path", "the folder of a saved posterior", f"{path}, {got}", advice)
 
 
 def _read_arrays(path: Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
@@ -98,44 +97,39 @@ def _read_arrays(path: Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def _check_flags(manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
     """Check that the manifest agrees with the arrays. A checksum does not show who wrote it. Raises ValueError."""
-    units = bool(_part(arrays, "standardisation"))
+    units = bool(unprefixed(arrays, "standardisation"))
     if manifest["standardised"] is not units:
         raise ValueError(f"standardised is {manifest['standardised']}, and the arrays say {units}")
     features, table = manifest["feature_names"], arrays.get("inputs/array")
     if features is not None and table is not None and table.ndim == 2 and len(features) != table.shape[1]:
         raise ValueError(f"feature_names has {len(features)} names, and the inputs {table.shape[1]} columns")
     # A draw of a float32 fit may be made in float64, in NumPy; that of a float64 fit is never float32.
-    for name, value in _part(arrays, "probe").items():
+    for name, value in unprefixed(arrays, "probe").items():
         if value.dtype == np.float32 and manifest["info"]["dtype"] == "float64":
             raise ValueError(f"info.dtype is {manifest['info']['dtype']}, and {name} is {value.dtype}")
 
 
-def _part(arrays: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndarray]:
-    prefix = part + "/"
-    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
-
-
 def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any) -> Posterior:
-    inputs = _part(arrays, "inputs")
-    info = dict(manifest["info"])
-    info["warnings"] = tuple(info["warnings"])
-    approximation = approximation_class(manifest["approximation"]).from_arrays(_part(arrays, "approximation"))
+    info = {**manifest["info"], "warnings": tuple(manifest["info"]["warnings"])}
+    approximation = approximation_class(manifest["approximation"]).from_arrays(
+        unprefixed(arrays, "approximation")
+    )
     if isinstance(approximation, Chains):
         approximation = replace(approximation, groups=manifest.get("groups"))
     if "weights/parts" in arrays:
         approximation = approximation.weighted(arrays["weights/parts"])
-    units = _part(arrays, "standardisation")
+    units = unprefixed(arrays, "standardisation")
     names: dict[str, Any] = {key: manifest.get(key) for key in ("feature_names", "class_names", "labels")}
     names = {key: None if value is None else tuple(value) for key, value in names.items()}
     return Posterior(
         model=model,
         language=manifest["language"],
         observed=manifest["observed"],
-        inputs=inputs["array"] if "array" in inputs else _part(inputs, "dict"),
+        inputs=arrays["inputs/array"] if "inputs/array" in arrays else unprefixed(arrays, "inputs/dict"),
         targets=arrays["targets/array"],
         approximation=approximation,
-        info=FitInfo(history=_part(arrays, "history"), **info),
-        statistics=_part(arrays, "statistics"),
+        info=FitInfo(history=unprefixed(arrays, "history"), **info),
+        statistics=unprefixed(arrays, "statistics"),
         standardisation=Standardisation.from_arrays(units) if units else None,
         **names,
     )
@@ -143,9 +137,10 @@ def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any
 
 def _on_device(posterior: Posterior, device: str) -> Posterior:
     """The posterior set to an available device."""
-    wanted = posterior.info.device if device == "auto" else device
+    info = posterior.info
+    wanted = info.device if device == "auto" else device
     try:
-        with system(posterior.info.ppl).session(posterior.info.dtype, wanted) as actual:
+        with system(info.ppl).session(info.dtype, wanted) as actual:
             pass
     except DeviceError:
         if device != "auto":
@@ -153,17 +148,13 @@ def _on_device(posterior: Posterior, device: str) -> Posterior:
         text = f"fitted on {wanted}, which is not available; it will predict on the CPU"
         warnings.warn(text, UserWarning, stacklevel=3)
         actual = "cpu"
-    if actual != posterior.info.device:
-        posterior.info = replace(posterior.info, device=actual)
-    return posterior
+    return replace(posterior, info=replace(info, device=actual))
 
 
 def _check_model(posterior: Posterior, signature: dict[str, Any], probe: dict[str, np.ndarray]) -> None:
-    if not callable(posterior.model):
-        raise InputError.of(
-            "model", "the function that was fitted", repr(posterior.model), "load(path, model)"
-        )
-    name = signature["name"]
+    model, name = posterior.model, signature["name"]
+    expected = "the function that was fitted"
+    InputError.check(callable(model), "model", expected, repr(model), "load(path, model)")
     try:
         sites, likelihood = posterior.with_problem(signature_of)
     except Exception as error:
@@ -184,11 +175,10 @@ def _check_model(posterior: Posterior, signature: dict[str, Any], probe: dict[st
     if not differences:
         before = signature["log_joint"]
         after = float(posterior.log_joint({name: value[None] for name, value in probe.items()})[0])
-        tolerance = LOG_JOINT_TOLERANCE[posterior.info.dtype] * (1.0 + abs(before))
-        same = abs(after - before) <= tolerance or (not math.isfinite(before) and str(before) == str(after))
-        if not same:
+        tolerance = LOG_JOINT_TOLERANCE[posterior.info.dtype]
+        # The relative tolerance is one of 1 + |before|. Values that are not finite are the same or not.
+        if not np.isclose(after, before, rtol=tolerance, atol=tolerance, equal_nan=True):
             cause = "(another prior, activation or noise)"
             differences.append(f"the log joint of a stored draw was {before:.6g}, is {after:.6g} {cause}")
-    if differences:
-        got = f"another one: {'; '.join(differences)}"
-        raise ModelError.of("model", f"the model that was saved, {name}", got, "the function that was fitted")
+    got = f"another one: {'; '.join(differences)}"
+    ModelError.check(not differences, "model", f"the model that was saved, {name}", got, expected)

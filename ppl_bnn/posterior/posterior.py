@@ -8,6 +8,7 @@ exported tree and the predictions agree, and two purposes never share a stream o
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -145,6 +146,11 @@ class Posterior:
         return self.with_problem(lambda problem: problem.program.likelihood.task)
 
     @property
+    def _flat_draws(self) -> dict[str, np.ndarray]:
+        """`unconstrained_draws` with one leading axis, chain after chain."""
+        return flat_draws(self.unconstrained_draws)
+
+    @property
     def log_evidence(self) -> float:
         """log p(D) as estimated by the method, in the units of the fit.
 
@@ -153,8 +159,8 @@ class Posterior:
         UnsupportedError
             If the method does not estimate it.
         """
-        if "log_evidence" not in self.info.figures:
-            raise UnsupportedError.of("log_evidence", "an evidence", self.info.method, "Laplace()")
+        known = "log_evidence" in self.info.figures
+        UnsupportedError.check(known, "log_evidence", "an evidence", self.info.method, "Laplace()")
         return self.info.figures["log_evidence"]
 
     @property
@@ -192,10 +198,8 @@ class Posterior:
         chains, draws = self.shape
         name = getattr(getattr(self.model, "func", self.model), "__name__", "model")
         stacked = "" if self.weights is None else f" of {len(self.weights)} stacked parts"
-        what = (
-            f"{name} by {self.info.method} in {self.info.ppl}: {self.kind}, {chains} x {draws} draws{stacked}"
-        )
-        return f"Posterior({what}, {self.info.run_seconds:.1f} s)"
+        what = f"{self.kind}, {chains} x {draws} draws{stacked}, {self.info.run_seconds:.1f} s"
+        return f"Posterior({name} by {self.info.method} in {self.info.ppl}: {what})"
 
     def __getstate__(self) -> dict[str, Any]:
         check_importable(self.model)
@@ -206,13 +210,16 @@ class Posterior:
         """Draws of the unconstrained coordinates u, name -> ``(chain, draw, *shape of u)``, the same at every call."""
         if isinstance(self.approximation, Chains):
             return self.approximation.u
-        chains, draws = self.shape
         if self.approximation.stored_count is not None:
             u = self.approximation.stored_draws()
         else:
-            rng = np.random.default_rng(site_seed("draws", self.info.seed))
-            u = self.approximation.draw(chains * draws, rng)
-        return {name: value.reshape(chains, draws, *value.shape[1:]) for name, value in u.items()}
+            u = self._fresh_draws(math.prod(self.shape))
+        return {name: value.reshape(*self.shape, *value.shape[1:]) for name, value in u.items()}
+
+    def _fresh_draws(self, count: int) -> dict[str, np.ndarray]:
+        """Draws of u on demand, the same at every call."""
+        rng = np.random.default_rng(site_seed("draws", self.info.seed))
+        return self.approximation.draw(count, rng)
 
     @cached_property
     def draws(self) -> dict[str, np.ndarray]:
@@ -222,10 +229,9 @@ class Posterior:
         computes from other sites (scale times base), linearised about the mode, since their direct values would be far
         too wide. The deterministic sites of a NumPyro or Pyro model are included, at the training rows.
         """
-        chains, draws = self.shape
-        u = flat_draws(self.unconstrained_draws)
+        u = self._flat_draws
         w = self.with_problem(lambda problem: self.constrained_draws(problem, u))
-        return {name: value.reshape(chains, draws, *value.shape[1:]) for name, value in w.items()}
+        return {name: value.reshape(*self.shape, *value.shape[1:]) for name, value in w.items()}
 
     def constrained_draws(self, problem: Problem, u: Draws) -> dict[str, np.ndarray]:
         """The values in `draws` for draws of u with one leading axis."""
@@ -278,24 +284,22 @@ class Posterior:
             For an unknown kind.
         """
         kind = self._kind(kind)
-        if draws is not None and kind not in DRAWN:
-            raise InputError.of("draws", f"None for kind={kind!r}, which has none", repr(draws), "draws=None")
+        possible, expected = draws is None or kind in DRAWN, f"None for kind={kind!r}, which has none"
+        InputError.check(possible, "draws", expected, repr(draws), "draws=None")
         x = self.fit_inputs(x)
 
         def predict(problem: Problem) -> Prediction:
             names: dict[str, Any] = {"class_names": self.class_names, "labels": self.labels}
-            closed = None
-            if draws is None or kind not in DRAWN:
-                closed = self.approximation.closed_form(problem, x, kind, memory)
+            closed = self.approximation.closed_form(problem, x, kind, memory) if draws is None else None
             if closed is not None:
-                return (
-                    replace(closed, **names) if any(each is not None for each in names.values()) else closed
-                )
+                given = {name: each for name, each in names.items() if each is not None}
+                return replace(closed, **given) if given else closed
             u = self.chosen_draws(draws)
             eta = self.approximation.predictor_draws(problem, u, x, kind, seed, memory)
-            family, parameters = problem.program.likelihood.mixture_parameters(eta)
-            log_weights = None if draws is not None else self._log_draw_weights()
-            return Prediction(family, parameters, log_weights, **names)
+            weights = self.draw_weights if draws is None else None
+            with np.errstate(divide="ignore"):  # a part without weight has none
+                log_weights = None if weights is None else np.log(weights)
+            return Prediction(*problem.program.likelihood.mixture_parameters(eta), log_weights, **names)
 
         return self.in_original_units(self.with_problem(predict, device))
 
@@ -373,10 +377,10 @@ class Posterior:
         weights = self.draw_weights if draws is None else None
         if self.task == "classification":
             eta = self.predictor(x, draws=draws, memory=memory)
-            functions, noise = eta.reshape(eta.shape[0] * eta.shape[1], -1), None
+            functions, noise = eta.reshape(math.prod(eta.shape[:2]), -1), None
         else:
             if draws is None and self.approximation.stored_count is None:
-                draws = self.shape[0] * self.shape[1]
+                draws = math.prod(self.shape)
             prediction = self.predict(x, kind=self.drawn_kind(None), draws=draws)
             functions = prediction.component_mean().reshape(prediction.draws, -1)
             noise = _noise_over_rows(prediction)
@@ -414,8 +418,8 @@ class Posterior:
         UnsupportedError
             For a kind without draws.
         """
-        if (x is None) != (y is None):
-            raise InputError.of("", "both x and y, or neither", "one of them", "log_likelihood(x, y)")
+        both = (x is None) == (y is None)
+        InputError.check(both, "", "both x and y, or neither", "one of them", "log_likelihood(x, y)")
         if x is None:
             inputs, targets = self.inputs, self.original_targets
         else:
@@ -423,10 +427,10 @@ class Posterior:
             if self.labels is not None:
                 y = checks.label_codes(np.asarray(y), self.labels)
             targets = checks.check_targets(y, row_count(inputs), column=self.targets.ndim == 2)
-        eta = self._predictor(flat_draws(self.unconstrained_draws) if u is None else u, inputs, kind, MEMORY)
+        eta = self._predictor(self._flat_draws if u is None else u, inputs, kind, MEMORY)
         found = self.with_problem(lambda problem: problem.program.likelihood.mixture_parameters(eta))
         prediction = Prediction(*found)
-        if targets.ndim == 2 and targets.shape[1] == 1:
+        if targets.shape[1:] == (1,):
             # Targets in a single column are flattened.
             targets = targets.reshape(prediction.shape)
         values = self.in_original_units(prediction).component_log_prob(targets)
@@ -457,7 +461,7 @@ class Posterior:
         ndarray
             Shape (S,).
         """
-        values = flat_draws(self.unconstrained_draws) if u is None else u
+        values = self._flat_draws if u is None else u
         return self.with_problem(lambda problem: problem.log_joint_draws(values))
 
     def log_prior(self, u: Draws | None = None) -> np.ndarray:
@@ -473,12 +477,12 @@ class Posterior:
         ndarray
             Shape (S,).
         """
-        values = flat_draws(self.unconstrained_draws) if u is None else u
+        values = self._flat_draws if u is None else u
         return self.with_problem(lambda problem: problem.log_prior_draws(values))
 
     def log_q(self) -> np.ndarray | None:
         """log q(u) of `unconstrained_draws`, (chain, draw). None for an approximation without a density."""
-        value = self.approximation.log_prob(flat_draws(self.unconstrained_draws))
+        value = self.approximation.log_prob(self._flat_draws)
         return None if value is None else value.reshape(self.shape)
 
     # -- export
@@ -532,10 +536,8 @@ class Posterior:
 
     def drawn_kind(self, kind: str | None) -> str:
         kind = self._kind(kind)
-        if kind not in DRAWN:
-            raise UnsupportedError.of(
-                "kind", " or ".join(DRAWN) + ", with draws", kind, "predict(x, kind=...)"
-            )
+        expected = f"{' or '.join(DRAWN)}, with draws"
+        UnsupportedError.check(kind in DRAWN, "kind", expected, kind, "predict(x, kind=...)")
         return kind
 
     def fit_inputs(self, x: Any) -> Any:
@@ -545,21 +547,19 @@ class Posterior:
 
     def chosen_draws(self, count: int | None) -> dict[str, np.ndarray]:
         if count is None:
-            return flat_draws(self.unconstrained_draws)
-        if count < 1:
-            raise InputError.of("draws", "a positive number", repr(count), "draws=1000")
-        total = self.shape[0] * self.shape[1]
+            return self._flat_draws
+        InputError.check(count >= 1, "draws", "a positive number", repr(count), "draws=1000")
+        total, weights = math.prod(self.shape), self.draw_weights
         if self.kind == "iid" and (self.approximation.stored_count is None or count > total):
-            return self.approximation.draw(count, np.random.default_rng(site_seed("draws", self.info.seed)))
-        weights = self.draw_weights
+            return self._fresh_draws(count)
         if weights is not None:
             upto = np.cumsum(weights)
             index = np.searchsorted(upto, upto[-1] * (np.arange(count) + 0.5) / count, side="right")
-        elif count > total:
-            raise InputError.of("draws", f"at most the {total} there are", repr(count), "a longer fit")
         else:
+            expected = f"at most the {total} there are"
+            InputError.check(count <= total, "draws", expected, repr(count), "a longer fit")
             index = np.linspace(0, total - 1, count).round().astype(int)
-        return {name: value[index] for name, value in flat_draws(self.unconstrained_draws).items()}
+        return {name: value[index] for name, value in self._flat_draws.items()}
 
     def _joint_in_original_units(self, joint: JointPrediction) -> JointPrediction:
         units = self.standardisation
@@ -570,13 +570,6 @@ class Posterior:
             return units.prediction(joint)
         return joint.rescale(units.y_mean[:columns], units.y_scale[:columns])
 
-    def _log_draw_weights(self) -> np.ndarray | None:
-        weights = self.draw_weights
-        if weights is None:
-            return None
-        with np.errstate(divide="ignore"):  # a part without weight has none
-            return np.log(weights)
-
     def with_problem[Result](self, action: Callable[[Problem], Result], device: str | None = None) -> Result:
         """Run `action(problem)` in a session of the system that fitted this posterior, and return its result.
 
@@ -584,11 +577,10 @@ class Posterior:
         """
         chosen, info = system(self.info.ppl), self.info
         with chosen.session(info.dtype, info.device if device in (None, "auto") else device) as actual:
-            inputs, targets = self.inputs, self.targets
             streamed = bool(info.settings.get("stream"))
-            if streamed:
-                inputs, targets = map_data(lambda a: np.asarray(a[:1]), inputs), np.asarray(targets[:1])
-            x, y = map_data(chosen.asarray, inputs), chosen.asarray(targets)
+            rows = slice(1) if streamed else slice(None)
+            x = map_data(lambda a: chosen.asarray(np.asarray(a[rows])), self.inputs)
+            y = chosen.asarray(np.asarray(self.targets[rows]))
             if actual not in self.programs:
                 model = self.approximation.program(self.model)
                 options: Any = {"language": self.language, "observed": self.observed}
@@ -624,7 +616,6 @@ def _noise_over_rows(prediction: Prediction) -> np.ndarray:
     """Cov(y) given the functions, (N K, N K): rows are independent, outputs of a row may be dependent."""
     if prediction.family != "MultivariateNormal":
         return np.diag(np.ravel(prediction.aleatoric))
-    factor = prediction.parameters["scale_tril"]
-    weights = prediction.weights.reshape(len(factor), -1, 1, 1)
-    blocks = np.sum(weights * (factor @ np.swapaxes(factor, -1, -2)), axis=0)
+    weights = prediction.weights.reshape(prediction.draws, -1, 1, 1)
+    blocks = np.sum(weights * prediction.law().covariance(), axis=0)
     return np.asarray(scipy.linalg.block_diag(*blocks))
