@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -103,10 +103,8 @@ class Calibration:
             return {}
         # Enough draws of the null distribution for a p-value to fall well below the threshold of a single test.
         count = max(NULL_DRAWS, int(np.ceil(20.0 * 3 * len(self.names) / self.error_rate)))
-        return {
-            name: uniformity(self.ranks[:, column], self.draws, null_draws=count)
-            for column, name in enumerate(self.names)
-        }
+        columns = zip(self.names, self.ranks.T, strict=True)
+        return {name: uniformity(ranks, self.draws, null_draws=count) for name, ranks in columns}
 
     @property
     def threshold(self) -> float:
@@ -190,10 +188,10 @@ class Calibration:
 
         if per == "function":
             columns = [name for name in Uniformity.__dataclass_fields__ if name != "draws"]
-            rows = {name: {key: getattr(test, key) for key in columns} for name, test in self.tests.items()}
-            return pd.DataFrame.from_dict(rows, orient="index", columns=columns).rename_axis("function")
-        if per != "simulation":
-            raise InputError.of("per", "'function' or 'simulation'", repr(per), "per='function'")
+            rows = {name: vars(test) for name, test in self.tests.items()}
+            return pd.DataFrame.from_dict(rows, "index", columns=columns).rename_axis("function")
+        known = per == "simulation"
+        InputError.check(known, "per", "'function' or 'simulation'", repr(per), "per='function'")
         return pd.DataFrame(
             {
                 "simulation": np.repeat(self.numbers, len(self.names)),
@@ -229,9 +227,8 @@ class Calibration:
 
         if kind not in _DRAWN:
             raise unknown_name("kind of figure", kind, _DRAWN)
-        if not self.ranks.size:
-            got = f"none in {self.simulations} simulations"
-            raise InputError.of("figure", "ranks", got, "more simulations")
+        got = f"none in {self.simulations} simulations"
+        InputError.check(self.ranks.size, "figure", "ranks", got, "more simulations")
         count = len(self.names)
         columns = min(count, 3)
         rows = -(-count // columns)
@@ -240,12 +237,13 @@ class Calibration:
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
         for axes in panels[count:]:
             axes.set_visible(False)
-        for column, (axes, name) in enumerate(zip(panels, self.names, strict=False)):
-            _DRAWN[kind](self, axes, self.ranks[:, column])
-            test = self.tests.get(name)
-            found = test is not None and test.least < self.threshold
-            shape = "" if test is None else f"\n{_shape(test, self.threshold)}, p = {test.least:.2g}"
-            axes.set_title(f"{name}{shape}", fontsize=10, color=_VERMILION if found else "black")
+        for axes, name, ranks in zip(panels, self.names, self.ranks.T, strict=False):
+            _DRAWN[kind](self, axes, ranks)
+            title, found = name, {}
+            if (test := self.tests.get(name)) is not None:
+                found = test.shapes(self.threshold)
+                title = f"{name}\n{' and '.join(found) or 'uniform'}, p = {test.least:.2g}"
+            axes.set_title(title, fontsize=10, color=_VERMILION if found else "black")
             axes.spines[["top", "right"]].set_visible(False)
         if kind == "histogram":
             # Set once, after all panels are drawn: the axes are shared, and setting a limit turns autoscaling off.
@@ -253,9 +251,8 @@ class Calibration:
         for axes in panels[max(0, count - columns) : count]:
             axes.set_xlabel("rank of the truth / (draws + 1)")
             axes.tick_params(labelbottom=True)
-        figure.supylabel(
-            "share of simulations below, less uniform" if kind == "ecdf" else "simulations", fontsize=10
-        )
+        heights = "share of simulations below, less uniform" if kind == "ecdf" else "simulations"
+        figure.supylabel(heights, fontsize=10)
         figure.suptitle(
             f"{self.subject}: {self.verdict}\n{self.simulations} simulations, {self.draws} draws each; grey: where "
             f"an exact method stays, in all panels together, with probability {1 - self.error_rate:.0%}",
@@ -330,24 +327,29 @@ class Uniformity:
         -------
         str
         """
-        found = []
+        found = self.shapes(threshold).values()
+        return "; ".join(found) or "uniform within the error rate"
+
+    def shapes(self, threshold: float) -> dict[str, str]:
+        """What the significant tests show: one or two words for each, and the description in full."""
+        found = {}
         if self.asymmetry_p < threshold:
-            side = "upwards" if self.mean_probability > 0.5 else "downwards"
+            side = f"biased {'upwards' if self.mean_probability > 0.5 else 'downwards'}"
             exceeds = f"a draw exceeds the truth with probability {self.mean_probability:.2f} on average"
-            found.append(f"biased {side} ({exceeds}, asymmetric with p = {self.asymmetry_p:.2g})")
+            found[side] = f"{side} ({exceeds}, asymmetric with p = {self.asymmetry_p:.2g})"
         if self.spread_p < threshold:
-            shape = "under-confident: the truth lies in the middle of the draws too often"
+            width, shape = "too wide", "under-confident: the truth lies in the middle of the draws too often"
             if self.spread > 1.0:
                 shape = (
                     "over-confident: the truth lies in the tails of the draws too often, in the shape of a U"
                 )
+                width = "too narrow"
             spread = f"spread {self.spread:.2f} times that of uniform ranks, p = {self.spread_p:.2g}"
-            found.append(f"{shape} ({spread})")
+            found[width] = f"{shape} ({spread})"
         if not found and self.ecdf_p < threshold:
-            found.append(
-                f"not uniform (p = {self.ecdf_p:.2g}), in a way that is neither bias nor spread alone"
-            )
-        return "; ".join(found) if found else "uniform within the error rate"
+            p = f"(p = {self.ecdf_p:.2g})"
+            found["not uniform"] = f"not uniform {p}, in a way that is neither bias nor spread alone"
+        return found
 
 
 def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: int = 0) -> Uniformity:
@@ -372,9 +374,9 @@ def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: in
     """
     array = np.asarray(ranks)
     whole = array.ndim == 1 and len(array) > 0 and array.dtype.kind in "iu"
-    if not whole or array.min() < 0 or array.max() > draws:
-        got = f"{array.dtype} of shape {array.shape}"
-        raise InputError.of("ranks", f"whole numbers from 0 to {draws}, shape (S,)", got, "Calibration.ranks")
+    good, got = whole and 0 <= array.min() <= array.max() <= draws, f"{array.dtype} of shape {array.shape}"
+    expected = f"whole numbers from 0 to {draws}, shape (S,)"
+    InputError.check(good, "ranks", expected, got, "Calibration.ranks")
     count, size = len(array), draws + 1
     counts = np.bincount(array, minlength=size)
     null = _null(count, draws, null_draws)
@@ -392,11 +394,9 @@ def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: in
     bins = _bins(count, size)
     chi2 = chi2_p = np.nan
     if bins >= 2:
-        from scipy.special import chdtrc
+        from scipy.stats import chisquare
 
-        binned = counts.reshape(bins, -1).sum(axis=1)
-        chi2 = float(np.sum((binned - count / bins) ** 2) / (count / bins))
-        chi2_p = float(chdtrc(bins - 1, chi2))
+        chi2, chi2_p = map(float, chisquare(counts.reshape(bins, -1).sum(axis=1)))
     # Sums of the same numbers in another order differ by rounding; the tolerance counts them as ties.
     slack = 1e-12
     return Uniformity(
@@ -485,30 +485,15 @@ def listed(names: tuple[str, ...]) -> str:
 _BLUE, _VERMILION, _GREY = "#0072B2", "#D55E00", "#BBBBBB"
 
 
-def _shape(test: Uniformity, threshold: float) -> str:
-    """One or two words for the description that `Uniformity.words` gives in full."""
-    found = []
-    if test.asymmetry_p < threshold:
-        found.append("biased upwards" if test.mean_probability > 0.5 else "biased downwards")
-    if test.spread_p < threshold:
-        found.append("too narrow" if test.spread > 1.0 else "too wide")
-    if not found and test.ecdf_p < threshold:
-        found.append("not uniform")
-    return " and ".join(found) or "uniform"
-
-
 def _draw_ecdf(calibration: Calibration, axes: Any, ranks: np.ndarray) -> None:
     """Draw the distribution function of the ranks minus that of uniform ranks, with its band."""
     draws, together = calibration.draws, calibration.error_rate / len(calibration.names)
     levels, lower, upper = ecdf_band(len(ranks), draws, together)
     share = np.bincount(ranks, minlength=draws + 1).cumsum()[:-1] / len(ranks)
     z = np.concatenate([[0.0], levels, [1.0]])
-
-    def difference(values: np.ndarray) -> np.ndarray:
-        return np.concatenate([[0.0], values - levels, [0.0]])
-
-    axes.fill_between(z, difference(lower), difference(upper), color=_GREY, alpha=0.55, linewidth=0.0)
-    axes.plot(z, difference(share), color=_BLUE, linewidth=1.5)
+    low, high, middle = (np.pad(values - levels, 1) for values in (lower, upper, share))
+    axes.fill_between(z, low, high, color=_GREY, alpha=0.55, linewidth=0.0)
+    axes.plot(z, middle, color=_BLUE, linewidth=1.5)
     axes.axhline(0.0, color="black", linewidth=0.7, linestyle="dashed")
     axes.set_xlim(0.0, 1.0)
 
@@ -529,7 +514,4 @@ def _draw_histogram(calibration: Calibration, axes: Any, ranks: np.ndarray) -> N
     axes.set_xlim(0.0, 1.0)
 
 
-_DRAWN: dict[str, Callable[[Calibration, Any, np.ndarray], None]] = {
-    "ecdf": _draw_ecdf,
-    "histogram": _draw_histogram,
-}
+_DRAWN = {"ecdf": _draw_ecdf, "histogram": _draw_histogram}

@@ -20,7 +20,7 @@ from ppl_bnn.diagnostics.function_space import (
     convergence,
     probe_rows,
 )
-from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, held_coordinates, pareto_k
+from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, coordinates, held_coordinates, pareto_k
 from ppl_bnn.diagnostics.sbc import simulation_based_calibration
 from ppl_bnn.inference.method import Method
 from ppl_bnn.posterior.convergence import by_arviz
@@ -358,10 +358,9 @@ class _Judge:
         if pareto.reliable:
             self.say(f"{about}, at most {K_LIMIT}: importance weights find no gap")
         else:
-            one = self.posterior.approximation.draw(1, np.random.default_rng(0))
             self.say(
                 f"{about}, above {K_LIMIT}: q is no proposal for importance sampling over "
-                f"{sum(value.size for value in one.values())} coordinates, which alone does not say that its "
+                f"{coordinates(self.posterior.approximation)} coordinates, which alone does not say that its "
                 "predictions are poor"
             )
             self.ask_for_reference()

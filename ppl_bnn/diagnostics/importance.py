@@ -14,7 +14,7 @@ import numpy as np
 
 from ppl_bnn.core.arrays import chunks, row_count, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError
-from ppl_bnn.core.settings import whole
+from ppl_bnn.core.settings import optional, whole
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.posterior.export import log_likelihood_tree, no_leave_one_out
 from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
@@ -66,16 +66,15 @@ def pareto_k(posterior: Any, draws: int | None = None) -> ParetoK:
     multiplications over all rows, at least 100. Raises UnsupportedError without a density q, InputError for fewer than
     25 draws.
     """
-    if draws is not None and (expected := whole(25)(draws)):
-        raise InputError.of("draws", expected, repr(draws), f"draws={DRAWS}")
+    wanted = optional(whole(25))(draws)
+    InputError.check(not wanted, "draws", str(wanted), repr(draws), f"draws={DRAWS}")
     q = posterior.approximation
     rng = np.random.default_rng(site_seed("pareto_k", posterior.info.seed))
-    one = q.draw(1, np.random.default_rng(0)) if posterior.kind == "iid" else None
-    if one is None or q.log_prob(one) is None:
-        expected = "an approximation with a density, such as SVI or Laplace"
-        got = f"{posterior.info.method}, of kind {posterior.kind!r}"
-        raise UnsupportedError.of("pareto_k", expected, got, "bnn.diagnose, which chooses what is defined")
-    size = sum(value.size for value in one.values())
+    known = posterior.kind == "iid" and q.log_prob(q.draw(1, np.random.default_rng(0))) is not None
+    expected = "an approximation with a density, such as SVI or Laplace"
+    got = f"{posterior.info.method}, of kind {posterior.kind!r}"
+    UnsupportedError.check(known, "pareto_k", expected, got, "bnn.diagnose, which chooses what is defined")
+    size = coordinates(q)
     if draws is None:
         draws = max(LEAST_DRAWS, min(DRAWS, int(WORK / (size * row_count(posterior.inputs)))))
     kept = kept_draws(q)
@@ -105,26 +104,18 @@ def pareto_k_of(log_ratios: np.ndarray) -> ParetoK:
     if not np.isfinite(log_ratios).all():
         # The joint density is 0 or undefined at some draw: the weights cannot be claimed to have finite moments.
         return ParetoK(math.inf, math.nan, math.inf, 0.0, count)
-    top = float(log_ratios.max())
+    top, elbo = float(log_ratios.max()), float(log_ratios.mean())
     weights = np.exp(log_ratios - top)
     mean = float(weights.mean())
     effective = float(weights.sum() ** 2 / np.sum(weights**2))
-    elbo = float(log_ratios.mean())
     # The delta method: the influence of each draw on log mean w, and the part that it shares with mean log w.
     influence = weights / mean
-    root = math.sqrt(count)
-    return ParetoK(
-        k=smoothed(log_ratios)[1],
-        log_evidence=top + math.log(mean),
-        log_evidence_se=float(influence.std(ddof=1) / root),
-        relative_ess=effective / count,
-        draws=count,
-        elbo=elbo,
-        elbo_se=float(log_ratios.std(ddof=1) / root),
-        # With equal weights the difference is rounding error of either sign.
-        gap=max(0.0, (top - elbo) + math.log(mean)),
-        gap_se=float((influence - log_ratios).std(ddof=1) / root),
-    )
+    parts = (influence, log_ratios, influence - log_ratios)
+    evidence_se, elbo_se, gap_se = (float(part.std(ddof=1) / math.sqrt(count)) for part in parts)
+    k, log_evidence = smoothed(log_ratios)[1], top + math.log(mean)
+    # With equal weights the difference is rounding error of either sign.
+    gap = max(0.0, (top - elbo) + math.log(mean))
+    return ParetoK(k, log_evidence, evidence_se, effective / count, count, elbo, elbo_se, gap, gap_se)
 
 
 @dataclass(frozen=True)
@@ -175,8 +166,7 @@ def leave_one_out(source: Any, tree: Any = None) -> LeaveOneOut:
     kind = str(tree.attrs["posterior_kind"]) if posterior is None else posterior.kind
     if kind == "point":
         return _undefined(no_leave_one_out(kind, np.empty((1, 1, 0))))
-    if tree is None:
-        tree = log_likelihood_tree(posterior)
+    tree = log_likelihood_tree(posterior) if tree is None else tree
     if "weights" in tree.attrs:
         return _undefined("draws of stacked parts do not count alike, and the weights have seen every row")
     if "log_likelihood" not in tree.children:
@@ -185,30 +175,23 @@ def leave_one_out(source: Any, tree: Any = None) -> LeaveOneOut:
         return _undefined("the log likelihood is not finite for some draw and row")
     import arviz_stats
 
-    stats: Any = arviz_stats
-
     # ArviZ warns if k exceeds its limit; worst_k and share_above report that in numbers.
     with ignored():
         try:
-            found = stats.loo(tree, pointwise=True)
+            found: Any = arviz_stats.loo(tree, pointwise=True)  # pyright: ignore[reportPrivateImportUsage]
         except (ValueError, IndexError) as error:
             return _undefined(f"importance weights could not be smoothed: {error}")
     k = np.asarray(found.pareto_k.values)
-    corrected: dict[str, Any] = {"corrected_reason": "draws of chains are from the posterior itself"}
-    if kind != "chains" and posterior is None:
+    if kind == "chains":
+        corrected: dict[str, Any] = {"corrected_reason": "draws of chains are from the posterior itself"}
+    elif posterior is None:
         why = "a tree holds too few draws: it is made of fresh ones of the posterior"
         corrected = {"corrected_reason": why}
-    elif kind != "chains":
+    else:
         corrected = _corrected(posterior)
-    return LeaveOneOut(
-        elpd=float(found.elpd),
-        se=float(found.se),
-        p_loo=float(found.p),
-        worst_k=float(np.where(np.isnan(k), math.inf, k).max()),
-        share_above=float(np.mean(~(k <= K_LIMIT))),
-        elpd_data=found,
-        **corrected,
-    )
+    worst, share = float(np.where(np.isnan(k), math.inf, k).max()), float(np.mean(~(k <= K_LIMIT)))
+    figures = (float(found.elpd), float(found.se), float(found.p), worst, share)
+    return LeaveOneOut(*figures, elpd_data=found, **corrected)
 
 
 def _undefined(reason: str) -> LeaveOneOut:
@@ -217,57 +200,53 @@ def _undefined(reason: str) -> LeaveOneOut:
 
 def _corrected(posterior: Any) -> dict[str, Any]:
     """The fields of `LeaveOneOut` with the weights p/q, or why there are none."""
-    u, reason = _corrected_draws(posterior)
-    if u is None:
-        return {"corrected_reason": reason}
+    u = _corrected_draws(posterior)
+    if isinstance(u, str):
+        return {"corrected_reason": u}
     log_ratios = _log_ratios(posterior, u)
     log_likelihood = _log_likelihood(posterior, u, row_count(posterior.inputs))
     if not (np.isfinite(log_ratios).all() and np.isfinite(log_likelihood).all()):
         return {"corrected_reason": "p/q or the log likelihood is not finite for some draw"}
-    elpd, k = _leave_out(log_likelihood, log_ratios)
-    return _published(elpd, k, smoothed(log_ratios)[1])
+    return _published(*_leave_out(log_likelihood, log_ratios), smoothed(log_ratios)[1])
 
 
-def _corrected_draws(posterior: Any) -> tuple[dict[str, np.ndarray] | None, str]:
+def _corrected_draws(posterior: Any) -> dict[str, np.ndarray] | str:
     """Draws for the corrected value, or why there is none; cheap conditions are checked first."""
     try:
         overall = pareto_k(posterior).k
     except UnsupportedError:
-        return None, "the approximation has no density"
+        return "the approximation has no density"
     if not overall <= K_LIMIT:
-        return None, f"k-hat of p/q is {overall:.2f}, above {K_LIMIT}"
+        return f"k-hat of p/q is {overall:.2f}, above {K_LIMIT}"
     q, rows = posterior.approximation, row_count(posterior.inputs)
-    size = sum(value.size for value in q.draw(1, np.random.default_rng(0)).values())
+    size = coordinates(q)
     takes = f"it takes {CORRECTED_DRAWS} draws"
     if kept_draws(q) is not None:
-        return None, f"{takes}, and there are no more than were kept"
+        return f"{takes}, and there are no more than were kept"
     if CORRECTED_DRAWS * rows > CORRECTED_VALUES or 8 * CORRECTED_DRAWS * size > MEMORY:
-        return None, f"{takes}, too many for {rows} rows and {size} coordinates"
+        return f"{takes}, too many for {rows} rows and {size} coordinates"
     if held_coordinates(posterior):
-        return None, "some weights are held at a value: p/q belongs to the others alone"
+        return "some weights are held at a value: p/q belongs to the others alone"
     seed = site_seed("corrected_leave_one_out", posterior.info.seed)
     u = q.draw(CORRECTED_DRAWS, np.random.default_rng(seed))
     if q.kinds[0] == "linearised" and not _linear(posterior, u):
-        return None, (
-            "the predictive is linearised, the predictor is not linear in the weights, and p/q belongs to the "
-            "network itself"
-        )
-    return u, ""
+        linear = "the predictive is linearised, the predictor is not linear in the weights"
+        return f"{linear}, and p/q belongs to the network itself"
+    return u
 
 
 def _published(elpd: np.ndarray, k: np.ndarray, overall: float) -> dict[str, Any]:
     """The value from rows elpd (N,), unless k-hat of p/q or the Pareto k of some row (N,) forbids it."""
     above = ~(k <= K_LIMIT)
-    reason = ""
     if not overall <= K_LIMIT:
-        reason = f"k-hat of p/q is {overall:.2f}, above {K_LIMIT}"
+        found: dict[str, Any] = {"corrected_reason": f"k-hat of p/q is {overall:.2f}, above {K_LIMIT}"}
     elif above.any():
         share = f"in {above.mean():.1%} of the rows, {k.max():.2f} at most"
-        reason = f"with the weights p/q Pareto k is above {K_LIMIT} {share}"
-    if reason:
-        return {"corrected_reason": reason, "corrected_k": k}
-    se = float(math.sqrt(len(elpd)) * elpd.std(ddof=1))
-    return {"corrected_elpd": float(elpd.sum()), "corrected_se": se, "corrected_k": k}
+        found = {"corrected_reason": f"with the weights p/q Pareto k is above {K_LIMIT} {share}"}
+    else:
+        se = float(math.sqrt(len(elpd)) * elpd.std(ddof=1))
+        found = {"corrected_elpd": float(elpd.sum()), "corrected_se": se}
+    return {**found, "corrected_k": k}
 
 
 def _log_likelihood(posterior: Any, u: dict[str, np.ndarray], rows: int) -> np.ndarray:
@@ -287,15 +266,17 @@ def _leave_out(log_likelihood: np.ndarray, log_ratios: np.ndarray) -> tuple[np.n
     return elpd, np.array([k for *_, k in found])
 
 
+def coordinates(approximation: Any) -> int:
+    """Number of coordinates of one draw."""
+    return sum(value.size for value in approximation.draw(1, np.random.default_rng(0)).values())
+
+
 def held_coordinates(posterior: Any) -> int:
     """Number of coordinates of latent sites that are the same in every draw, although they have a prior."""
     draws = posterior.approximation.draw(3, np.random.default_rng(0))
     sites = posterior.with_problem(lambda problem: problem.program.sites)
-    return sum(
-        int(np.count_nonzero(np.ptp(value, axis=0) == 0.0))
-        for name, value in draws.items()
-        if not sites[name].is_param
-    )
+    latent = (value for name, value in draws.items() if not sites[name].is_param)
+    return sum(int(np.count_nonzero(np.ptp(value, axis=0) == 0.0)) for value in latent)
 
 
 def _linear(posterior: Any, u: dict[str, np.ndarray]) -> bool:

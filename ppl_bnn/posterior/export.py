@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import map_data, row_count, site_seed
+from ppl_bnn.core.arrays import chunks, padded, row_count, site_seed
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.settings import whole
 from ppl_bnn.posterior.approximation import Draws, flat_draws
@@ -28,14 +28,11 @@ SMALL = 225
 
 # Functions of ArviZ by what they need. Those of leave-one-out and power-scaling reweight draws: they need a tail.
 _SUMMARIES = ("summary", "hdi", "eti", "mode", "std", "var", "mad", "iqr", "kde", "histogram", "thin")
-_AVERAGES = ("mean", "median", "metrics")
-_FITS = ("bayesian_r2", "residual_r2")
+_AVERAGES, _FITS = ("mean", "median", "metrics"), ("bayesian_r2", "residual_r2")
 _LOO = ("loo", "loo_i", "compare", "loo_expectations", "loo_metrics", "loo_pit", "loo_r2", "loo_score")
 _SCALING = ("psense", "psense_summary")
 _APPROXIMATE_LOO = ("loo_approximate_posterior",)
 _CHAINS = ("ess", "rhat", "mcse", "diagnose")
-_PLOTS = ("plot_dist", "plot_forest", "plot_pair", "plot_prior_posterior", "plot_ridge")
-_PREDICTIVE_PLOTS = ("plot_ppc_dist", "plot_ppc_interval", "plot_ppc_pit", "plot_ppc_tstat")
 _LOO_PLOTS = ("plot_compare", "plot_khat", "plot_loo_pit", "plot_psense_dist")
 _CHAIN_PLOTS = (
     *("plot_autocorr", "plot_convergence_dist", "plot_energy", "plot_ess", "plot_ess_evolution", "plot_mcse"),
@@ -44,17 +41,17 @@ _CHAIN_PLOTS = (
 # Which functions of arviz_stats and arviz_plots are defined for which kind of posterior; tests call every one of them.
 # Draws of an approximation are independent: R-hat and ESS would describe the random number generator.
 _OF_DRAWS = (*_SUMMARIES, *_AVERAGES, *_FITS, *_LOO, *_SCALING)
-_PLOTS_OF_DRAWS = (*_PLOTS, *_PREDICTIVE_PLOTS, *_LOO_PLOTS)
+_PLOTS_OF_DRAWS = (
+    *("plot_dist", "plot_forest", "plot_pair", "plot_prior_posterior", "plot_ridge"),
+    *("plot_ppc_dist", "plot_ppc_interval", "plot_ppc_pit", "plot_ppc_tstat", *_LOO_PLOTS),
+)
 ARVIZ_STATISTICS: dict[str, tuple[str, ...]] = {
     "chains": (*_CHAINS, "bfmi", *_OF_DRAWS),
     "iid": (*_OF_DRAWS, *_APPROXIMATE_LOO),
     "point": _AVERAGES,
 }
-ARVIZ_PLOTS: dict[str, tuple[str, ...]] = {
-    "chains": (*_CHAIN_PLOTS, *_PLOTS_OF_DRAWS),
-    "iid": _PLOTS_OF_DRAWS,
-    "point": (),
-}
+ARVIZ_PLOTS: dict[str, tuple[str, ...]]
+ARVIZ_PLOTS = {"chains": (*_CHAIN_PLOTS, *_PLOTS_OF_DRAWS), "iid": _PLOTS_OF_DRAWS, "point": ()}
 
 
 def arviz_defined(tree: Any, of: Mapping[str, tuple[str, ...]] = ARVIZ_STATISTICS) -> tuple[str, ...]:
@@ -83,9 +80,8 @@ def no_leave_one_out(kind: str, log_likelihood: np.ndarray) -> str:
     values = log_likelihood.reshape(-1, log_likelihood.shape[-1])
     count = len(values)
     if count < FEWEST_DRAWS:
-        return (
-            f"{count} draws have no tail to smooth importance weights by; at least {FEWEST_DRAWS} are needed"
-        )
+        needed = f"at least {FEWEST_DRAWS} are needed"
+        return f"{count} draws have no tail to smooth importance weights by; {needed}"
     # The tail that ArviZ fits: the draws that give a row the lowest density.
     tail = int(3.0 * math.sqrt(count)) if count > SMALL else count // 5
     lowest = np.partition(values, tail - 1, axis=0)[:tail]
@@ -147,9 +143,14 @@ def posterior_datatree(
     "/" in the name of a site is written "." (netCDF reserves it). The attributes of the root and of `posterior` record
     the fit. lp and log_prior are in the units of the model, standardised if the fit standardises.
     """
-    index = _draw_index(posterior, draws)
+    chains, length = posterior.shape
+    index = np.arange(length)
+    if draws is not None:
+        wanted = whole(chains, chains * length, ", at least one per chain")(draws)
+        InputError.check(not wanted, "draws", str(wanted), repr(draws), "draws=None")
+        index = np.linspace(0, length - 1, int(draws) // chains).round().astype(int)
     u = {name: value[:, index] for name, value in posterior.unconstrained_draws.items()}
-    shape = (posterior.shape[0], len(index))
+    shape = (chains, len(index))
     new = None if x is None else posterior.fit_inputs(x)
     found = posterior.with_problem(lambda problem: _evaluated(posterior, problem, u, new))
     w, log_prior, fitted, at_new, sites = found
@@ -163,9 +164,6 @@ def posterior_datatree(
         """A group of y, with values (S, N, ...)."""
         return _dataset({"y": values.reshape(*count, *values.shape[1:])}, {"y": rows[: values.ndim - 1]})
 
-    def of_inputs(values: Any) -> Any:
-        return _dataset(*_input_group(values), coords, sampled=False)
-
     # For a censored row y is a bound, and `event` gives its kind.
     observed = {"y": y[:, 0], "event": y[:, 1]} if training.censored else {"y": y}
     groups: dict[str, Any] = {
@@ -174,7 +172,7 @@ def posterior_datatree(
         "log_prior": _dataset(_chained(log_prior, shape)),
         "posterior_predictive": of_y(_one_per_draw(training, rng)),
         "observed_data": _dataset(observed, dict.fromkeys(observed, rows), sampled=False),
-        "constant_data": of_inputs(posterior.original_inputs),
+        "constant_data": _input_group(posterior.original_inputs, coords),
     }
     log_likelihood = training.component_log_prob(y)
     undefined = no_leave_one_out(posterior.kind, log_likelihood.reshape(*shape, -1))
@@ -182,15 +180,14 @@ def posterior_datatree(
         groups["log_likelihood"] = of_y(log_likelihood)
     if at_new is not None:
         groups["predictions"] = of_y(_one_per_draw(posterior.in_original_units(at_new), rng))
-        groups["predictions_constant_data"] = of_inputs(map_data(np.asarray, x))
+        groups["predictions_constant_data"] = _input_group(x, coords)
     if prior:
         prior_w, predicted = posterior.with_problem(_prior_draws)
         y_of_prior = _one_per_draw(posterior.in_original_units(predicted), rng)
         groups["prior"] = _dataset(_chained(prior_w, (1, len(y_of_prior))), dims, coords)
         groups["prior_predictive"] = of_y(y_of_prior, (1, len(y_of_prior)))
-    history, steps = _history(posterior)
-    if history:
-        groups["fit_history"] = _dataset(history, steps, sampled=False)
+    if posterior.info.history:
+        groups["fit_history"] = _history_group(posterior.info.history)
     return _tree(groups, _attributes(posterior) | {"no_leave_one_out": undefined})
 
 
@@ -200,10 +197,8 @@ def log_likelihood_tree(posterior: Any) -> Any:
     undefined = no_leave_one_out(posterior.kind, log_likelihood)
     index = np.arange(posterior.shape[1])
     statistics = _sample_stats(posterior, posterior.unconstrained_draws, index, posterior.shape)
-    groups = {
-        "posterior": _dataset({_safe(name): value for name, value in posterior.draws.items()}),
-        "sample_stats": _dataset(statistics),
-    }
+    draws = {_safe(name): value for name, value in posterior.draws.items()}
+    groups = {"posterior": _dataset(draws), "sample_stats": _dataset(statistics)}
     if not undefined:
         groups["log_likelihood"] = _dataset({"y": log_likelihood}, {"y": ["obs"]})
     return _tree(groups, _attributes(posterior) | {"no_leave_one_out": undefined})
@@ -213,20 +208,6 @@ def _targets(posterior: Any) -> np.ndarray:
     """The training targets in original units; class labels as integers (N,)."""
     targets = np.asarray(posterior.original_targets)
     return targets.astype(np.int64).reshape(-1) if posterior.task == "classification" else targets
-
-
-def _in_chunks(posterior: Any, function: Callable[[Draws], Draws], u: Draws) -> dict[str, np.ndarray]:
-    """Evaluate a function of draws in chunks of bounded memory: densities need draws x rows x units values."""
-    count = len(next(iter(u.values())))
-    units = sum(value.shape[-1] if value.ndim > 1 else 1 for value in u.values())
-    size = int(np.clip(MEMORY // (16 * units * row_count(posterior.inputs)), 1, count))
-    parts = []
-    for start in range(0, count, size):
-        # The last chunk is padded, so that all chunks use one compiled function.
-        index = np.minimum(np.arange(start, start + size), count - 1)
-        part = function({name: value[index] for name, value in u.items()})
-        parts.append({name: value[: count - start] for name, value in part.items()})
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
 def _dataset(variables: Draws, dims: Any = None, coords: Any = None, sampled: bool = True) -> Any:
@@ -254,24 +235,18 @@ def _tree(groups: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
     return DataTree.from_dict({"/": Dataset(attrs=dict(attributes)), **groups})
 
 
-def _history(posterior: Any) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
-    history = {_safe(name): np.asarray(value) for name, value in posterior.info.history.items()}
-    curves = {name: value for name, value in history.items() if value.ndim}
+def _history_group(history: Draws) -> Any:
+    """Loss curves; those of one length have a common dimension."""
+    arrays = {_safe(name): np.asarray(value) for name, value in history.items()}
+    curves = {name: value for name, value in arrays.items() if value.ndim}
     common = len({len(value) for value in curves.values()}) == 1
-    steps = {
-        name: ["step" if common else f"{name}_step", *(f"{name}_dim_{axis}" for axis in range(1, value.ndim))]
-        for name, value in curves.items()
-    }
-    return history, steps
+    dims = {name: _named("step" if common else f"{name}_step", name, a.ndim) for name, a in curves.items()}
+    return _dataset(arrays, dims, sampled=False)
 
 
-def _draw_index(posterior: Any, draws: int | None) -> np.ndarray:
-    chains, length = posterior.shape
-    if draws is None:
-        return np.arange(length)
-    if wanted := whole(chains, chains * length, ", at least one per chain")(draws):
-        raise InputError.of("draws", wanted, repr(draws), "draws=None")
-    return np.linspace(0, length - 1, int(draws) // chains).round().astype(int)
+def _named(first: str, name: str, axes: int) -> list[str]:
+    """Names of the dimensions of an array, of which the first has a name of its own."""
+    return [first, *(f"{name}_dim_{axis}" for axis in range(1, axes))]
 
 
 def _safe(name: str) -> str:
@@ -313,19 +288,21 @@ def _site_log_priors(posterior: Any, problem: Problem, u: Draws) -> dict[str, np
     def densities(values: Any, x: Any, y: Any) -> dict[str, Any]:
         return {
             site.name: site.distribution.log_prob(site.value).sum() * site.scale
-            for site in system.run(program.native, x, y, values=values, unconstrained=True)
+            for site in program.run(values, x, y)
             if site.kind == "latent"
         }
 
-    function = system.compile(system.vmap(densities, in_axes=(0, None, None)))
-
-    def evaluate(part: Draws) -> dict[str, np.ndarray]:
-        values = {name: system.asarray(value) for name, value in part.items()}
-        return {
-            name: system.to_numpy(value) for name, value in function(values, problem.x, problem.y).items()
-        }
-
-    return _in_chunks(posterior, evaluate, u) if program.latents else {}
+    function, parts = program.mapped(densities), []
+    # Some draws at a time: densities need draws x rows x units values.
+    count = len(next(iter(u.values())))
+    units = sum(value.shape[-1] if value.ndim > 1 else 1 for value in u.values())
+    size = int(np.clip(MEMORY // (16 * units * row_count(posterior.inputs)), 1, count))
+    for start, stop in chunks(count if program.latents else 0, size):
+        # The last chunk is padded, so that all chunks use one compiled function.
+        part = {name: system.asarray(padded(value[start:stop], size)) for name, value in u.items()}
+        found = function(part, problem.x, problem.y)
+        parts.append({name: system.to_numpy(value)[: stop - start] for name, value in found.items()})
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts else {}
 
 
 def _sample_stats(
@@ -340,9 +317,8 @@ def _sample_stats(
     weights = posterior.draw_weights
     if weights is not None:
         kept = weights.reshape(posterior.shape)[:, index]
-        if not kept.sum() > 0.0:
-            got = f"{kept.size} without"
-            raise InputError.of("draws", "draws with some weight among those kept", got, "draws=None")
+        some, got = kept.sum() > 0.0, f"{kept.size} without"
+        InputError.check(some, "draws", "draws with some weight among those kept", got, "draws=None")
         with np.errstate(divide="ignore"):  # a part without weight has none
             statistics["log_weight"] = np.log(kept / kept.sum())
     return statistics
@@ -358,16 +334,14 @@ def _prior_draws(problem: Problem) -> tuple[dict[str, np.ndarray], Prediction]:
     return w, Prediction(*program.likelihood.mixture_parameters(eta))
 
 
-def _input_group(x: Any) -> tuple[dict[str, np.ndarray], dict[str, list[str]]]:
-    """Variables and dimensions of inputs: `x` (obs, feature), or one variable per entry of a dict."""
-    arrays = dict(x) if isinstance(x, Mapping) else {"x": x}
-    variables, dims = {}, {}
-    for name, value in arrays.items():
-        safe = _safe(str(name))
-        variables[safe] = np.asarray(value)
-        later = [f"{safe}_dim_{axis}" for axis in range(1, variables[safe].ndim)]
-        dims[safe] = ["obs", *(["feature"] if later == ["x_dim_1"] else later)]
-    return variables, dims
+def _input_group(x: Any, coords: Mapping[str, Any]) -> Any:
+    """Inputs: `x` (obs, feature), or one variable per entry of a dict."""
+    given = x if isinstance(x, Mapping) else {"x": x}
+    arrays = {_safe(str(name)): np.asarray(value) for name, value in given.items()}
+    dims = {name: _named("obs", name, value.ndim) for name, value in arrays.items()}
+    if dims.get("x") == ["obs", "x_dim_1"]:
+        dims["x"] = ["obs", "feature"]
+    return _dataset(arrays, dims, coords, sampled=False)
 
 
 def _names(
@@ -378,17 +352,18 @@ def _names(
     coords: dict[str, Any] = {}
     matrices = [name for name, shape in shapes.items() if name.endswith(".weight") and len(shape) == 2]
     for name in matrices:
-        layer, bias = name.removesuffix(".weight"), name.removesuffix(".weight") + ".bias"
-        dims[_safe(name)] = [f"{_safe(layer)}_in", f"{_safe(layer)}_out"]
+        layer = name.removesuffix(".weight")
+        bias, (before, after) = f"{layer}.bias", (f"{_safe(layer)}_in", f"{_safe(layer)}_out")
+        dims[_safe(name)] = [before, after]
         inputs, outputs = ((size,) for size in shapes[name])
         if shapes.get(bias) in (inputs, outputs):
-            dims[_safe(bias)] = [f"{_safe(layer)}_out"]
+            dims[_safe(bias)] = [after]
         if shapes.get(bias) == inputs != outputs:
             # In modules of torch and Equinox the axis of the outputs comes first.
             dims[_safe(name)].reverse()
     for name, shape in shapes.items():
         if name in sites and sites[name].local and shape and shape[0] == len(posterior.targets):
-            dims[_safe(name)] = ["obs", *(f"{_safe(name)}_dim_{axis}" for axis in range(1, len(shape)))]
+            dims[_safe(name)] = _named("obs", _safe(name), len(shape))
     features, classes = posterior.feature_names, posterior.class_names
     if features is not None and not isinstance(posterior.inputs, Mapping):
         names = np.asarray([str(name) for name in features])
@@ -405,7 +380,7 @@ def _attributes(posterior: Any) -> dict[str, Any]:
     """Record of the fit, in types that netCDF supports."""
     info = posterior.info
     model = getattr(posterior.model, "func", posterior.model)
-    library = {"pyro": "pyro-ppl"}.get(info.ppl, info.ppl)
+    library = "pyro-ppl" if info.ppl == "pyro" else info.ppl
     evaluations = info.gradient_evaluations
     attributes: dict[str, Any] = {
         "model": getattr(model, "__name__", type(model).__name__),
@@ -414,14 +389,12 @@ def _attributes(posterior: Any) -> dict[str, Any]:
         "inference_library": info.ppl,
         "inference_library_version": info.versions.get(library, "unknown"),
         "seed": int(info.seed),
-        "dtype": info.dtype,
-        "device": info.device,
+        **{name: getattr(info, name) for name in ("dtype", "device", "data_hash")},
         "compile_seconds": float(info.compile_seconds),
         "run_seconds": float(info.run_seconds),
         "wall_seconds": float(info.compile_seconds + info.run_seconds),
         "gradient_evaluations": math.nan if evaluations is None else float(evaluations),
         **{name: _json(getattr(info, name)) for name in ("versions", "settings", "warnings", "figures")},
-        "data_hash": info.data_hash,
         "posterior_kind": posterior.kind,
         "draws_are_iid": int(posterior.kind == "iid"),
         "draws_are_weighted": int(posterior.draw_weights is not None),

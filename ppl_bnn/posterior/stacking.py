@@ -23,6 +23,7 @@ from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import row_count
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
 from ppl_bnn.posterior.approximation import Approximation
+from ppl_bnn.posterior.convergence import by_arviz
 from ppl_bnn.posterior.pareto import FEWEST_DRAWS, K_LIMIT
 from ppl_bnn.posterior.posterior import Posterior
 
@@ -66,14 +67,13 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
     InputError
         If only one of x and y is given, for rows of the fit itself, or for a row to which no part gives any density.
     """
-    if (x is None) != (y is None):
-        raise InputError.of("stack", "both x and y, or neither", "one of them", "stack(posterior)")
-    parts = posterior.approximation.components
-    if len(parts) < 2:
-        expected = "several chains, or an ensemble with members"
-        raise UnsupportedError.of("stack", expected, f"{posterior.info.method} with 1", "NUTS(chains=4)")
-    figures: dict[str, float] = {}
-    warnings: tuple[str, ...] = ()
+    both, parts, info = (x is None) == (y is None), posterior.approximation.components, posterior.info
+    InputError.check(both, "stack", "both x and y, or neither", "one of them", "stack(posterior)")
+    expected, got = "several chains, or an ensemble with members", f"{info.method} with 1"
+    UnsupportedError.check(len(parts) > 1, "stack", expected, got, "NUTS(chains=4)")
+    # What an earlier stacking has left is replaced.
+    figures = {name: value for name, value in info.figures.items() if not name.startswith("stacking_")}
+    warnings = [warning for warning in info.warnings if not warning.startswith("stacking: ")]
     if x is None:
         found = [_left_out(_alone(posterior, part), index) for index, part in enumerate(parts)]
         log_densities = np.stack([density for density, _ in found], axis=1)
@@ -81,14 +81,15 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
         figures["stacking_pareto_k"] = float(k.max())
         if not figures["stacking_pareto_k"] <= K_LIMIT:
             share = float(np.mean(~(k.max(axis=1) <= K_LIMIT)))
-            text = f"stacking: Pareto k is above {K_LIMIT} for some part in {share:.1%} of the rows, so that weights"
-            advice = "by leaving rows out are not reliable; stack on rows that were held out, stack(posterior, x, y)"
-            warnings = (f"{text} {advice}",)
+            warnings.append(
+                f"stacking: Pareto k is above {K_LIMIT} for some part in {share:.1%} of the rows, so that weights "
+                "by leaving rows out are not reliable; stack on rows that were held out, stack(posterior, x, y)"
+            )
     else:
         x = checks.check_inputs(x)
         y = checks.check_targets(y, row_count(x))
-        if checks.data_hash(x, y) == posterior.info.data_hash:
-            raise InputError.of("stack", "rows that the fit has not seen", "those of the fit", "other rows")
+        new = checks.data_hash(x, y) != info.data_hash
+        InputError.check(new, "stack", "rows that the fit has not seen", "those of the fit", "other rows")
         log_densities = np.stack([_alone(posterior, part).predict(x).log_prob(y) for part in parts], axis=1)
     weights = stacking_weights(log_densities)
     gain = np.mean(mixture_log_density(log_densities, weights) - mixture_log_density(log_densities))
@@ -97,10 +98,7 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
         "stacking_rows": float(len(log_densities)),
         "stacking_effective_parts": float(1.0 / np.sum(weights**2)),
     }
-    info = posterior.info
-    others = {name: value for name, value in info.figures.items() if not name.startswith("stacking_")}
-    kept = tuple(warning for warning in info.warnings if not warning.startswith("stacking: "))
-    info = replace(info, figures=others | figures, warnings=(*kept, *warnings))
+    info = replace(info, figures=figures, warnings=tuple(warnings))
     return replace(posterior, approximation=posterior.approximation.weighted(weights), info=info)
 
 
@@ -118,12 +116,11 @@ def stacking_weights(log_densities: np.ndarray) -> np.ndarray:
     values = np.asarray(log_densities, dtype=np.float64)
     if values.ndim != 2 or 0 in values.shape:
         raise InputError.of("log_densities", "an array (rows, parts)", f"shape {values.shape}", "(N, K)")
-    if np.isnan(values).any() or (values == np.inf).any():
-        raise InputError.of("log_densities", "numbers below infinity", "NaN or +inf", "finite predictions")
-    top = values.max(axis=1)
-    if not np.isfinite(top).all():
-        got = f"none for row {int(np.argmin(top))}"
-        raise InputError.of("log_densities", "a part that gives each row a density", got, "leaving it out")
+    top, check = values.max(axis=1), InputError.check
+    below, expected = (values < np.inf).all(), "a part that gives each row a density"
+    check(below, "log_densities", "numbers below infinity", "NaN or +inf", "finite predictions")
+    got = f"none for row {int(np.argmin(top))}"
+    check(np.isfinite(top).all(), "log_densities", expected, got, "leaving it out")
     densities = np.exp(values - top[:, None])
     weights, slopes = _near_optimum(densities), np.full(densities.shape[1], np.inf)
     for _ in range(STEPS):
@@ -148,15 +145,9 @@ def _near_optimum(densities: np.ndarray) -> np.ndarray:
 
     parts = densities.shape[1]
     options = {"ftol": 0.0, "gtol": 1e-10, "maxiter": 1000}
-    found: Any = scipy.optimize.minimize(
-        loss,
-        np.full(parts, 1.0 / parts),
-        jac=True,
-        method="L-BFGS-B",
-        bounds=[(0.0, 1.0)] * parts,
-        options=options,
-    )
-    weights = found.x + INSIDE
+    start, bounds = np.full(parts, 1.0 / parts), [(0.0, 1.0)] * parts
+    settings: Any = {"jac": True, "method": "L-BFGS-B", "bounds": bounds, "options": options}
+    weights = scipy.optimize.minimize(loss, start, **settings).x + INSIDE
     return weights / weights.sum()
 
 
@@ -179,41 +170,32 @@ def _left_out(part: Posterior, index: int) -> tuple[np.ndarray, np.ndarray]:
     """log p(y_i | the other rows) under one part, (N,), and the Pareto k of each row."""
     from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
 
-    if part.kind == "point":
-        raise _no_leave_one_out(index, "a point, which has no spread to leave a row out of")
+    def check(good: object, got: str) -> None:
+        expected = f"parts of at least {FEWEST_DRAWS} draws that differ"
+        got = f"part {index}{' with' if got[0].isdigit() else ':'} {got}"
+        advice = "held-out rows, stack(posterior, x, y) or Stacked(member, by='validation')"
+        UnsupportedError.check(good, "stack by leave-one-out", expected, got, advice)
+
+    check(part.kind != "point", "a point, which has no spread to leave a row out of")
     values = part.log_likelihood()
-    if not np.isfinite(values).all():
-        raise _no_leave_one_out(index, "a log likelihood that is not finite for some draw")
+    check(np.isfinite(values).all(), "a log likelihood that is not finite for some draw")
     low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
-    varies = low < high
-    if not varies.any():
-        raise _no_leave_one_out(index, "draws that are all the same, which have no spread")
-    count = values.shape[0] * values.shape[1]
-    if count < FEWEST_DRAWS:
-        raise _no_leave_one_out(index, f"{count} draws")
+    varies, count = low < high, math.prod(part.shape)
+    check(varies.any(), "draws that are all the same, which have no spread")
+    check(count >= FEWEST_DRAWS, f"{count} draws")
     # If every draw gives a row the same density, so does the posterior without the row.
     density, k = low.copy(), np.full(len(low), -math.inf)
-    moving: Any = np.moveaxis(values[..., varies], -1, 0)
-    efficiency = 1.0
+    moving, efficiency = values[..., varies], 1.0
     if part.kind == "chains":
-        likelihoods = np.exp(moving - moving.max(axis=(1, 2), keepdims=True))
-        axes: Any = {"method": "mean", "relative": True, "chain_axis": 1, "draw_axis": 2}
-        with np.errstate(all="ignore"):
-            relative: Any = array_stats.ess(likelihoods, **axes)
-        relative = np.asarray(relative)[np.isfinite(relative)]
+        likelihoods = np.exp(moving - moving.max(axis=(0, 1)))
+        relative = by_arviz("ess", likelihoods, math.nan, method="mean", relative=True)
+        relative = relative[np.isfinite(relative)]
         efficiency = float(relative.mean()) if len(relative) else 1.0
     try:
-        found = array_stats.loo(moving, r_eff=efficiency, chain_axis=1, draw_axis=2)
+        found = array_stats.loo(moving, r_eff=efficiency, chain_axis=0, draw_axis=1)
     except ValueError as error:
-        raise _no_leave_one_out(index, f"importance weights that cannot be smoothed ({error})") from error
+        # This raises the error that says so; that of ArviZ is its context.
+        check(False, f"importance weights that cannot be smoothed ({error})")
+        raise
     density[varies], k[varies] = found[0], found[1]
     return density, np.where(np.isnan(k), math.inf, k)
-
-
-def _no_leave_one_out(index: int, got: str) -> UnsupportedError:
-    return UnsupportedError.of(
-        "stack by leave-one-out",
-        f"parts of at least {FEWEST_DRAWS} draws that differ",
-        f"part {index}{' with' if got[0].isdigit() else ':'} {got}",
-        "held-out rows, stack(posterior, x, y) or Stacked(member, by='validation')",
-    )

@@ -78,15 +78,19 @@ def save(posterior: Posterior, path: str | Path) -> Path:
     """
     path = Path(path)
     name = type(posterior.approximation).__name__
-    if name not in APPROXIMATIONS or approximation_class(name) is not type(posterior.approximation):
-        expected = f"an approximation among {', '.join(sorted(APPROXIMATIONS))}"
-        raise UnsupportedError.of("save", expected, name, "a row for it in ppl_bnn.inference.registry")
+    known = name in APPROXIMATIONS and approximation_class(name) is type(posterior.approximation)
+    expected = f"an approximation among {', '.join(sorted(APPROXIMATIONS))}"
+    UnsupportedError.check(known, "save", expected, name, "a row for it in ppl_bnn.inference.registry")
     _check_free(path)
     arrays, manifest = _arrays(posterior), _manifest(posterior, name)
     tree = posterior_datatree(posterior)
     try:
         with staged(path) as folder:
-            _write(folder, arrays, manifest, tree)
+            written = stored.Folder(folder)
+            written.write(TREE, lambda path: write_tree(path, tree))
+            written.write(ARRAYS, lambda path: write_arrays(path, arrays))
+            # A file of arrays does not keep the order of the program.
+            written.write_manifest(MANIFEST, manifest | {"arrays": list(arrays)})
     except OSError as error:
         raise InputError.of("path", "a folder that can be written", f"{path}: {error}", "another") from error
     return path
@@ -100,28 +104,28 @@ def _arrays(posterior: Posterior) -> dict[str, np.ndarray]:
     parts: dict[str, Mapping[str, Any]] = {
         "approximation": posterior.approximation.arrays(),
         "weights": {} if posterior.weights is None else {"parts": posterior.weights},
-        "inputs": {f"dict/{name}": value for name, value in inputs.items()}
-        if isinstance(inputs, Mapping)
-        else {"array": inputs},
+        "inputs": {} if isinstance(inputs, Mapping) else {"array": inputs},
+        "inputs/dict": inputs if isinstance(inputs, Mapping) else {},
         "targets": {"array": posterior.targets},
         "statistics": posterior.statistics,
         "history": posterior.info.history,
         "standardisation": {} if posterior.standardisation is None else posterior.standardisation.arrays(),
         "probe": {name: value[0, 0] for name, value in posterior.unconstrained_draws.items()},
     }
-    # Not np.ascontiguousarray, which adds an axis to a scalar.
-    return {
-        f"{part}/{name}": np.asarray(value, order="C")
-        for part, values in parts.items()
-        for name, value in values.items()
-    }
+    each = ((part, name, value) for part, values in parts.items() for name, value in values.items())
+    return {f"{part}/{name}": np.asarray(value) for part, name, value in each}
 
 
 def _manifest(posterior: Posterior, approximation: str) -> dict[str, Any]:
     info = posterior.info
     function = getattr(posterior.model, "func", posterior.model)
+    home, qualified = (
+        getattr(function, "__module__", "?"),
+        getattr(function, "__qualname__", repr(function)),
+    )
     sites, likelihood = posterior.with_problem(signature_of)
     first = {name: value[0, :1] for name, value in posterior.unconstrained_draws.items()}
+    model = {"name": f"{home}.{qualified}", "likelihood": likelihood, "sites": sites}
     return {
         "kind": KIND,
         "format": FORMAT,
@@ -130,55 +134,30 @@ def _manifest(posterior: Posterior, approximation: str) -> dict[str, Any]:
         "standardised": posterior.standardisation is not None,
         **{name: getattr(posterior, name) for name in _AS_IT_IS},
         "info": {name.rstrip("?"): getattr(info, name.rstrip("?")) for name in INFO},
-        "model": {
-            "name": f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', repr(function))}",
-            "likelihood": likelihood,
-            "sites": sites,
-            "log_joint": float(posterior.log_joint(first)[0]),
-        },
+        "model": {**model, "log_joint": float(posterior.log_joint(first)[0])},
     }
 
 
 def signature_of(problem: Any) -> tuple[list[dict[str, Any]], str]:
     """Signature of a model: the sites in the order of the program, which is that of the flat vector; the likelihood."""
     program: Program = problem.program
-    sites = [
-        {
-            "name": site.name,
-            "shape": list(site.shape),
-            "unconstrained_shape": list(site.unconstrained_shape),
-            "kind": "parameter" if site.is_param else "random variable",
-        }
-        for site in program.sites.values()
-    ]
+    sites = []
+    for name, site in program.sites.items():
+        shapes = {"shape": list(site.shape), "unconstrained_shape": list(site.unconstrained_shape)}
+        sites.append({"name": name, **shapes, "kind": "parameter" if site.is_param else "random variable"})
     return sites, program.likelihood.family
 
 
 def _check_free(path: Path) -> None:
-    if not os.path.lexists(path):
-        return
+    """Refuse a path that holds anything but a saved posterior: replacing it would lose that."""
+    free = not os.path.lexists(path)
     if path.is_dir() and not path.is_symlink():
         try:
-            free = not any(path.iterdir()) or _is_saved(path)
+            names = {entry.name for entry in path.iterdir()}
         except OSError as error:
             raise InputError.of("path", "a folder that can be read", str(error), "another") from error
-        if free:
-            return
+        # A damaged posterior is replaced too, as the error of `load` advises.
+        own = names <= {TREE, ARRAYS, MANIFEST} and stored.claims(path / MANIFEST, KIND)
+        free = not names or own
     got = f"{path}: {'a folder with other things in it' if path.is_dir() else 'a file or a link'}"
-    raise InputError.of("path", "a new folder, or a saved posterior to replace", got, "another name")
-
-
-def _is_saved(path: Path) -> bool:
-    """Whether the folder is a saved posterior and nothing else, so that replacing it loses nothing else."""
-    if not {entry.name for entry in path.iterdir()} <= {TREE, ARRAYS, MANIFEST}:
-        return False
-    # A damaged one is replaced too, as the error of `load` advises.
-    return stored.claims(path / MANIFEST, KIND)
-
-
-def _write(folder: Path, arrays: dict[str, np.ndarray], manifest: dict[str, Any], tree: Any) -> None:
-    written = stored.Folder(folder)
-    written.write(TREE, lambda path: write_tree(path, tree))
-    written.write(ARRAYS, lambda path: write_arrays(path, arrays))
-    # A file of arrays does not keep the order of the program.
-    written.write_manifest(MANIFEST, manifest | {"arrays": list(arrays)})
+    InputError.check(free, "path", "a new folder, or a saved posterior to replace", got, "another name")
