@@ -30,7 +30,6 @@ from ppl_bnn.diagnostics.prior_draws import (
 from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.primitives import Handler
 from ppl_bnn.posterior.convergence import probe_indices
-from ppl_bnn.prediction.families import entropy_of
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.standardisation import Standardisation
 
@@ -186,8 +185,8 @@ def check_prior(
     At most `draws` draws and 50 rows are used (all rows if they interact), fewer for large networks, so that the check
     takes less than half a second up to some hundred thousand weights. A plain model of a system takes longer.
     """
-    if wanted := whole(2)(draws):
-        raise InputError.of("check_prior draws", wanted, repr(draws), "draws=100")
+    wanted = whole(2)(draws)
+    InputError.check(not wanted, "check_prior draws", str(wanted), repr(draws), "draws=100")
     x = checks.check_inputs(x)
     y = checks.check_targets(y, row_count(x))
     tried = _tried(model, x, seed)
@@ -218,8 +217,7 @@ def check_prior(
 
 def _largest(x: Any) -> float:
     """The largest root mean square of the arrays of inputs."""
-    parts = x.values() if isinstance(x, Mapping) else [x]
-    return max(map(root_mean_square, parts), default=0.0)
+    return max(map(root_mean_square, x.values() if isinstance(x, Mapping) else [x]), default=0.0)
 
 
 def _tried(model: Model, x: Any, seed: int) -> tuple[PriorDraw, RecordedMaps, np.ndarray] | None:
@@ -241,9 +239,9 @@ def _tried(model: Model, x: Any, seed: int) -> tuple[PriorDraw, RecordedMaps, np
             # If rows interact, a subset may not be a valid input: a graph has a fixed number of nodes.
             if len(index) == every:
                 raise
-            continue
-        if not run.coupled or len(index) == every:
-            return run, maps, index
+        else:
+            if not run.coupled or len(index) == every:
+                return run, maps, index
     return None
 
 
@@ -290,21 +288,26 @@ class _Rules:
         if drawn.overflowed > OVERFLOW:
             text = f"{drawn.overflowed:.0%} of the draws from the prior are not finite; the last layer has {self.last}"
             self.report("overflow", text, "priors with lighter tails, or scales by fan-in")
-        prediction = drawn.prediction
-        if prediction is not None and prediction.is_classes:
+        if drawn.prediction is not None:
+            self.check(drawn.prediction)
+        return PriorCheck(tuple(self.findings), self.figures, count, len(self.y))
+
+    def check(self, prediction: Prediction) -> None:
+        """Apply the rules about predictions of this kind."""
+        if prediction.is_classes:
             self.check_classes(prediction)
         # Targets of several numbers, such as a time and an event indicator, are not on the scale of a prediction.
-        elif prediction is not None and prediction.shape == np.shape(self.y):
-            if prediction.is_counts:
-                self.check_rates(prediction)
+        elif prediction.shape != np.shape(self.y):
+            return
+        elif prediction.is_counts:
+            self.check_rates(prediction)
+            self.check_range(prediction)
+        else:
+            sd = np.atleast_1d(np.asarray(self.every_y, dtype=float).std(axis=0))
+            off = self.check_functions(prediction, sd)
+            if off == "":
                 self.check_range(prediction)
-            else:
-                sd = np.atleast_1d(np.asarray(self.every_y, dtype=float).std(axis=0))
-                off = self.check_functions(prediction, sd)
-                if off == "":
-                    self.check_range(prediction)
-                self.check_noise(prediction, sd, off)
-        return PriorCheck(tuple(self.findings), self.figures, count, len(self.y))
+            self.check_noise(prediction, sd, off)
 
     def report(self, rule: str, found: str, advice: str) -> None:
         """Add a finding."""
@@ -329,13 +332,13 @@ class _Rules:
     def check_functions(self, prediction: Prediction, sd: np.ndarray) -> str:
         """The direction in which f varies by the wrong amount, "wide" or "narrow"; empty if it does not."""
         loc = _locations(prediction)
-        varying = np.flatnonzero(sd > 0.0)
-        if loc is None or not len(varying):
+        if loc is None or not sd.any():
             return ""
-        spreads = np.array([_spread(loc[..., column]) for column in varying])
-        off = np.abs(np.log(np.maximum(spreads, 1e-300) / sd[varying]))
-        at = int(np.argmax(off))
-        column, spread, scale = int(varying[at]), float(spreads[at]), float(sd[varying[at]])
+        # Outputs whose targets do not vary are not compared.
+        spreads = np.array([_spread(each) for each in np.moveaxis(loc, -1, 0)])
+        off = np.abs(np.log(np.maximum(spreads, 1e-300) / sd))
+        column = int(np.argmax(np.where(sd > 0.0, off, -1.0)))
+        spread, scale = float(spreads[column]), float(sd[column])
         ratio = spread / scale
         self.figures |= {"f_spread": spread, "y_sd": scale, "f_ratio": ratio}
         if 1.0 / FACTOR <= ratio <= FACTOR:
@@ -378,12 +381,11 @@ class _Rules:
 
     def check_noise(self, prediction: Prediction, sd: np.ndarray, off: str) -> None:
         """Noise that is larger than the targets allow, or almost zero."""
+        scale = prediction.parameters.get("scale")
         if prediction.family == "MultivariateNormal":
             scale = np.sqrt(prediction.law().variance())
-        elif prediction.family == "NormalMixture" or "scale" not in prediction.parameters:
+        if scale is None or prediction.family == "NormalMixture":
             return
-        else:
-            scale = prediction.parameters["scale"]
         scale = scale.reshape(*scale.shape[:2], -1)
         varying = np.flatnonzero(sd > 0.0)
         if scale.shape[-1] != len(sd) or not len(varying):
@@ -394,18 +396,17 @@ class _Rules:
         at = int(np.argmax(np.abs(np.log(ratios))))
         ratio, unit = float(ratios[at]), float(sd[varying[at]])
         self.figures |= {"noise": ratio * unit, "noise_ratio": ratio}
-        text = (
-            f"the noise is {ratio * unit:.3g} (median over the prior, {self.noise}), and all that the targets vary by "
-            f"is {unit:.3g}"
-        )
         # If f is off in the same direction, the cause is the units of y, which are reported already.
         if np.mean(of_draws[:, at] > NOISE_ABOVE) >= NEARLY_ALL and off != "wide":
-            why = "nothing would be left for the function to explain"
-            self.report("noise", f"{text}: {why}", self.units(f"noise of at most {unit:.2g}"))
+            why, advice = "nothing would be left for the function to explain", f"noise of at most {unit:.2g}"
         elif np.mean(of_draws[:, at] < NOISE_BELOW) >= NEARLY_ALL and off != "narrow":
             why = "the function would have to explain all but a millionth of their variance"
-            advice = self.units(f"a prior of the noise that reaches {0.1 * unit:.2g}")
-            self.report("noise", f"{text}: {why}", advice)
+            advice = f"a prior of the noise that reaches {0.1 * unit:.2g}"
+        else:
+            return
+        text = f"the noise is {ratio * unit:.3g} (median over the prior, {self.noise})"
+        text += f", and all that the targets vary by is {unit:.3g}"
+        self.report("noise", f"{text}: {why}", self.units(advice))
 
     def check_rates(self, prediction: Prediction) -> None:
         """Log rates that vary too much."""
@@ -419,21 +420,16 @@ class _Rules:
 
     def check_classes(self, prediction: Prediction) -> None:
         """Draws that are certain of every label."""
-        probabilities = prediction.law().probabilities()
-        classes = probabilities.shape[-1]
-        entropy = float(np.median(entropy_of(probabilities).mean(axis=-1))) / math.log(classes)
+        classes = prediction.classes
+        entropy = float(np.median(prediction.law().uncertainty().mean(axis=-1))) / math.log(classes)
         self.figures["entropy"] = entropy
         if entropy >= SATURATED:
             return
         # With logits of size one every class has a non-negligible probability.
         size, now = (lambda eta: _spread(eta[..., : self.outputs])), 1.0 / max(entropy, 1e-12)
         why, advice = self.cause(size, now, 1.0, "narrower priors")
-        self.report(
-            "classes",
-            f"half of the draws from the prior are sure of every label before they have seen one: their entropy is "
-            f"{entropy:.2g} of log {classes}; {why}",
-            advice,
-        )
+        text = "half of the draws from the prior are sure of every label before they have seen one"
+        self.report("classes", f"{text}: their entropy is {entropy:.2g} of log {classes}; {why}", advice)
 
 
 def _spread(values: np.ndarray) -> float:
@@ -475,21 +471,21 @@ class _Layers:
         Each map in turn is rescaled to keep the size of its input, under the same draws of all weights.
         """
 
-        def size_of(*handlers: Handler) -> float:
-            eta = draws_at(self.model, self.x, DRAWS_PER_MAP, self.seed, *handlers).eta
+        def size_of(*change: Handler) -> float:
+            eta = draws_at(self.model, self.x, DRAWS_PER_MAP, self.seed, *change).eta
             return size(eta) if len(eta) else 0.0
 
         now = size_of()
         if not 0.0 < now < math.inf or now == wanted:
             return None
-        best, share = None, 0.5
-        for name in self.maps[-MOST_MAPS:]:
-            changed = size_of(UnitGain(name))
-            if 0.0 < changed < math.inf:
-                part = math.log(now / changed) / math.log(now / wanted)
-                if part > share:
-                    best, share = name, part
-        return None if best is None else f"layer {best!r}, {_sites_of(best, self.drawn)}"
+        changed = {name: size_of(UnitGain(name)) for name in self.maps[-MOST_MAPS:]}
+        shares = {
+            name: math.log(now / without) / math.log(now / wanted)
+            for name, without in changed.items()
+            if 0.0 < without < math.inf
+        }
+        best = max(shares, key=shares.__getitem__, default="")
+        return f"layer {best!r}, {_sites_of(best, self.drawn)}" if shares.get(best, 0.0) > 0.5 else None
 
 
 def _sites_of(layer: str, drawn: Sites) -> str:

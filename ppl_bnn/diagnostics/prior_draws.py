@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,7 @@ from ppl_bnn.prediction import families
 from ppl_bnn.prediction.prediction import Prediction
 
 Shape = tuple[int, ...]
+_UNCHANGED = contextlib.nullcontext()
 
 
 @dataclass(frozen=True)
@@ -96,17 +97,10 @@ def prior_predictive(
     InputError, ModelError, UnsupportedError
         Invalid input, an invalid model, or a prior that cannot be drawn from; raised before anything is drawn.
     """
-    return Prior(draws=draws, ppl=ppl).fit(
-        model,
-        x,
-        y,
-        seed=seed,
-        device="cpu",
-        observed=observed,
-        standardise=standardise,
-        feature_names=feature_names,
-        class_names=None if class_names is None else tuple(class_names),
-    )
+    classes = None if class_names is None else tuple(class_names)
+    names: Any = {"observed": observed, "feature_names": feature_names, "class_names": classes}
+    prior = Prior(draws=draws, ppl=ppl)
+    return prior.fit(model, x, y, seed=seed, device="cpu", standardise=standardise, **names)
 
 
 def _normal(rng: np.random.Generator, a: Draws, shape: Shape) -> np.ndarray:
@@ -127,19 +121,16 @@ def _of_scipy(frozen: Callable[..., Any], rng: np.random.Generator, a: Draws, sh
     return frozen(_Draws(rng, shape), **a)
 
 
+_NUMBERS = {name: row.frozen for name, row in families.FAMILIES.items() if row.kind == "number"}
 _SAMPLERS: dict[str, Callable[[np.random.Generator, Draws, Shape], Any]] = {
-    **{
-        name: functools.partial(_of_scipy, row.frozen)
-        for name, row in families.FAMILIES.items()
-        if row.frozen is not None and row.kind == "number"
-    },
+    **{name: functools.partial(_of_scipy, frozen) for name, frozen in _NUMBERS.items() if frozen},
     # The most frequent one, without the checks of SciPy.
     "Normal": _normal,
     # Two families are not distributions by themselves; they are drawn from the distribution of starting values.
     "EmpiricalBayes": _normal,
     "ImproperLogUniform": _normal,
     "NormalMixture": lambda rng, a, shape: (
-        rng.choice(a["scales"], size=shape, p=a["weights"]) * rng.standard_normal(shape)
+        rng.choice(a["scales"], shape, p=a["weights"]) * rng.normal(size=shape)
     ),
     "Dirichlet": lambda rng, a, shape: _dirichlet(rng, a["concentration"], shape),
     "MultivariateNormal": lambda rng, a, shape: _multivariate(rng, a, shape),
@@ -152,14 +143,11 @@ _SAMPLERS: dict[str, Callable[[np.random.Generator, Draws, Shape], Any]] = {
 def drawn_in_numpy(spec: Distribution, rng: np.random.Generator, rows: int | None = None) -> np.ndarray:
     """One draw of a distribution in NumPy, of its own shape; with `rows`, the size of its plate, one for each row."""
     family = spec.family
-    if family not in _SAMPLERS:
-        expected = f"a family among {', '.join(_SAMPLERS)}"
-        raise UnsupportedError.of("a draw in NumPy", expected, family, "bnn.prior_predictive")
+    known, expected = family in _SAMPLERS, f"a family among {', '.join(_SAMPLERS)}"
+    UnsupportedError.check(known, "a draw in NumPy", expected, family, "bnn.prior_predictive")
     check_no_nested(spec)
-    given: dict[str, Any] = {
-        name: value if isinstance(value, str) else np.asarray(value, dtype=float)
-        for name, value in spec.arguments.items()
-    }
+    arrays = {name: value for name, value in spec.arguments.items() if not isinstance(value, str)}
+    given: dict[str, Any] = {name: np.asarray(value, dtype=float) for name, value in arrays.items()}
     shape = draw_shape(spec)
     if rows is not None:
         own = given[EVENTS[family]].ndim if family in EVENTS else {"LKJCholesky": 2}.get(family, 0)
@@ -237,21 +225,15 @@ class PriorDraw(Interpretation):
             random = isinstance(init, Distribution)
             msg.answer(drawn_in_numpy(init, self.rng) if random else np.asarray(init, dtype=float))
         elif msg.kind == "rows":
-            msg.answer(self._plate(arguments["n"]))
+            self._rows, plate = arguments["n"], contextlib.ExitStack()
+            plate.callback(setattr, self, "_rows", None)
+            msg.answer(plate)
         elif msg.kind == "coupled":
             self.coupled = True
             msg.answer(None)
         elif msg.kind == "observe":
             self.f, self.likelihood = arguments["f"], arguments["likelihood"]
             msg.answer(None)
-
-    @contextlib.contextmanager
-    def _plate(self, rows: int) -> Iterator[None]:
-        self._rows = rows
-        try:
-            yield
-        finally:
-            self._rows = None
 
 
 class RecordedMaps(Handler):
@@ -296,8 +278,8 @@ class PriorDraws:
     overflowed: float
 
 
-def draws_at(model: Model, x: Any, count: int, seed: int, *handlers: Handler) -> PriorDraws:
-    """Finite draws from the prior of a model, run under `handlers`, and their predictions at the inputs x.
+def draws_at(model: Model, x: Any, count: int, seed: int, change: Any = _UNCHANGED) -> PriorDraws:
+    """Finite draws from the prior of a model, run under the handler `change`, and their predictions at the inputs x.
 
     Draws that are not finite are left out and counted.
     """
@@ -305,9 +287,7 @@ def draws_at(model: Model, x: Any, count: int, seed: int, *handlers: Handler) ->
     for rng in np.random.default_rng(seed).spawn(count):
         run = PriorDraw(rng)
         try:
-            with np.errstate(all="ignore"), contextlib.ExitStack() as stack:
-                for handler in (run, *handlers):
-                    stack.enter_context(handler)
+            with np.errstate(all="ignore"), run, change:
                 model(x, None)
                 eta = np.asarray(run.likelihood.predictor(run.f), dtype=float)
         except InputError:
@@ -324,9 +304,8 @@ def draws_at(model: Model, x: Any, count: int, seed: int, *handlers: Handler) ->
     parameters = {name: np.asarray(value, dtype=float) for name, value in parameters.items()}
     good = np.ones(len(stacked), dtype=bool)
     for name, value in parameters.items():
-        usable = np.isfinite(value)
-        if name in ("scale", "rate", "concentration", "df"):
-            usable &= value > 0.0
+        least = 0.0 if name in ("scale", "rate", "concentration", "df") else -np.inf
+        usable = np.isfinite(value) & (value > least)
         good &= usable.reshape(len(value), -1).all(axis=1)
     kept = {name: value[good] for name, value in parameters.items()}
     prediction = Prediction(family, kept) if good.any() else None

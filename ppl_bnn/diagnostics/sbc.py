@@ -21,7 +21,7 @@ from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.backends.systems import system, written_in
 from ppl_bnn.core import checks, processes
-from ppl_bnn.core.arrays import map_data, row_count, site_seed
+from ppl_bnn.core.arrays import chunks, map_data, row_count, site_seed
 from ppl_bnn.core.errors import (
     DeviceError,
     InputError,
@@ -140,38 +140,33 @@ def simulation_based_calibration(
     simulation-based calibration.
     Yao, Vehtari, Simpson and Gelman (2018), ICML.
     """
-    for name, value, check, advice in (
-        ("simulations", simulations, whole(), "simulations=100"),
-        ("draws", draws, whole(), "draws=99"),
-        ("jobs", jobs, whole(), "jobs=1"),
-        ("seed", seed, whole(0, 2**31 - 1), "seed=0"),
+    check, number, seeds = InputError.check, whole(), whole(0, 2**31 - 1)
+    for name, wanted, value, advice in (
+        ("simulations", number(simulations), simulations, "simulations=100"),
+        ("draws", number(draws), draws, "draws=99"),
+        ("jobs", number(jobs), jobs, "jobs=1"),
+        ("seed", seeds(seed), seed, "seed=0"),
     ):
-        if wanted := check(value):
-            raise InputError.of(name, wanted, repr(value), advice)
-    named = functions is None or (functions and all(map(callable, functions.values())))
-    for name, good, wanted, got, advice in (
-        ("method", isinstance(method, Method), "a method", repr(method), "bnn.SVI() or bnn.Laplace()"),
-        ("model", callable(model), "a function (x, y=None)", type(model).__name__, "the model itself"),
-        ("functions", named, "a dict of name -> function(w, eta, y)", repr(functions), "functions=None"),
-        ("figures", figures is None or callable(figures), "a function of a posterior", repr(figures), "None"),
-    ):
-        if not good:
-            raise InputError.of(name, wanted, got, advice)
-    own = getattr(method, "checkpoint", None)
-    if own is not None:
-        wanted, advice = "a method without a checkpoint of its own", f"{_NAME}(..., checkpoint=folder)"
-        raise InputError.of("method", wanted, f"checkpoint={own!r}", advice)
+        check(not wanted, name, str(wanted), repr(value), advice)
+    check(isinstance(method, Method), "method", "a method", repr(method), "bnn.SVI() or bnn.Laplace()")
+    check(callable(model), "model", "a function (x, y=None)", type(model).__name__, "the model itself")
+    good, wanted = functions is None, "a dict of name -> function(w, eta, y)"
+    good = good or (functions and all(map(callable, functions.values())))
+    check(good, "functions", wanted, repr(functions), "functions=None")
+    good = figures is None or callable(figures)
+    check(good, "figures", "a function of a posterior", repr(figures), "None")
+    own, wanted = getattr(method, "checkpoint", None), "a method without a checkpoint of its own"
+    check(own is None, "method", wanted, f"checkpoint={own!r}", f"{_NAME}(..., checkpoint=folder)")
     x = checks.check_inputs(x)
     if probe is not None:
         try:
             probe = checks.check_inputs(probe, checks.describe_inputs(x))
         except InputError as error:
             raise InputError(f"probe: {error}") from None
-    simulator = _Simulator(
-        model, x, method, int(draws), functions, probe, figures, int(seed), device, observed, checkpoint
-    )
-    records = simulator.finished(int(simulations))
-    task = resolve(progress).task(f"Calibration of {method.name}", int(simulations))
+    settings = (functions, probe, figures, int(seed), device, observed, checkpoint)
+    simulator, asked = _Simulator(model, x, method, int(draws), *settings), int(simulations)
+    records = simulator.finished(asked)
+    task = resolve(progress).task(f"Calibration of {method.name}", asked)
 
     def tell() -> None:
         failed = sum(bool(each.failure) for each in records.values())
@@ -181,19 +176,18 @@ def simulation_based_calibration(
     try:
         if records:
             tell()
-        with closing(_records(simulator, int(simulations), records, int(jobs))) as found:
+        with closing(_records(simulator, asked, records, int(jobs))) as found:
             for index, record in found:
                 records[index] = record
                 tell()
     except KeyboardInterrupt as error:
         # With a folder this includes simulations that processes had finished but not yet returned.
-        records |= simulator.finished(int(simulations))
-        partial = _gathered(simulator, records, int(simulations))
-        text = f"interrupted after {len(records)} of {simulations} simulations; `partial` has them"
-        raise CalibrationInterrupted(text, partial) from error
+        records |= simulator.finished(asked)
+        text = f"interrupted after {len(records)} of {asked} simulations; `partial` has them"
+        raise CalibrationInterrupted(text, _gathered(simulator, records, asked)) from error
     finally:
         task.close()
-    return _gathered(simulator, records, int(simulations))
+    return _gathered(simulator, records, asked)
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,11 +226,10 @@ def _records(
             yield index, simulator(index)
         return
     # Ctrl-C loses what a process has not returned, unless there is a folder.
-    size = max(1, len(waiting) // (4 * jobs))
-    parts = [waiting[start : start + size] for start in range(0, len(waiting), size)]
     written = processes.written(simulator, simulator.model)
-    calls = [(written, indices) for indices in parts]
-    with closing(processes.unordered(_several, calls, min(jobs, len(parts)))) as found:
+    parts = chunks(len(waiting), max(1, len(waiting) // (4 * jobs)))
+    calls = [(written, waiting[start:stop]) for start, stop in parts]
+    with closing(processes.unordered(_several, calls, min(jobs, len(calls)))) as found:
         for _, records in found:
             yield from records
 
@@ -270,10 +263,6 @@ class _Simulator:
     _program: Program | None = None
     _first: Posterior | None = None
 
-    @property
-    def ppl(self) -> str:
-        return self.method.ppl if self._language else self._written
-
     @functools.cached_property
     def _written(self) -> str:
         return written_in(self.model, self.x, None, self.method.ppl)
@@ -281,6 +270,10 @@ class _Simulator:
     @property
     def _language(self) -> bool:
         return self._written == "language"
+
+    @property
+    def ppl(self) -> str:
+        return self.method.ppl if self._language else self._written
 
     # -- checkpoints
 
@@ -353,42 +346,31 @@ class _Simulator:
         again = replace(first, targets=y, info=replace(first.info, seed=seed, data_hash=data_hash))
         outcome = again.with_problem(lambda problem: method.run(problem, Silent()))
         untuned = outcome.approximation.program(self.model) is self.model
-        kept = {name: getattr(outcome, name) for name in _OUTCOME}
-        return replace(
-            again,
-            approximation=outcome.approximation,
-            statistics=outcome.statistics,
-            info=replace(again.info, **kept),
-            programs=first.programs if untuned else {},
-        )
+        again.info = replace(again.info, **{name: getattr(outcome, name) for name in _OUTCOME})
+        programs = first.programs if untuned else {}
+        parts = {"approximation": outcome.approximation, "statistics": outcome.statistics}
+        return replace(again, **parts, programs=programs)
 
     def _drawn(self, index: int) -> tuple[Arrays, np.ndarray]:
         """One draw of all unknowns (constrained) and of y."""
         chosen = system(self.ppl)
         with chosen.session("float64", "cpu", threads=1):
             x = map_data(chosen.asarray, self.x)
+            native, observed = self.model, self.observed
             if self._language:
                 native, observed = chosen.native(self.model, record=False), "y"
-            else:
-                native = self.model
-                if self.observed is None:
-                    zeros = chosen.asarray(np.zeros(row_count(self.x)))
-                    self.observed = Program.of(chosen, native, x, zeros, language=False).observed
-                observed = self.observed
+            elif observed is None:
+                zeros = chosen.asarray(np.zeros(row_count(self.x)))
+                observed = self.observed = Program.of(chosen, native, x, zeros, language=False).observed
             key = chosen.seeds(site_seed(f"calibration prior {index}", self.seed) % 2**31, 1)[0]
-            sites = chosen.run(native, x, None, seed=key)
-            check_drawn([site for site in sites if site.name != observed])
-            y = next((site.value for site in sites if site.name == observed), None)
+            sites = {site.name: site for site in chosen.run(native, x, None, seed=key)}
+            y, drawn = sites.pop(observed, None), "a model that draws y where it is None"
+            check_drawn(list(sites.values()))
             if y is None:
-                raise ModelError.of(
-                    _NAME, "a model that draws y where it is None", "none", "bnn.observe(y, ...)"
-                )
-            truth = {
-                site.name: np.array(chosen.to_numpy(site.value))
-                for site in sites
-                if site.kind == "latent" and site.name != observed
-            }
-            return truth, np.array(chosen.to_numpy(y))
+                raise ModelError.of(_NAME, drawn, "none", "bnn.observe(y, ...)")
+            latent = {name: site.value for name, site in sites.items() if site.kind == "latent"}
+            truth = {name: np.array(chosen.to_numpy(value)) for name, value in latent.items()}
+            return truth, np.array(chosen.to_numpy(y.value))
 
     def _evaluated(self, posterior: Posterior, truth: Arrays, index: int) -> tuple[Arrays, Arrays]:
         """Each function at the draws, (draws,), and at the truth, (1,)."""
@@ -434,11 +416,10 @@ class _Simulator:
         eta, found = predictor(probe), {}
         for name, function in self.functions.items():
             value = np.asarray(function(w, eta, problem.targets))
-            if value.ndim not in (1, 2) or len(value) != len(eta):
-                wanted = f"a function that gives ({len(eta)},) or ({len(eta)}, K) for {len(eta)} draws"
-                raise InputError.of(
-                    f"functions[{name!r}]", wanted, f"shape {value.shape}", "one value per draw"
-                )
+            good, count = value.ndim in (1, 2) and len(value) == len(eta), len(eta)
+            wanted = f"a function that gives ({count},) or ({count}, K) for {count} draws"
+            got, advice = f"shape {value.shape}", "one value per draw"
+            InputError.check(good, f"functions[{name!r}]", wanted, got, advice)
             found |= {name: value} if value.ndim == 1 else {f"{name}[{k}]": v for k, v in enumerate(value.T)}
         return found
 
@@ -480,8 +461,9 @@ def check_drawn(sites: list[Any]) -> None:
 
 
 def _gathered(simulator: _Simulator, records: Mapping[int, _Record], wanted: int) -> Calibration:
-    order = sorted(records)
-    numbers = [index for index in order if not records[index].failure]
+    records = dict(sorted(records.items()))
+    failures = {index: record.failure for index, record in records.items() if record.failure}
+    numbers = [index for index in records if index not in failures]
     finished = [records[index] for index in numbers]
     names: tuple[str, ...] = finished[0].names if finished else ()
 
@@ -491,6 +473,7 @@ def _gathered(simulator: _Simulator, records: Mapping[int, _Record], wanted: int
 
     varied = stacked("varied", bool).any(axis=0)
     kept = dict.fromkeys(name for record in finished for name in record.figures)
+    of_fits = {name: [record.figures.get(name, np.nan) for record in finished] for name in kept}
     return Calibration(
         subject=f"{simulator.method.name} in {simulator.ppl}",
         names=tuple(itertools.compress(names, varied)),
@@ -499,10 +482,8 @@ def _gathered(simulator: _Simulator, records: Mapping[int, _Record], wanted: int
         truths=stacked("truths", np.float64)[:, varied],
         draws=simulator.draws,
         asked=wanted,
-        failures={index: records[index].failure for index in order if records[index].failure},
+        failures=failures,
         constant=tuple(itertools.compress(names, ~varied)),
         not_converged=sum(not record.converged for record in finished),
-        figures={
-            name: np.array([each.figures.get(name, np.nan) for each in finished], float) for name in kept
-        },
+        figures={name: np.array(values, float) for name, values in of_fits.items()},
     )
