@@ -121,11 +121,10 @@ def convergence(
     mean ESS of single chains, twice the excess of chains that agree. (Nested R-hat misses modes that every group visits
     alike.)
     """
-    if posterior.kind != "chains":
-        expected = "a posterior of chains, whose draws depend on each other"
-        got = f"{posterior.info.method}, of kind {posterior.kind!r}"
-        advice = "bnn.diagnose, or diagnostics.importance.pareto_k for an approximation"
-        raise UnsupportedError.of("convergence", expected, got, advice)
+    chained, expected = posterior.kind == "chains", "a posterior of chains, whose draws depend on each other"
+    got = f"{posterior.info.method}, of kind {posterior.kind!r}"
+    advice = "bnn.diagnose, or diagnostics.importance.pareto_k for an approximation"
+    UnsupportedError.check(chained, "convergence", expected, got, advice)
     probe = probe_rows(posterior, max_rows) if probe is None else probe
     chains, draws = posterior.shape
     values = _judged(posterior, probe)
@@ -138,17 +137,13 @@ def convergence(
     still = tuple(map(int, np.flatnonzero(same)))
     parted, short_limit, words = _parted({name: values[name] for name in judged}, superchains)
     reasons = _reasons(chains, draws, judged, superchains)
+    outputs, which = "the network's outputs are the same in", ", ".join(map(str, still))
     if "f" not in judged:
-        reasons.insert(0, "the network's outputs are the same in every draw: the chains did not move")
+        reasons.insert(0, f"{outputs} every draw: the chains did not move")
     elif len(still) == 1:
-        reasons.insert(
-            0, f"chain {still[0]} never moves: the network's outputs are the same in all its draws"
-        )
+        reasons.insert(0, f"chain {which} never moves: {outputs} all its draws")
     elif still:
-        which = ", ".join(map(str, still))
-        reasons.insert(
-            0, f"chains {which} never move: the network's outputs are the same in all draws of each"
-        )
+        reasons.insert(0, f"chains {which} never move: {outputs} all draws of each")
     moving = not still and draws >= FEWEST_DRAWS
     alone = parted.rhat_within < WITHIN_LIMIT and parted.ess_within > WITHIN_ESS
     per_mode = bool(reasons) and moving and alone and parted.rhat_between >= RESTART_LIMIT
@@ -171,21 +166,10 @@ def convergence(
         name: (max if limit else min)((getattr(figures, name) for figures in judged.values()), default=np.nan)
         for name, limit in WORST.items()
     }
-    return Convergence(
-        converged=not reasons,
-        chains=chains,
-        draws=draws,
-        probes=row_count(probe),
-        quantities=mixed,
-        weights=flat,
-        reasons=tuple(reasons),
-        layers=layers,
-        still=still,
-        superchains=superchains,
-        per_mode=per_mode,
-        **worst,
-        **vars(parted),
-    )
+    figures = {**worst, **vars(parted), "quantities": mixed, "layers": layers, "weights": flat}
+    shape: dict[str, Any] = {"chains": chains, "draws": draws, "superchains": superchains, "still": still}
+    verdict: Any = {"converged": not reasons, "per_mode": per_mode, "reasons": tuple(reasons)}
+    return Convergence(probes=row_count(probe), **shape, **figures, **verdict)
 
 
 def _judged(posterior: Any, probe: Any) -> dict[str, np.ndarray]:
@@ -199,12 +183,9 @@ def _judged(posterior: Any, probe: Any) -> dict[str, np.ndarray]:
 
         return quantities(problem, w, predictor, inputs, posterior.inputs, posterior.targets)
 
-    found = {
-        name: value.reshape(*posterior.shape, *value.shape[1:])
-        for name, value in posterior.with_problem(evaluated).items()
-        if name in (PREDICTOR, LOG_LIKELIHOOD) or np.ptp(value) != 0
-    }
-    return components(found)
+    found = posterior.with_problem(evaluated)
+    kept = [name for name in found if name in (PREDICTOR, LOG_LIKELIHOOD) or np.ptp(found[name]) != 0]
+    return components({name: found[name].reshape(*posterior.shape, *found[name].shape[1:]) for name in kept})
 
 
 def _parted(values: dict[str, np.ndarray], superchains: int | None) -> tuple[_Parted, float, str]:
@@ -217,12 +198,8 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> tuple[_Pa
         return _Parted(), math.nan, ""
     f = values[PREDICTOR]
     step = math.ceil(len(f) * f.shape[-1] / MOST_ALONE)
-    found = [
-        (name, alone)
-        for name, value in values.items()
-        for chain in value
-        if (alone := _within(chain[:, ::step])) is not None
-    ]
+    every = ((name, _within(chain[:, ::step])) for name, value in values.items() for chain in value)
+    found = [(name, alone) for name, alone in every if alone is not None]
     if not found or not np.isfinite(f).all():
         return _Parted(), math.nan, ""
     limits = dict.fromkeys(values, RESTART_LIMIT)
@@ -237,14 +214,11 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> tuple[_Pa
     if apart and PREDICTOR not in apart:
         between = max(apart, key=lambda name: rhat[name])
     share, share_max = _shares(f)
-    words = (
-        f"between chains lies {share:.0%} of the variance of f (median over its components; "
-        f"{share_max:.0%} at most)"
-    )
+    words = f"{share:.0%} of the variance of f (median over its components; {share_max:.0%} at most)"
     if between != PREDICTOR:
+        of_it = f"{_shares(values[between])[0]:.0%} of the variance of {between}"
         words = (
-            f"between chains lies {_shares(values[between])[0]:.0%} of the variance of {between}, while R-hat of f is "
-            f"{rhat[PREDICTOR]:.3f}, so that what they predict hardly differs"
+            f"{of_it}, while R-hat of f is {rhat[PREDICTOR]:.3f}, so that what they predict hardly differs"
         )
     parted = _Parted(
         rhat_within=max(alone.rhat for _, alone in found),
@@ -254,7 +228,7 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> tuple[_Pa
         rhat_between=rhat[between],
         between=between,
     )
-    return parted, limits[between], words
+    return parted, limits[between], f"between chains lies {words}"
 
 
 def _shares(values: np.ndarray) -> tuple[float, float]:
@@ -347,10 +321,9 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
     `members`.
     """
     members = list(getattr(posterior.approximation, "members", None) or ())
-    if len(members) < 2:
-        expected = "an approximation with at least two members, one per restart"
-        got = f"{posterior.info.method} with {len(members)}"
-        raise UnsupportedError.of("agreement", expected, got, "SVI(restarts=5)")
+    expected = "an approximation with at least two members, one per restart"
+    got = f"{posterior.info.method} with {len(members)}"
+    UnsupportedError.check(len(members) > 1, "agreement", expected, got, "SVI(restarts=5)")
     chosen = _chosen_rows(posterior, max_rows)
     x = map_data(lambda array: np.asarray(array)[chosen], posterior.inputs)
     y = np.asarray(posterior.targets)[chosen]
@@ -371,11 +344,9 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
 
     found = {name: mixing(value) for name, value in components(posterior.with_problem(evaluated)).items()}
     elbo = posterior.info.history.get("restart_elbo")
-    return Agreement(
-        count=len(members),
-        quantities={name: figures for name, figures in found.items() if figures.components},
-        elbo=None if elbo is None else np.asarray(elbo, dtype=np.float64),
-    )
+    elbo = None if elbo is None else np.asarray(elbo, dtype=np.float64)
+    varying = {name: figures for name, figures in found.items() if figures.components}
+    return Agreement(len(members), varying, elbo)
 
 
 def _reasons(chains: int, draws: int, judged: dict[str, Mixing], superchains: int | None) -> list[str]:
@@ -386,17 +357,13 @@ def _reasons(chains: int, draws: int, judged: dict[str, Mixing], superchains: in
     which, unit = ("R-hat", "chain") if superchains is None else ("nested R-hat", "superchain")
     wanted = ESS_PER_CHAIN * (superchains or chains)
     for name, figures in judged.items():
+        rhat = f"{which} of {name} is {figures.rhat:.3f}, not below {RHAT_LIMIT}: the {unit}s disagree"
         if figures.rhat == np.inf:
-            reasons.append(
-                f"{which} of {name} is infinite: a component is not finite, or stands still within chains"
-            )
-        elif not figures.rhat < RHAT_LIMIT:
-            reasons.append(
-                f"{which} of {name} is {figures.rhat:.3f}, not below {RHAT_LIMIT}: the {unit}s disagree"
-            )
+            rhat = f"{which} of {name} is infinite: a component is not finite, or stands still within chains"
+        if not figures.rhat < RHAT_LIMIT:
+            reasons.append(rhat)
         for end, value in (("bulk", figures.ess_bulk), ("tail", figures.ess_tail)):
             if not value > wanted:
-                reasons.append(
-                    f"{end} ESS of {name} is {value:.0f}, not above {wanted} ({ESS_PER_CHAIN} per {unit})"
-                )
+                needed = f"not above {wanted} ({ESS_PER_CHAIN} per {unit})"
+                reasons.append(f"{end} ESS of {name} is {value:.0f}, {needed}")
     return reasons

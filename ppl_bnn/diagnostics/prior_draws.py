@@ -130,7 +130,7 @@ _SAMPLERS: dict[str, Callable[[np.random.Generator, Draws, Shape], Any]] = {
     "EmpiricalBayes": _normal,
     "ImproperLogUniform": _normal,
     "NormalMixture": lambda rng, a, shape: (
-        rng.choice(a["scales"], shape, p=a["weights"]) * rng.normal(size=shape)
+        rng.choice(a["scales"], size=shape, p=a["weights"]) * rng.standard_normal(shape)
     ),
     "Dirichlet": lambda rng, a, shape: _dirichlet(rng, a["concentration"], shape),
     "MultivariateNormal": lambda rng, a, shape: _multivariate(rng, a, shape),

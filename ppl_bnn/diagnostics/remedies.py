@@ -34,20 +34,15 @@ def more_of_a_sampler(settings: Settings) -> list[str]:
     """Advice for draws that are too few or too dependent."""
     if "moves" in settings:
         # Sequential Monte Carlo: particles move a few times at each temperature, without warm-up.
-        return [
-            f"{_times(settings, 'particles', 4)}, or {_times(settings, 'moves', 2)}: particles that differ more"
-        ]
-    found = []
-    if "draws" in settings:
-        found.append("more draws and a longer warm-up" if "warmup" in settings else "more draws")
-    return found
+        more = f"{_times(settings, 'particles', 4)}, or {_times(settings, 'moves', 2)}"
+        return [f"{more}: particles that differ more"]
+    longer = " and a longer warm-up" if "warmup" in settings else ""
+    return [f"more draws{longer}"] if "draws" in settings else []
 
 
 def more_chains(settings: Settings) -> list[str]:
     """Advice for a single chain, which cannot be compared with another."""
-    if "chains" in settings:
-        return ["chains=4"]
-    return ["runs=4"] if "runs" in settings else []
+    return [f"{name}=4" for name in ("chains", "runs") if name in settings][:1]
 
 
 def other_starts(settings: Settings) -> list[str]:
@@ -57,19 +52,14 @@ def other_starts(settings: Settings) -> list[str]:
 
 def more_modes(settings: Settings) -> list[str]:
     """Advice for chains that are in different modes."""
-    found = [
-        "bnn.stack(posterior), or Stacked(...): weights of the chains by what they predict, instead of equal ones"
-    ]
+    weights = "weights of the chains by what they predict, instead of equal ones"
+    stacked = f"bnn.stack(posterior), or Stacked(...): {weights}"
     if "moves" in settings:
-        found.append(
-            f"{_times(settings, 'particles', 4)}: the shares of modes are those of the particles in them"
-        )
-    else:
-        found += [
-            "several starts: more chains, each from its own, show more of the modes, though not their shares",
-            "SMC(), which carries particles from the prior to the posterior and weights the modes",
-        ]
-    return found
+        more = _times(settings, "particles", 4)
+        return [stacked, f"{more}: the shares of modes are those of the particles in them"]
+    starts = "several starts: more chains, each from its own, show more of the modes, though not their shares"
+    smc = "SMC(), which carries particles from the prior to the posterior and weights the modes"
+    return [stacked, starts, smc]
 
 
 def not_still(settings: Settings, smaller: str) -> str:
@@ -97,9 +87,8 @@ def smaller_steps(settings: Settings, statistics: Mapping[str, Any]) -> str:
     """What makes the steps of a sampler smaller, by the recorded statistics: some settings were not in use."""
     variance, multiplier = number(settings, "energy_variance"), number(settings, "step_size_multiplier")
     if "energy_variance" in statistics and variance is not None:
-        return (
-            f"energy_variance={variance / 10:.2g}, or adjusted=True, whose step size follows the acceptance"
-        )
+        adjusted = "adjusted=True, whose step size follows the acceptance"
+        return f"energy_variance={variance / 10:.2g}, or {adjusted}"
     if multiplier is not None:
         return f"step_size_multiplier={multiplier / 2:g}"
     accept = number(settings, "target_accept")

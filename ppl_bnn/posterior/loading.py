@@ -111,16 +111,15 @@ def _check_flags(manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> 
 
 def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any) -> Posterior:
     info = {**manifest["info"], "warnings": tuple(manifest["info"]["warnings"])}
-    approximation = approximation_class(manifest["approximation"]).from_arrays(
-        unprefixed(arrays, "approximation")
-    )
+    kind = approximation_class(manifest["approximation"])
+    approximation = kind.from_arrays(unprefixed(arrays, "approximation"))
     if isinstance(approximation, Chains):
         approximation = replace(approximation, groups=manifest.get("groups"))
     if "weights/parts" in arrays:
         approximation = approximation.weighted(arrays["weights/parts"])
     units = unprefixed(arrays, "standardisation")
-    names: dict[str, Any] = {key: manifest.get(key) for key in ("feature_names", "class_names", "labels")}
-    names = {key: None if value is None else tuple(value) for key, value in names.items()}
+    names = {key: manifest.get(key) for key in ("feature_names", "class_names", "labels")}
+    kept: Any = {key: None if value is None else tuple(value) for key, value in names.items()}
     return Posterior(
         model=model,
         language=manifest["language"],
@@ -131,7 +130,7 @@ def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any
         info=FitInfo(history=unprefixed(arrays, "history"), **info),
         statistics=unprefixed(arrays, "statistics"),
         standardisation=Standardisation.from_arrays(units) if units else None,
-        **names,
+        **kept,
     )
 
 
@@ -164,10 +163,9 @@ def _check_model(posterior: Posterior, signature: dict[str, Any], probe: dict[st
     now = {site["name"]: site for site in sites}
     differences = [f"site {site!r} is missing" for site in was if site not in now]
     differences += [f"site {site!r} is new" for site in now if site not in was]
-    for site in was:
-        if site in now and was[site] != now[site]:
-            parts = [key for key in was[site] if was[site][key] != now[site][key]]
-            differences += [f"{key} of {site!r} was {was[site][key]}, is {now[site][key]}" for key in parts]
+    for site in (site for site in was if site in now):
+        each = ((key, value, now[site][key]) for key, value in was[site].items())
+        differences += [f"{key} of {site!r} was {old}, is {new}" for key, old, new in each if old != new]
     if not differences and list(was) != list(now):
         differences.append(f"the order of the sites was {list(was)}, is {list(now)}")
     if likelihood != signature["likelihood"]:

@@ -119,10 +119,8 @@ def _arrays(posterior: Posterior) -> dict[str, np.ndarray]:
 def _manifest(posterior: Posterior, approximation: str) -> dict[str, Any]:
     info = posterior.info
     function = getattr(posterior.model, "func", posterior.model)
-    home, qualified = (
-        getattr(function, "__module__", "?"),
-        getattr(function, "__qualname__", repr(function)),
-    )
+    home = getattr(function, "__module__", "?")
+    qualified = getattr(function, "__qualname__", repr(function))
     sites, likelihood = posterior.with_problem(signature_of)
     first = {name: value[0, :1] for name, value in posterior.unconstrained_draws.items()}
     model = {"name": f"{home}.{qualified}", "likelihood": likelihood, "sites": sites}
