@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,9 +179,8 @@ def _judged(posterior: Any, probe: Any) -> dict[str, np.ndarray]:
     u, w = flat_draws(posterior.unconstrained_draws), flat_draws(posterior.draws)
 
     def evaluated(problem: Problem) -> dict[str, np.ndarray]:
-        def predictor(x: Any) -> np.ndarray:
-            return posterior.approximation.predictor_draws(problem, u, x, kind, 0, MEMORY)
-
+        draws_of = posterior.approximation.predictor_draws
+        predictor = partial(draws_of, problem, u, kind=kind, seed=0, memory=MEMORY)
         return quantities(problem, w, predictor, inputs, posterior.inputs, posterior.targets)
 
     found = posterior.with_problem(evaluated)
@@ -335,10 +335,7 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
             rng = np.random.default_rng(site_seed(f"restart {index}", posterior.info.seed))
             u = member.draw(min(draws, getattr(member, "count", draws)), rng)
             w = problem.program.constrain_draws(u, problem.x, problem.y)
-
-            def predictor(x: Any, member: Any = member, u: Any = u) -> np.ndarray:
-                return member.predictor_draws(problem, u, x, kind, 0, MEMORY)
-
+            predictor = partial(member.predictor_draws, problem, u, kind=kind, seed=0, memory=MEMORY)
             parts.append(quantities(problem, w, predictor, x, x, y))
         return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 

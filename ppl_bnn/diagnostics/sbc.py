@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,7 +260,6 @@ class _Simulator:
     device: str
     observed: str | None
     folder: str | Path | None = None
-    _belongs: dict[str, Any] | None = None
     _program: Program | None = None
     _first: Posterior | None = None
 
@@ -285,21 +285,21 @@ class _Simulator:
         return {index: _Record.from_arrays(arrays) for index, arrays in kept.items() if arrays is not None}
 
     def _checkpoint(self, index: int) -> Checkpoint:
-        if self.folder is not None and self._belongs is None:
-            settings = self.method.settings()
-            self._belongs = {
-                "method": self.method.name,
-                "settings": {name: identity(getattr(self.method, name)) for name in settings},
-                "draws": self.draws,
-                "functions": None if self.functions is None else identity(dict(self.functions)),
-                "probe": None if self.probe is None else checks.data_hash(self.probe, np.empty(0)),
-                "seed": self.seed,
-                # The first simulated targets identify inputs, prior and likelihood: another model draws other targets.
-                "model and inputs": checks.data_hash(self.x, self._drawn(0)[1]),
-            }
-            if self.figures is not None:
-                self._belongs["figures"] = identity(self.figures)
-        return Checkpoint.of(self.folder, self._belongs or {}, f"simulation-{index:06d}")
+        return Checkpoint.of(self.folder, self._belongs, f"simulation-{index:06d}")
+
+    @functools.cached_property
+    def _belongs(self) -> dict[str, Any]:
+        """What the simulations of a folder have in common."""
+        return {
+            "method": self.method.name,
+            "settings": {name: identity(getattr(self.method, name)) for name in self.method.settings()},
+            "draws": self.draws,
+            "functions": None if self.functions is None else identity(dict(self.functions)),
+            "probe": None if self.probe is None else checks.data_hash(self.probe, np.empty(0)),
+            "seed": self.seed,
+            # The first simulated targets identify inputs, prior and likelihood: another model draws other targets.
+            "model and inputs": checks.data_hash(self.x, self._drawn(0)[1]),
+        } | ({} if self.figures is None else {"figures": identity(self.figures)})
 
     # -- one simulation
 
@@ -319,9 +319,8 @@ class _Simulator:
             raise
         except Exception as error:
             return _Record(failure=f"{type(error).__name__}: {error}")
-        if posterior.kind == "point":
-            got = f"{self.method.name}, a point"
-            raise UnsupportedError.of(_NAME, "a method with draws that differ", got, "bnn.Laplace()")
+        differ, got = posterior.kind != "point", f"{self.method.name}, a point"
+        UnsupportedError.check(differ, _NAME, "a method with draws that differ", got, "bnn.Laplace()")
         record = self._ranked(*self._evaluated(posterior, truth, index), index)
         found = {} if self.figures is None else self.figures(posterior)
         figures = {name: float(value) for name, value in found.items()}
@@ -378,19 +377,15 @@ class _Simulator:
         u = posterior.chosen_draws(self.draws)
 
         def of_draws(problem: Problem) -> Arrays:
-            def at(x: Any) -> np.ndarray:
-                return approximation.predictor_draws(problem, u, x, kind, 0, MEMORY)
-
+            at = partial(approximation.predictor_draws, problem, u, kind=kind, seed=0, memory=MEMORY)
             return self._functions(problem, problem.program.constrain_draws(u, problem.x, problem.y), at)
 
         def of_truth(problem: Problem) -> Arrays:
-            one = {name: truth[name][None] for name in problem.program.sites}
-
-            def at(x: Any) -> np.ndarray:
-                # Another seed than that of the draws: latent variables of rows are drawn independently for both.
-                return problem.program.predictor_draws(one, x, seed=index + 1, memory=MEMORY)
-
-            return self._functions(problem, {name: value[None] for name, value in truth.items()}, at)
+            w = {name: value[None] for name, value in truth.items()}
+            one = {name: w[name] for name in problem.program.sites}
+            # Another seed than that of the draws: latent variables of rows are drawn independently for both.
+            at = partial(problem.program.predictor_draws, one, seed=index + 1, memory=MEMORY)
+            return self._functions(problem, w, at)
 
         def compiled_once(action: Callable[[Problem], Any]) -> Any:
             """Like `Posterior.with_problem`, but over one program for all simulations, compiled once."""
@@ -427,22 +422,18 @@ class _Simulator:
         """The quantities of `convergence.quantities`, with f as the network's outputs at single rows."""
         f = judged.pop(PREDICTOR)
         columns = f.shape[-1] if program.outputs is None else min(program.outputs, f.shape[-1])
-        every = f.shape[1]
+        every, where = f.shape[1], "row" if self.probe is None else "probe"
         rows = np.unique(np.linspace(0, every - 1, PROBES if self.probe is None else every).round())
-        where = "row" if self.probe is None else "probe"
-        found = {}
-        for row, column in itertools.product(rows.astype(int), range(columns)):
-            name = "f" if columns == 1 else f"f[{column}]"
-            found[f"{name} of {where} {row}"] = f[:, row, column]
-        found["log likelihood"] = judged.pop(LOG_LIKELIHOOD)
-        return found | judged
+        names = ["f"] if columns == 1 else [f"f[{column}]" for column in range(columns)]
+        each = itertools.product(rows.astype(int), enumerate(names))
+        found = {f"{name} of {where} {row}": f[:, row, column] for row, (column, name) in each}
+        return found | {"log likelihood": judged.pop(LOG_LIKELIHOOD)} | judged
 
     def _ranked(self, drawn: Arrays, true: Arrays, index: int) -> _Record:
         rng = np.random.default_rng(site_seed(f"calibration ties {index}", self.seed))
         truths = np.array([float(true[name][0]) for name in drawn])
         values = np.stack([np.asarray(value, dtype=np.float64) for value in drawn.values()], axis=1)
-        columns = zip(drawn, values.T, truths, strict=True)
-        undefined = tuple(name for name, column, value in columns if np.isnan([value, *column]).any())
+        undefined = tuple(itertools.compress(drawn, np.isnan([truths, *values]).any(axis=0)))
         if undefined:
             return _Record(failure=f"{listed(undefined)} is not a number for the truth or for a draw")
         below, ties = (values < truths).sum(axis=0), (values == truths).sum(axis=0)
@@ -453,11 +444,13 @@ class _Simulator:
 def check_drawn(sites: list[Any]) -> None:
     """Check that the sites of a model are all drawn from a prior, but for y."""
     got = {"param": "a parameter without a prior", "observed": "a factor, or other observations"}
+    wanted, advice = (
+        "a model that draws all its unknowns from a prior, and y given them",
+        "a proper prior over each",
+    )
     for kind, text in got.items():
         names = ", ".join([site.name for site in sites if site.kind == kind][:3])
-        if names:
-            wanted = "a model that draws all its unknowns from a prior, and y given them"
-            raise UnsupportedError.of(_NAME, wanted, f"{text}: {names}", "a proper prior over each")
+        UnsupportedError.check(not names, _NAME, wanted, f"{text}: {names}", advice)
 
 
 def _gathered(simulator: _Simulator, records: Mapping[int, _Record], wanted: int) -> Calibration:

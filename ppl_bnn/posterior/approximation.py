@@ -261,7 +261,9 @@ class Drawn(Approximation):
         """Number of draws, S: a posterior uses all of them."""
         return len(next(iter(self.u.values())))
 
-    stored_count = count
+    @property
+    def stored_count(self) -> int:
+        return self.count
 
     def stored_draws(self) -> dict[str, np.ndarray]:
         return dict(self.u)

@@ -299,7 +299,8 @@ class Posterior:
             weights = self.draw_weights if draws is None else None
             with np.errstate(divide="ignore"):  # a part without weight has none
                 log_weights = None if weights is None else np.log(weights)
-            return Prediction(*problem.program.likelihood.mixture_parameters(eta), log_weights, **names)
+            family, parameters = problem.program.likelihood.mixture_parameters(eta)
+            return Prediction(family, parameters, log_weights, **names)
 
         return self.in_original_units(self.with_problem(predict, device))
 
