@@ -141,15 +141,10 @@ def diagnose(
         if compared and decides and verdict not in (NOT_CONVERGED, PER_MODE):
             verdict = compared
     if isinstance(calibration, Method):
-        calibration = simulation_based_calibration(
-            posterior.model,
-            posterior.inputs,
-            calibration,
-            simulations=simulations,
-            seed=seed,
-            progress=progress,
-            observed=None if posterior.language else posterior.observed,
-        )
+        observed = None if posterior.language else posterior.observed
+        options: Any = {"simulations": simulations, "seed": seed, "progress": progress, "observed": observed}
+        data = (posterior.model, posterior.inputs)
+        calibration = simulation_based_calibration(*data, calibration, **options)
     if calibration is not None:
         verdict = judge.calibrated(calibration, verdict)
     reasons, advice = (tuple(dict.fromkeys(lines)) for lines in (judge.reasons, judge.advice))
@@ -348,20 +343,19 @@ class _Judge:
             return UNDECIDED if settled else NOT_CONVERGED
         fixed = held_coordinates(self.posterior)
         self.bounds(pareto, tempered, fixed)
+        names = ("log_evidence", "log_evidence_se", "relative_ess")
         self.figures |= {
             "pareto_k": pareto.k,
-            "importance_log_evidence": pareto.log_evidence,
-            "importance_log_evidence_se": pareto.log_evidence_se,
-            "importance_relative_ess": pareto.relative_ess,
+            **{f"importance_{name}": getattr(pareto, name) for name in names},
         }
         about = f"Pareto k-hat of p(w, D)/q(w){' (p not tempered)' if tempered else ''} is {pareto.k:.2f}"
         if pareto.reliable:
             self.say(f"{about}, at most {K_LIMIT}: importance weights find no gap")
         else:
+            count = coordinates(self.posterior.approximation)
             self.say(
-                f"{about}, above {K_LIMIT}: q is no proposal for importance sampling over "
-                f"{coordinates(self.posterior.approximation)} coordinates, which alone does not say that its "
-                "predictions are poor"
+                f"{about}, above {K_LIMIT}: q is no proposal for importance sampling over {count} coordinates, which "
+                "alone does not say that its predictions are poor"
             )
             self.ask_for_reference()
             self.advice.append("scores on held-out rows, coverage above all")

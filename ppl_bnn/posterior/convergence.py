@@ -141,8 +141,7 @@ def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
         raise InputError.of("draws", "(chain, draw, components)", f"shape {draws.shape}", "draws[..., None]")
     chains = draws.shape[0]
     wanted = whole(2)(superchains) or (chains % superchains and f"a divisor of the {chains} chains")
-    if wanted:
-        raise InputError.of("superchains", wanted, repr(superchains), "8 groups of equal size")
+    InputError.check(not wanted, "superchains", wanted, repr(superchains), "8 groups of equal size")
     found = np.full(draws.shape[-1], np.inf)
     finite = np.isfinite(draws).all(axis=(0, 1))
     low, high = draws.min(axis=1), draws.max(axis=1)

@@ -413,15 +413,8 @@ def _attributes(posterior: Any) -> dict[str, Any]:
 def _json(value: Any) -> str:
     """JSON that any reader accepts: numbers that are not finite, and values of unknown types, become strings."""
 
-    def plain(item: Any) -> Any:
-        if isinstance(item, Mapping):
-            return {str(name): plain(entry) for name, entry in item.items()}
-        if isinstance(item, list | tuple):
-            return [plain(entry) for entry in item]
-        if isinstance(item, np.generic):
-            item = item.item()
-        if isinstance(item, float) and not math.isfinite(item):
-            return str(item)
-        return item if isinstance(item, bool | int | float | str) or item is None else str(item)
+    def other(item: Any) -> Any:
+        return item.item() if isinstance(item, np.generic) else str(item)
 
-    return json.dumps(plain(value))
+    names = {"NaN": "nan", "Infinity": "inf", "-Infinity": "-inf"}
+    return json.dumps(json.loads(json.dumps(value, default=other), parse_constant=names.__getitem__))

@@ -8,6 +8,7 @@ Research 25).
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 
 import numpy as np
 
@@ -40,12 +41,10 @@ def smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
         return plain, -math.inf
     if FEWEST_EFFECTIVE * np.sum(np.exp(2.0 * plain)) > 1.0:
         return plain, math.inf
-    with ignored():
-        try:
-            # psislw is made for leaving rows out: it takes log likelihoods and flips their sign.
-            log_weights, k = array_stats.psislw(-log_ratios)
-        except ValueError:
-            return plain, math.inf
+    log_weights, k = plain, math.inf
+    with ignored(), suppress(ValueError):
+        # psislw is made for leaving rows out: it takes log likelihoods and flips their sign.
+        log_weights, k = array_stats.psislw(-log_ratios)
     if not np.isfinite(k):
         return plain, math.inf
     return log_weights - np.logaddexp.reduce(log_weights), float(k)

@@ -553,8 +553,7 @@ def check_parameters(family: str, parameters: Parameters) -> None:
         got = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
         expected = f"parameters of {family} that all have one shape {layout}"
         raise InputError.of("", expected, got, "the axis of the draws in front, or np.broadcast_to")
-    if 0 in first:
-        raise InputError.of("", "at least one draw and one row", f"shape {first}", "rows to predict")
+    InputError.check(0 not in first, "", "at least one draw and one row", f"shape {first}", "rows to predict")
     for expected, values, good in _requirements(family, parameters):
         if not good.all():
             got = f"values from {values.min():.6g} to {values.max():.6g}"

@@ -536,8 +536,7 @@ class Prediction:
         ndarray
             Shape (n, N) or (n, N, K). Labels are integers.
         """
-        if n < 1:
-            raise InputError.of("", "n of at least 1", f"{n}", "the number of samples wanted")
+        InputError.check(n >= 1, "", "n of at least 1", f"{n}", "the number of samples wanted")
         if self.labels is not None:
             return np.asarray(self.labels)[replace(self, labels=None).sample(n, seed)]
         rng = np.random.default_rng(seed)
@@ -632,8 +631,7 @@ class Prediction:
         UnsupportedError
             If weights differ between rows, which have no common order.
         """
-        if count < 1:
-            raise InputError.of("", "count of at least 1", f"{count}", "the number of draws to keep")
+        InputError.check(count >= 1, "", "count of at least 1", f"{count}", "the number of draws to keep")
         if count >= self.draws:
             return self
         if self.weights.ndim == 2:

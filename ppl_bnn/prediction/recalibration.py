@@ -202,8 +202,7 @@ def mapped(prediction: Prediction, knots: np.ndarray) -> MappedPrediction:
 def held_out_prediction(what: str, source: Any, x: Any, y: Any, keywords: Mapping[str, Any]) -> Prediction:
     """The prediction of the held-out rows given to `recalibrate` or `conformal` (`what`)."""
     if isinstance(source, Prediction):
-        if x is not None:
-            raise InputError.of(what, "x=None beside a prediction", type(x).__name__, "x=None")
+        InputError.check(x is None, what, "x=None beside a prediction", type(x).__name__, "x=None")
         return predicted(None, source, keywords)
     if not callable(getattr(source, "predict", None)):
         raise InputError.of(what, "a posterior or a prediction", type(source).__name__, "bnn.fit(...)")

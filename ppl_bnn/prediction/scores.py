@@ -380,8 +380,7 @@ def reliability(prediction: Prediction, y: Any, bins: int = 15) -> dict[str, np.
         Arrays (bins,): `confidence`, the mean probability over the rows in a bin; `accuracy`, the share of them in
         which that class is the label; `count`, their number. The first two are NaN in a bin without rows.
     """
-    if bins < 1:
-        raise InputError.of("", "at least 1 bin", f"{bins}", "15, the usual number")
+    InputError.check(bins >= 1, "", "at least 1 bin", f"{bins}", "15, the usual number")
     labels = checked_labels(prediction, y)
     confidence = prediction.probabilities.max(axis=1)
     correct = prediction.probabilities.argmax(axis=1) == labels
