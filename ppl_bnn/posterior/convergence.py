@@ -66,12 +66,11 @@ def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
     usable = finite & (draws.max(axis=1) > draws.min(axis=1)).any(axis=0)
     if draws.shape[1] >= FEWEST_DRAWS and usable.any():
         values, at = draws[..., usable].astype(np.float64), usable[varies]
-        # ArviZ's rank-normalised R-hat of a single chain is NaN, and infinity here.
-        found["rhat"][at] = (
-            by_arviz("rhat", values, np.inf, method="rank")
-            if superchains is None
-            else nested_rhat(values, superchains)
-        )
+        if superchains is None:
+            # ArviZ's rank-normalised R-hat of a single chain is NaN, and infinity here.
+            found["rhat"][at] = by_arviz("rhat", values, np.inf, method="rank")
+        else:
+            found["rhat"][at] = nested_rhat(values, superchains)
         found["ess_bulk"][at] = by_arviz("ess", values, 0.0, method="bulk")
         found["ess_tail"][at] = by_arviz("ess", values, 0.0, method="tail", prob=(0.05, 0.95))
         found["mcse"][at] = by_arviz("mcse", values, np.inf, method="mean") / values.std(axis=(0, 1))

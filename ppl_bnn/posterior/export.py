@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import chunks, padded, row_count, site_seed
+from ppl_bnn.core.arrays import chunks, padded, site_seed
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.settings import whole
 from ppl_bnn.posterior.approximation import Draws, flat_draws
@@ -152,10 +152,17 @@ def posterior_datatree(
     u = {name: value[:, index] for name, value in posterior.unconstrained_draws.items()}
     shape = (chains, len(index))
     new = None if x is None else posterior.fit_inputs(x)
-    found = posterior.with_problem(lambda problem: _evaluated(posterior, problem, u, new))
-    w, log_prior, fitted, at_new, sites = found
-    training = posterior.in_original_units(fitted)
-    y = _targets(posterior)
+    flat = flat_draws(u)
+
+    def evaluated(problem: Problem) -> tuple[Draws, Draws, Mapping[str, Any]]:
+        """Constrained draws, log priors, and the sites."""
+        w = posterior.constrained_draws(problem, flat)
+        return w, _site_log_priors(problem, flat), problem.program.sites
+
+    w, log_prior, sites = posterior.with_problem(evaluated)
+    training = posterior.prediction_of_draws(flat, posterior.inputs)
+    y = np.asarray(posterior.original_targets)
+    y = y.astype(np.int64).reshape(-1) if training.is_classes else y
     rng = np.random.default_rng(site_seed("export", posterior.info.seed))
     dims, coords = _names(posterior, {name: value.shape[1:] for name, value in w.items()}, sites)
     rows = ["obs", "output"][: len(training.shape)]
@@ -178,8 +185,8 @@ def posterior_datatree(
     undefined = no_leave_one_out(posterior.kind, log_likelihood.reshape(*shape, -1))
     if not undefined:
         groups["log_likelihood"] = of_y(log_likelihood)
-    if at_new is not None:
-        groups["predictions"] = of_y(_one_per_draw(posterior.in_original_units(at_new), rng))
+    if new is not None:
+        groups["predictions"] = of_y(_one_per_draw(posterior.prediction_of_draws(flat, new), rng))
         groups["predictions_constant_data"] = _input_group(x, coords)
     if prior:
         prior_w, predicted = posterior.with_problem(_prior_draws)
@@ -202,12 +209,6 @@ def log_likelihood_tree(posterior: Any) -> Any:
     if not undefined:
         groups["log_likelihood"] = _dataset({"y": log_likelihood}, {"y": ["obs"]})
     return _tree(groups, _attributes(posterior) | {"no_leave_one_out": undefined})
-
-
-def _targets(posterior: Any) -> np.ndarray:
-    """The training targets in original units; class labels as integers (N,)."""
-    targets = np.asarray(posterior.original_targets)
-    return targets.astype(np.int64).reshape(-1) if posterior.task == "classification" else targets
 
 
 def _dataset(variables: Draws, dims: Any = None, coords: Any = None, sampled: bool = True) -> Any:
@@ -257,24 +258,6 @@ def _chained(draws: Draws, shape: tuple[int, int]) -> dict[str, np.ndarray]:
     return {_safe(name): value.reshape(*shape, *value.shape[1:]) for name, value in draws.items()}
 
 
-def _evaluated(
-    posterior: Any, problem: Problem, u: Draws, new: Any
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], Prediction, Prediction | None, dict[str, Any]]:
-    """Constrained draws, log priors, predictions at the training rows and at new ones, and the sites.
-
-    Predictions are the default ones, draw by draw, in the units of the fit.
-    """
-    flat, program, approximation = flat_draws(u), problem.program, posterior.approximation
-
-    def prediction(inputs: Any) -> Prediction:
-        eta = approximation.predictor_draws(problem, flat, inputs, approximation.kinds[0], 0, MEMORY)
-        return Prediction(*program.likelihood.mixture_parameters(eta))
-
-    w = posterior.constrained_draws(problem, flat)
-    at_new = None if new is None else prediction(new)
-    return w, _site_log_priors(posterior, problem, flat), prediction(problem.inputs), at_new, program.sites
-
-
 def _one_per_draw(prediction: Prediction, rng: np.random.Generator) -> np.ndarray:
     """One y from each component, (S, N) or (S, N, K), with each draw and row as a separate row."""
     parts = {name: a.reshape(1, -1, *a.shape[2:]) for name, a in prediction.parameters.items()}
@@ -282,7 +265,7 @@ def _one_per_draw(prediction: Prediction, rng: np.random.Generator) -> np.ndarra
     return y.reshape(prediction.draws, *prediction.shape)
 
 
-def _site_log_priors(posterior: Any, problem: Problem, u: Draws) -> dict[str, np.ndarray]:
+def _site_log_priors(problem: Problem, u: Draws) -> dict[str, np.ndarray]:
     program, system = problem.program, problem.system
 
     def densities(values: Any, x: Any, y: Any) -> dict[str, Any]:
@@ -296,7 +279,7 @@ def _site_log_priors(posterior: Any, problem: Problem, u: Draws) -> dict[str, np
     # Some draws at a time: densities need draws x rows x units values.
     count = len(next(iter(u.values())))
     units = sum(value.shape[-1] if value.ndim > 1 else 1 for value in u.values())
-    size = int(np.clip(MEMORY // (16 * units * row_count(posterior.inputs)), 1, count))
+    size = int(np.clip(MEMORY // (16 * units * problem.rows), 1, count))
     for start, stop in chunks(count if program.latents else 0, size):
         # The last chunk is padded, so that all chunks use one compiled function.
         part = {name: system.asarray(padded(value[start:stop], size)) for name, value in u.items()}

@@ -428,14 +428,17 @@ class Posterior:
             if self.labels is not None:
                 y = checks.label_codes(np.asarray(y), self.labels)
             targets = checks.check_targets(y, row_count(inputs), column=self.targets.ndim == 2)
-        eta = self._predictor(self._flat_draws if u is None else u, inputs, kind, MEMORY)
-        found = self.with_problem(lambda problem: problem.program.likelihood.mixture_parameters(eta))
-        prediction = Prediction(*found)
-        if targets.shape[1:] == (1,):
-            # Targets in a single column are flattened.
-            targets = targets.reshape(prediction.shape)
-        values = self.in_original_units(prediction).component_log_prob(targets)
+        prediction = self.prediction_of_draws(self._flat_draws if u is None else u, inputs, kind)
+        # Targets in a single column are flattened.
+        targets = targets.reshape(prediction.shape) if targets.shape[1:] == (1,) else targets
+        values = prediction.component_log_prob(targets)
         return values.reshape(*self.shape, -1) if u is None else values
+
+    def prediction_of_draws(self, u: Draws, x: Any, kind: str | None = None) -> Prediction:
+        """The prediction of draws u of equal weight, in original units, at inputs x in the units of the fit."""
+        eta = self._predictor(u, x, kind, MEMORY)
+        found = self.with_problem(lambda problem: problem.program.likelihood.mixture_parameters(eta))
+        return self.in_original_units(Prediction(*found))
 
     @property
     def original_inputs(self) -> Any:

@@ -127,12 +127,10 @@ class Prediction:
         InputError.check(good, self.family, expected, got, "exactly these by name")
         keep("parameters", {name: frozen_array(name, self.parameters[name]) for name in names})
         families.check_parameters(self.family, self.parameters)
-        possible, got = (
-            self.family in CENSORED and len(self.shape) == 1,
-            f"{self.family} of shape {self.shape}",
-        )
+        possible = not self.censored or (self.family in CENSORED and len(self.shape) == 1)
         expected = f"one number per row of {', '.join(CENSORED)} where rows may be censored"
-        InputError.check(possible or not self.censored, "", expected, got, "censored=False")
+        got = f"{self.family} of shape {self.shape}"
+        InputError.check(possible, "", expected, got, "censored=False")
         if self.log_weights is not None:
             keep("log_weights", checked_log_weights(self.log_weights, self.draws, self.rows))
         if self.epistemic_within is not None:
@@ -343,14 +341,12 @@ class Prediction:
             If y has another shape, is not finite, or holds invalid labels or counts.
         """
         y = checked_targets(self, y)
+        equal = np.full(self.draws, -math.log(self.draws))
+        weights = equal if self.log_weights is None else self.log_weights
         result = np.empty(self.rows)
         for rows in self._row_blocks():
             values = self._component_log_prob(y[rows], rows)
-            if self.log_weights is None:
-                values -= math.log(self.draws)
-            else:
-                weights = self.log_weights if self.log_weights.ndim == 2 else self.log_weights[:, None]
-                values += weights[:, rows] if weights.shape[1] > 1 else weights
+            values += weights[:, rows] if weights.ndim == 2 else weights[:, None]
             result[rows] = log_sum_exp(values)
         return result
 
