@@ -132,10 +132,8 @@ class Calibration:
         found = {name: test for name, test in self.tests.items() if test.least < self.threshold}
         yield from (f"{name}: {test.words(self.threshold)}" for name, test in found.items())
         if self.tests and not found:
-            yield (
-                f"ranks of {listed(self.names)} are uniform within an error rate of {self.error_rate:.0%}: neither "
-                f"bias nor a wrong spread is seen in {self.simulations} simulations"
-            )
+            ranks = f"ranks of {listed(self.names)} are uniform within an error rate of {self.error_rate:.0%}"
+            yield f"{ranks}: neither bias nor a wrong spread is seen in {self.simulations} simulations"
         if self.failures:
             worst = max(set(self.failures.values()), key=list(self.failures.values()).count)
             yield f"{len(self.failures)} of {self.asked} simulations failed and have no ranks, such as by: {worst}"
@@ -192,15 +190,10 @@ class Calibration:
             return pd.DataFrame.from_dict(rows, "index", columns=columns).rename_axis("function")
         known = per == "simulation"
         InputError.check(known, "per", "'function' or 'simulation'", repr(per), "per='function'")
-        return pd.DataFrame(
-            {
-                "simulation": np.repeat(self.numbers, len(self.names)),
-                "function": list(self.names) * self.simulations,
-                "truth": self.truths.ravel(),
-                "rank": self.ranks.ravel(),
-                "probability": self.probabilities.ravel(),
-            }
-        )
+        found = {"truth": self.truths, "rank": self.ranks, "probability": self.probabilities}
+        numbers, functions = np.repeat(self.numbers, len(self.names)), list(self.names) * self.simulations
+        columns = {name: values.ravel() for name, values in found.items()}
+        return pd.DataFrame({"simulation": numbers, "function": functions, **columns})
 
     def figure(self, kind: str = "ecdf") -> Figure:
         """Draw the ranks, one panel per function: `figure().savefig("ranks.png")`.
@@ -244,6 +237,7 @@ class Calibration:
                 found = test.shapes(self.threshold)
                 title = f"{name}\n{' and '.join(found) or 'uniform'}, p = {test.least:.2g}"
             axes.set_title(title, fontsize=10, color=_VERMILION if found else "black")
+            axes.set_xlim(0.0, 1.0)
             axes.spines[["top", "right"]].set_visible(False)
         if kind == "histogram":
             # Set once, after all panels are drawn: the axes are shared, and setting a limit turns autoscaling off.
@@ -253,11 +247,10 @@ class Calibration:
             axes.tick_params(labelbottom=True)
         heights = "share of simulations below, less uniform" if kind == "ecdf" else "simulations"
         figure.supylabel(heights, fontsize=10)
-        figure.suptitle(
-            f"{self.subject}: {self.verdict}\n{self.simulations} simulations, {self.draws} draws each; grey: where "
-            f"an exact method stays, in all panels together, with probability {1 - self.error_rate:.0%}",
-            fontsize=11,
-        )
+        counts = f"{self.simulations} simulations, {self.draws} draws each"
+        stays = f"an exact method stays, in all panels together, with probability {1 - self.error_rate:.0%}"
+        title = f"{self.subject}: {self.verdict}\n{counts}; grey: where {stays}"
+        figure.suptitle(title, fontsize=11)
         return figure
 
     def to_datatree(self) -> Any:
@@ -340,10 +333,8 @@ class Uniformity:
         if self.spread_p < threshold:
             width, shape = "too wide", "under-confident: the truth lies in the middle of the draws too often"
             if self.spread > 1.0:
-                shape = (
-                    "over-confident: the truth lies in the tails of the draws too often, in the shape of a U"
-                )
-                width = "too narrow"
+                width, tails = "too narrow", "the truth lies in the tails of the draws too often"
+                shape = f"over-confident: {tails}, in the shape of a U"
             spread = f"spread {self.spread:.2f} times that of uniform ranks, p = {self.spread_p:.2g}"
             found[width] = f"{shape} ({spread})"
         if not found and self.ecdf_p < threshold:
@@ -495,7 +486,6 @@ def _draw_ecdf(calibration: Calibration, axes: Any, ranks: np.ndarray) -> None:
     axes.fill_between(z, low, high, color=_GREY, alpha=0.55, linewidth=0.0)
     axes.plot(z, middle, color=_BLUE, linewidth=1.5)
     axes.axhline(0.0, color="black", linewidth=0.7, linestyle="dashed")
-    axes.set_xlim(0.0, 1.0)
 
 
 def _draw_histogram(calibration: Calibration, axes: Any, ranks: np.ndarray) -> None:
@@ -511,7 +501,6 @@ def _draw_histogram(calibration: Calibration, axes: Any, ranks: np.ndarray) -> N
     axes.axhspan(low, high, color=_GREY, alpha=0.55, linewidth=0.0)
     axes.axhline(len(ranks) / bins, color="black", linewidth=0.7, linestyle="dashed")
     axes.stairs(counts, edges, color=_BLUE, linewidth=1.5, baseline=None)
-    axes.set_xlim(0.0, 1.0)
 
 
 _DRAWN = {"ecdf": _draw_ecdf, "histogram": _draw_histogram}

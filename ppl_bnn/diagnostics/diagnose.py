@@ -178,10 +178,9 @@ class _Judge:
         if judged.converged:
             groups = f", nested over {judged.superchains} groups of chains,"
             worst = f"R-hat{'' if judged.superchains is None else groups} is {judged.rhat:.3f}"
-            self.say(
-                f"in function space the worst {worst}, the smallest bulk ESS {judged.ess_bulk:.0f} and tail ESS "
-                f"{judged.ess_tail:.0f}, over {judged.chains} chains of {judged.draws} draws"
-            )
+            ess = f"the smallest bulk ESS {judged.ess_bulk:.0f} and tail ESS {judged.ess_tail:.0f}"
+            over = f"over {judged.chains} chains of {judged.draws} draws"
+            self.say(f"in function space the worst {worst}, {ess}, {over}")
         else:
             self.reasons.extend(judged.reasons)
             self.advise_chains(judged)
@@ -213,9 +212,10 @@ class _Judge:
             self.advice.append(remedies.not_still(settings, smaller))
         self.advice += remedies.more_of_a_sampler(settings)
         if not judged.rhat < 1.1:
+            modes = "the chains may sit in modes that predict differently"
             self.advice += [
                 *remedies.other_starts(settings),
-                "a smaller network or a tighter prior: the chains may sit in modes that predict differently",
+                f"a smaller network or a tighter prior: {modes}",
             ]
 
     def divergences(self) -> bool:
@@ -240,9 +240,8 @@ class _Judge:
         share = float(np.mean(self.posterior.statistics["reached_max_tree_depth"]))
         self.figures["tree_depth_saturation"] = share
         if share > TREE_DEPTH_LIMIT:
-            self.say(
-                f"{share:.0%} of the trajectories were cut off at the greatest tree depth: slow, not wrong"
-            )
+            cut = f"{share:.0%} of the trajectories were cut off at the greatest tree depth"
+            self.say(f"{cut}: slow, not wrong")
             depth = "a greater max_tree_depth, or " if "max_tree_depth" in self.settings else ""
             self.advice.append(f"{depth}standardise=True and a longer warm-up")
 
@@ -254,9 +253,8 @@ class _Judge:
         lowest = self.figures["bfmi"] = float(np.min(by_arviz("bfmi", energy, np.nan)))
         if lowest >= BFMI_LIMIT:
             return False
-        self.say(
-            f"the lowest E-BFMI is {lowest:.2f}, below {BFMI_LIMIT}: the momentum does not reach all energies"
-        )
+        low = f"the lowest E-BFMI is {lowest:.2f}, below {BFMI_LIMIT}"
+        self.say(f"{low}: the momentum does not reach all energies")
         scales = "scales of the prior that are not sampled with the weights"
         self.advice.append(f"a prior without heavy tails, or {scales}")
         return True
@@ -284,10 +282,8 @@ class _Judge:
         if "gradient_norm" in figures:
             self.say(f"the norm of the gradient at the mode is {figures['gradient_norm']:.3g}")
         if "rise_along_gradient" in figures:
-            self.say(
-                "the log joint has kinks, where its gradient does not vanish at a mode; along the gradient it rises by "
-                f"{figures['rise_along_gradient']:.3g} nats"
-            )
+            rise = f"along the gradient it rises by {figures['rise_along_gradient']:.3g} nats"
+            self.say(f"the log joint has kinks, where its gradient does not vanish at a mode; {rise}")
         settled = self.loss_curve(bool(figures["converged"]) if "converged" in figures else None)
         if not settled:
             if not self.warned("still falling"):
@@ -333,10 +329,9 @@ class _Judge:
         try:
             pareto = pareto_k(self.posterior)
         except UnsupportedError:
-            self.say(
-                "the approximation has no density, so that what is made of p(w, D)/q(w) is not defined: k-hat, the "
-                "ELBO, the importance-weighted evidence"
-            )
+            undefined = "k-hat, the ELBO, the importance-weighted evidence"
+            density = "the approximation has no density, so that what is made of p(w, D)/q(w) is not defined"
+            self.say(f"{density}: {undefined}")
             if "elbo" in self.info.figures and not tempered:
                 self.say(f"the method itself gives an ELBO of {self.info.figures['elbo']:.2f}")
             self.ask_for_reference()
@@ -344,19 +339,15 @@ class _Judge:
         fixed = held_coordinates(self.posterior)
         self.bounds(pareto, tempered, fixed)
         names = ("log_evidence", "log_evidence_se", "relative_ess")
-        self.figures |= {
-            "pareto_k": pareto.k,
-            **{f"importance_{name}": getattr(pareto, name) for name in names},
-        }
+        self.figures["pareto_k"] = pareto.k
+        self.figures |= {f"importance_{name}": getattr(pareto, name) for name in names}
         about = f"Pareto k-hat of p(w, D)/q(w){' (p not tempered)' if tempered else ''} is {pareto.k:.2f}"
         if pareto.reliable:
             self.say(f"{about}, at most {K_LIMIT}: importance weights find no gap")
         else:
-            count = coordinates(self.posterior.approximation)
-            self.say(
-                f"{about}, above {K_LIMIT}: q is no proposal for importance sampling over {count} coordinates, which "
-                "alone does not say that its predictions are poor"
-            )
+            over = f"importance sampling over {coordinates(self.posterior.approximation)} coordinates"
+            alone = "which alone does not say that its predictions are poor"
+            self.say(f"{about}, above {K_LIMIT}: q is no proposal for {over}, {alone}")
             self.ask_for_reference()
             self.advice.append("scores on held-out rows, coverage above all")
         if not settled:
@@ -432,18 +423,15 @@ class _Judge:
             if len(finite) < len(judged.elbo):
                 bounds += f", and {len(judged.elbo) - len(finite)} have none"
         if judged.agree:
-            self.say(
-                f"restarts agree: over {judged.count} of them R-hat in function space is {judged.rhat:.3f}, below "
-                f"{RESTART_LIMIT}{bounds}"
-            )
+            rhat = f"over {judged.count} of them R-hat in function space is {judged.rhat:.3f}"
+            self.say(f"restarts agree: {rhat}, below {RESTART_LIMIT}{bounds}")
             return True
         why = "or they would agree after more steps"
         if settled:
             why = "which predict otherwise and which one fit does not show"
-        self.say(
-            f"restarts differ: over {judged.count} of them R-hat of {judged.worst} is {judged.rhat:.3f}, not below "
-            f"{RESTART_LIMIT}{bounds}: there are other modes, {why}"
-        )
+        rhat = f"over {judged.count} of them R-hat of {judged.worst} is {judged.rhat:.3f}"
+        limit = f"not below {RESTART_LIMIT}{bounds}"
+        self.say(f"restarts differ: {rhat}, {limit}: there are other modes, {why}")
         mixture = "a mixture of the restarts, guide='mixture', or " if "guide" in self.settings else ""
         self.advice.append(f"{mixture}NUTS: a single mode is not the posterior")
         return False
@@ -469,17 +457,16 @@ class _Judge:
 
     def calibrated(self, calibration: Calibration, verdict: str) -> str:
         """The findings of a calibration, and the verdict after it."""
-        self.figures |= {"simulations": calibration.simulations}
-        self.figures |= {"simulations_failed": len(calibration.failures)}
+        self.figures["simulations"] = calibration.simulations
+        self.figures["simulations_failed"] = len(calibration.failures)
         for reason in calibration.reasons:
             self.say(f"simulation-based calibration of {calibration.subject}: {reason}")
         if calibration.tests:
             self.figures["calibration_least_p"] = min(test.least for test in calibration.tests.values())
         if calibration.verdict != MISCALIBRATED:
             return verdict
-        self.advice.append(
-            "a richer approximation: this one misses the truth of data that its own model makes"
-        )
+        missed = "this one misses the truth of data that its own model makes"
+        self.advice.append(f"a richer approximation: {missed}")
         return UNDECIDED if verdict in (ADEQUATE, CONVERGED) else verdict
 
     def against(self, reference: Any) -> str | None:

@@ -53,7 +53,7 @@ MOST_ALONE = 500
 _FIGURES = (*WORST, "rhat_within", "ess_within", "between_share", "between_share_max")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Parted:
     """Figures of single chains and of the variation between them (see `Convergence`)."""
 
@@ -158,15 +158,12 @@ def convergence(
                 f"length that agree stay below {short_limit:.3f}"
             )
     if per_mode:
-        reasons.append(
-            f"within each chain the worst R-hat is {parted.rhat_within:.3f} and the smallest ESS "
-            f"{parted.ess_within:.0f}; {words}: they sit in modes of their own, whose shares are not known"
-        )
+        within = f"the worst R-hat is {parted.rhat_within:.3f} and the smallest ESS {parted.ess_within:.0f}"
+        modes = "they sit in modes of their own, whose shares are not known"
+        reasons.append(f"within each chain {within}; {words}: {modes}")
     layers, flat = _layers(posterior, superchains) if weights else ({}, None)
-    worst = {
-        name: (max if limit else min)((getattr(figures, name) for figures in judged.values()), default=np.nan)
-        for name, limit in WORST.items()
-    }
+    each = {name: [getattr(figures, name) for figures in judged.values()] for name in WORST}
+    worst = {name: (max if WORST[name] else min)(found, default=np.nan) for name, found in each.items()}
     figures = {**worst, **vars(parted), "quantities": mixed, "layers": layers, "weights": flat}
     shape: dict[str, Any] = {"chains": chains, "draws": draws, "superchains": superchains, "still": still}
     verdict: Any = {"converged": not reasons, "per_mode": per_mode, "reasons": tuple(reasons)}
@@ -217,17 +214,10 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> tuple[_Pa
     words = f"{share:.0%} of the variance of f (median over its components; {share_max:.0%} at most)"
     if between != PREDICTOR:
         of_it = f"{_shares(values[between])[0]:.0%} of the variance of {between}"
-        words = (
-            f"{of_it}, while R-hat of f is {rhat[PREDICTOR]:.3f}, so that what they predict hardly differs"
-        )
-    parted = _Parted(
-        rhat_within=max(alone.rhat for _, alone in found),
-        ess_within=min(alone.worst_ess for _, alone in found),
-        between_share=share,
-        between_share_max=share_max,
-        rhat_between=rhat[between],
-        between=between,
-    )
+        words = f"{of_it}, while R-hat of f is {rhat[PREDICTOR]:.3f}"
+        words += ", so that what they predict hardly differs"
+    within, least = max(alone.rhat for _, alone in found), min(alone.worst_ess for _, alone in found)
+    parted = _Parted(within, least, share, share_max, rhat[between], between)
     return parted, limits[between], f"between chains lies {words}"
 
 

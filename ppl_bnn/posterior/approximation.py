@@ -174,10 +174,8 @@ class Chains(Approximation):
         """One part per group of chains, or per chain if there are no groups."""
         chains = self.shape[0]
         size = chains // (self.groups or chains)
-        return tuple(
-            Chains({name: value[start : start + size] for name, value in self.u.items()})
-            for start in range(0, chains, size)
-        )
+        parts = (slice(start, start + size) for start in range(0, chains, size))
+        return tuple(Chains({name: value[part] for name, value in self.u.items()}) for part in parts)
 
     def weighted(self, weights: np.ndarray | None) -> Chains:
         return replace(self, weights=weights)

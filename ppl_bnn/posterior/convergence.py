@@ -198,6 +198,5 @@ def quantities(
 
 def components(values: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """`quantities` (chain, draw, ...) as components (chain, draw, C) for `mixing`."""
-    return {
-        name: distinct(value) if name == PREDICTOR else value[..., None] for name, value in values.items()
-    }
+    found = {name: value[..., None] for name, value in values.items()}
+    return found | {PREDICTOR: distinct(values[PREDICTOR])}

@@ -231,11 +231,8 @@ def predicted(source: Any, x: Any, keywords: Mapping[str, Any]) -> Prediction:
 def _temperature(pooled: bool, prediction: Prediction, y: Any) -> float:
     if prediction.is_classes:
         impossible = np.count_nonzero(prediction.log_prob(y) == -np.inf)
-        expected, got = (
-            "some probability for each held-out label",
-            f"none for {impossible} of {prediction.rows}",
-        )
-        InputError.check(not impossible, "", expected, got, "more draws")
+        got = f"none for {impossible} of {prediction.rows}"
+        InputError.check(not impossible, "", "some probability for each held-out label", got, "more draws")
     return _most_likely("temperature", lambda t: float(tempered(prediction, t, pooled).log_prob(y).mean()))
 
 

@@ -155,10 +155,8 @@ class Standardisation:
 def _columns(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
     """Mean and scale over the rows, with scale 1 for columns that do not vary."""
     values = np.asarray(given)
-    good, got = (
-        values.dtype.kind in "biuf" and values.ndim and len(values),
-        f"{values.dtype} of shape {values.shape}",
-    )
+    good = values.dtype.kind in "biuf" and values.ndim and len(values)
+    got = f"{values.dtype} of shape {values.shape}"
     InputError.check(good, "", f"{name} as numbers, with at least one row", got, "encoding categories")
     values = values.astype(np.float64, copy=False)
     mean, scale = np.asarray(values.mean(axis=0)), np.asarray(values.std(axis=0))
