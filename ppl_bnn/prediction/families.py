@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -35,7 +36,7 @@ class Law:
     """A distribution for each set of parameters (S, N, ...), by SciPy. Values broadcast against the parameters."""
 
     def __init__(self, family: Family, parameters: Parameters):
-        self.family, self.parameters = family, parameters
+        self.family, self.parameters, self.p = family, parameters, SimpleNamespace(**parameters)
 
     @cached_property
     def frozen(self) -> Any:
@@ -55,9 +56,8 @@ class Law:
     def quantile_range(self, level: float) -> tuple[np.ndarray, np.ndarray]:
         """The smallest and the largest quantile of the components of each row, which enclose that of their mixture."""
         values = self.inverse(level)
-        if values.ndim == 3:
-            values = np.moveaxis(values, -1, 0).reshape(-1, values.shape[1])
-        return values.min(axis=0), values.max(axis=0)
+        axes = (0, 2)[: values.ndim - 1]
+        return values.min(axis=axes), values.max(axis=axes)
 
     def inverse(self, level: float) -> np.ndarray:
         """The quantile. For a mixture, the quantile of each part along the last axis."""
@@ -77,8 +77,7 @@ class Law:
 
     def absolute_deviation(self, y: np.ndarray) -> np.ndarray:
         """E|Y - y| = (y - m) (2 F(y) - 1) + 2 (m F(y) - E[Y; Y <= y])."""
-        shortfall = self.shortfall(y)
-        return (y - self.mean()) * (2.0 * self.distribution(y) - 1.0) + 2.0 * shortfall
+        return (y - self.mean()) * (2.0 * self.distribution(y) - 1.0) + 2.0 * self.shortfall(y)
 
     def shortfall(self, y: np.ndarray) -> np.ndarray:
         """m F(y) - E[Y; Y <= y] in closed form."""
@@ -94,7 +93,7 @@ class Law:
 
     def z(self, y: np.ndarray) -> np.ndarray:
         """(y - loc) / scale."""
-        return (y - self.parameters.get("loc", 0.0)) / self.parameters["scale"]
+        return (y - self.parameters.get("loc", 0.0)) / self.p.scale
 
 
 class _Normal(Law):
@@ -102,35 +101,35 @@ class _Normal(Law):
 
     def log_density(self, y: np.ndarray) -> np.ndarray:
         z = self.z(y)
-        return -0.5 * (z * z + LOG_2PI) - np.log(self.parameters["scale"])
+        return -0.5 * (z * z + LOG_2PI) - np.log(self.p.scale)
 
     def distribution(self, y: np.ndarray) -> np.ndarray:
         return scipy.special.ndtr(self.z(y))
 
     def mean(self) -> np.ndarray:
-        return self.parameters["loc"]
+        return self.p.loc
 
     def variance(self) -> np.ndarray:
-        return self.parameters["scale"] ** 2
+        return self.p.scale**2
 
     def shortfall(self, y: np.ndarray) -> np.ndarray:
-        return self.parameters["scale"] * np.exp(-0.5 * (self.z(y) ** 2 + LOG_2PI))
+        return self.p.scale * np.exp(-0.5 * (self.z(y) ** 2 + LOG_2PI))
 
 
 class _StudentT(Law):
     def variance(self) -> np.ndarray:
         # Infinite also where there is no mean, for which SciPy has NaN.
-        return np.where(self.parameters["df"] > 1.0, super().variance(), np.inf)
+        return np.where(self.p.df > 1.0, super().variance(), np.inf)
 
     def shortfall(self, y: np.ndarray) -> np.ndarray:
-        df, scale = self.parameters["df"], self.parameters["scale"]
-        return self.frozen.pdf(y) * scale * ((df + self.z(y) ** 2) / (df - 1.0)) * scale
+        spread = (self.p.df + self.z(y) ** 2) / (self.p.df - 1.0)
+        return self.frozen.pdf(y) * self.p.scale * spread * self.p.scale
 
 
 class _Laplace(Law):
     def log_density(self, y: np.ndarray) -> np.ndarray:
         # SciPy takes the logarithm of the density, which is 0 far from the centre.
-        return -np.abs(self.z(y)) - np.log(2.0 * self.parameters["scale"])
+        return -np.abs(self.z(y)) - np.log(2.0 * self.p.scale)
 
     def distribution(self, y: np.ndarray) -> np.ndarray:
         z = self.z(y)
@@ -139,13 +138,13 @@ class _Laplace(Law):
 
     def shortfall(self, y: np.ndarray) -> np.ndarray:
         distance = np.abs(self.z(y))
-        return 0.5 * self.parameters["scale"] * (1.0 + distance) * np.exp(-distance)
+        return 0.5 * self.p.scale * (1.0 + distance) * np.exp(-distance)
 
 
 class _Weibull(Law):
     def _exponent(self, y: np.ndarray) -> np.ndarray:
         with np.errstate(over="ignore", under="ignore"):
-            return np.maximum(self.z(y), 0.0) ** self.parameters["concentration"]
+            return np.maximum(self.z(y), 0.0) ** self.p.concentration
 
     def log_density(self, y: np.ndarray) -> np.ndarray:
         # A time of zero is no time; SciPy has the limit there, which may be infinite.
@@ -156,18 +155,17 @@ class _Weibull(Law):
 
     def variance(self) -> np.ndarray:
         # The difference of moments loses all digits for large concentrations.
-        k, scale = self.parameters["concentration"], self.parameters["scale"]
-        second = scipy.special.gammaln(1.0 + 2.0 / k)
+        first, second = (scipy.special.gammaln(1.0 + power / self.p.concentration) for power in (1.0, 2.0))
         with np.errstate(over="ignore"):
-            return scale**2 * np.exp(second) * -np.expm1(2.0 * scipy.special.gammaln(1.0 + 1.0 / k) - second)
+            return self.p.scale**2 * np.exp(second) * -np.expm1(2.0 * first - second)
 
     def shortfall(self, y: np.ndarray) -> np.ndarray:
         # E[Y; Y <= y] = E[Y] times an incomplete gamma function.
-        below = scipy.special.gammainc(1.0 + 1.0 / self.parameters["concentration"], self._exponent(y))
+        below = scipy.special.gammainc(1.0 + 1.0 / self.p.concentration, self._exponent(y))
         return self.mean() * (self.distribution(y) - below)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        return self.parameters["scale"] * rng.weibull(self.parameters["concentration"])
+        return self.p.scale * rng.weibull(self.p.concentration)
 
 
 class _Count(Law):
@@ -181,34 +179,33 @@ class _Count(Law):
 class _Poisson(_Count):
     def distribution(self, y: np.ndarray) -> np.ndarray:
         count = np.floor(np.maximum(y, 0.0))
-        return np.where(y < 0.0, 0.0, scipy.special.pdtr(count, self.parameters["rate"]))
+        return np.where(y < 0.0, 0.0, scipy.special.pdtr(count, self.p.rate))
 
     def shortfall(self, y: np.ndarray) -> np.ndarray:
-        return self.parameters["rate"] * self.frozen.pmf(np.floor(y))
+        return self.p.rate * self.frozen.pmf(np.floor(y))
 
 
 class _NegativeBinomial(_Count):
     def distribution(self, y: np.ndarray) -> np.ndarray:
-        rate, r = self.parameters["rate"], self.parameters["concentration"]
-        count = np.floor(np.maximum(y, 0.0))
-        return np.where(y < 0.0, 0.0, scipy.special.betainc(r, count + 1.0, r / (r + rate)))
+        count, r = np.floor(np.maximum(y, 0.0)), self.p.concentration
+        return np.where(y < 0.0, 0.0, scipy.special.betainc(r, count + 1.0, r / (r + self.p.rate)))
 
     def log_density(self, y: np.ndarray) -> np.ndarray:
-        rate, r = self.parameters["rate"], self.parameters["concentration"]
+        rate, r = self.p.rate, self.p.concentration
         # Gamma(y + r) / (Gamma(r) y!) = 1 / (y B(y, r)) is accurate for large r.
         some = np.where(y > 0.0, y, 1.0)
         ways = np.where(y > 0.0, -np.log(some) - scipy.special.betaln(some, r), 0.0)
         return ways + scipy.special.xlogy(y, rate / (rate + r)) - scipy.special.xlog1py(r, rate / r)
 
     def mean(self) -> np.ndarray:
-        return self.parameters["rate"]
+        return self.p.rate
 
     def variance(self) -> np.ndarray:
-        return self.parameters["rate"] * (1.0 + self.parameters["rate"] / self.parameters["concentration"])
+        return self.p.rate * (1.0 + self.p.rate / self.p.concentration)
 
     def shortfall(self, y: np.ndarray) -> np.ndarray:
-        count, rate = np.floor(y), self.parameters["rate"]
-        return rate * self.frozen.pmf(count) * (1.0 + count / self.parameters["concentration"])
+        count = np.floor(y)
+        return self.p.rate * self.frozen.pmf(count) * (1.0 + count / self.p.concentration)
 
 
 class _Bernoulli(Law):
@@ -217,26 +214,25 @@ class _Bernoulli(Law):
             return np.log(self.probabilities()[:, np.arange(len(y)), y])
 
     def mean(self) -> np.ndarray:
-        return self.parameters["probs"]
+        return self.p.probs
 
     def uncertainty(self) -> np.ndarray:
         return entropy_of(self.probabilities())
 
     def probabilities(self) -> np.ndarray:
         """Probabilities of the classes, (S, N, C)."""
-        return np.stack([1.0 - self.parameters["probs"], self.parameters["probs"]], axis=-1)
+        return np.stack([1.0 - self.p.probs, self.p.probs], axis=-1)
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        probs = self.parameters["probs"]
-        return (rng.random(probs.shape) < probs).astype(np.int64)
+        return (rng.random(self.p.probs.shape) < self.p.probs).astype(np.int64)
 
 
 class _Categorical(_Bernoulli):
     def probabilities(self) -> np.ndarray:
-        return self.parameters["probs"]
+        return self.p.probs
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        return _drawn_index(self.parameters["probs"], rng)
+        return _drawn_index(self.p.probs, rng)
 
 
 class _Vector(Law):
@@ -252,52 +248,49 @@ class _Vector(Law):
 
 class _MultivariateNormal(_Vector):
     def log_density(self, y: np.ndarray) -> np.ndarray:
-        factor = self.parameters["scale_tril"]
-        z = np.linalg.solve(factor, (y - self.parameters["loc"])[..., None])[..., 0]
-        log_diagonal = np.log(np.diagonal(factor, axis1=-2, axis2=-1))
+        z = np.linalg.solve(self.p.scale_tril, (y - self.p.loc)[..., None])[..., 0]
+        log_diagonal = np.log(np.diagonal(self.p.scale_tril, axis1=-2, axis2=-1))
         return -0.5 * np.sum(z * z + LOG_2PI, axis=-1) - log_diagonal.sum(axis=-1)
 
     def mean(self) -> np.ndarray:
-        return self.parameters["loc"]
+        return self.p.loc
 
     def variance(self) -> np.ndarray:
-        return np.sum(self.parameters["scale_tril"] ** 2, axis=-1)
+        return np.sum(self.p.scale_tril**2, axis=-1)
 
     def covariance(self) -> np.ndarray:
-        factor = self.parameters["scale_tril"]
-        return factor @ np.swapaxes(factor, -1, -2)
+        return self.p.scale_tril @ np.swapaxes(self.p.scale_tril, -1, -2)
 
     def marginal(self) -> tuple[str, Parameters]:
-        return "Normal", {"loc": self.parameters["loc"], "scale": np.sqrt(self.variance())}
+        return "Normal", {"loc": self.p.loc, "scale": np.sqrt(self.variance())}
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
-        z = rng.standard_normal(self.parameters["loc"].shape)
-        return self.parameters["loc"] + np.einsum("...ij,...j->...i", self.parameters["scale_tril"], z)
+        z = rng.standard_normal(self.p.loc.shape)
+        return self.p.loc + np.einsum("...ij,...j->...i", self.p.scale_tril, z)
 
 
 class _Dirichlet(_Vector):
     def log_density(self, y: np.ndarray) -> np.ndarray:
-        a = self.parameters["concentration"]
+        a = self.p.concentration
         inside = np.all(y >= 0.0, axis=-1) & (np.abs(np.sum(y, axis=-1) - 1.0) < 1e-6)
         kernel = scipy.special.xlogy(a - 1.0, np.maximum(y, 0.0)).sum(-1)
         values = kernel + scipy.special.gammaln(a.sum(-1)) - scipy.special.gammaln(a).sum(-1)
         return np.where(inside, values, -np.inf)
 
     def mean(self) -> np.ndarray:
-        shares = self.parameters["concentration"]
-        return shares / shares.sum(-1, keepdims=True)
+        return self.p.concentration / self.p.concentration.sum(-1, keepdims=True)
 
     def covariance(self) -> np.ndarray:
-        total = self.parameters["concentration"].sum(-1)[..., None, None]
+        total = self.p.concentration.sum(-1)[..., None, None]
         return _covariance_of_shares(self.mean()) / (total + 1.0)
 
     def marginal(self) -> tuple[str, Parameters]:
-        shares = self.parameters["concentration"]
+        shares = self.p.concentration
         return "Beta", {"concentration1": shares, "concentration0": shares.sum(-1, keepdims=True) - shares}
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         # Gamma(a) is Gamma(a + 1) U^(1/a): its logarithm is finite even if a is so small that all draws are 0.
-        a = self.parameters["concentration"]
+        a = self.p.concentration
         each = np.log(rng.standard_gamma(a + 1.0)) - rng.standard_exponential(a.shape) / a
         each = np.exp(each - each.max(-1, keepdims=True))
         return each / each.sum(-1, keepdims=True)
@@ -306,23 +299,23 @@ class _Dirichlet(_Vector):
 class _Multinomial(_Vector):
     # SciPy's own gives NaN where the shares sum to 1 in single precision only.
     def log_density(self, y: np.ndarray) -> np.ndarray:
-        total = self.parameters["total_count"][..., 0]
-        each = scipy.special.xlogy(y, self.parameters["probs"]) - scipy.special.gammaln(y + 1.0)
+        total = self.p.total_count[..., 0]
+        each = scipy.special.xlogy(y, self.p.probs) - scipy.special.gammaln(y + 1.0)
         return np.where(y.sum(-1) == total, scipy.special.gammaln(total + 1.0) + each.sum(-1), -np.inf)
 
     def mean(self) -> np.ndarray:
-        return self.parameters["total_count"] * self.parameters["probs"]
+        return self.p.total_count * self.p.probs
 
     def covariance(self) -> np.ndarray:
-        return self.parameters["total_count"][..., None] * _covariance_of_shares(self.parameters["probs"])
+        return self.p.total_count[..., None] * _covariance_of_shares(self.p.probs)
 
     def marginal(self) -> tuple[str, Parameters]:
         return "Binomial", self.parameters
 
     def draw(self, rng: np.random.Generator) -> np.ndarray:
         # NumPy refuses a sum above 1, which rounding in single precision can produce.
-        shares = self.parameters["probs"] / self.parameters["probs"].sum(-1, keepdims=True)
-        return rng.multinomial(self.parameters["total_count"][..., 0].astype(np.int64), shares)
+        shares = self.p.probs / self.p.probs.sum(-1, keepdims=True)
+        return rng.multinomial(self.p.total_count[..., 0].astype(np.int64), shares)
 
 
 class _Mixed(Law):
@@ -371,10 +364,9 @@ class _ZeroInflated(Law):
     def inverse(self, level: float) -> np.ndarray:
         # With a gate of 1 all values are zero: the quotients by 0 are not used.
         with np.errstate(divide="ignore", invalid="ignore"):
-            both = ((level - zeros) / (1.0 - self.gate) for zeros in (0.0, self.gate))
-            below, above = (np.clip(values, 0.0, 1.0) for values in both)
             least = self.distribution(np.full(self.gate.shape, -1.0))
-            beyond = np.where(level <= least, self.frozen.ppf(below), self.frozen.ppf(above))
+            rest = (level - np.where(level <= least, 0.0, self.gate)) / (1.0 - self.gate)
+            beyond = self.frozen.ppf(np.clip(rest, 0.0, 1.0))
         zero = (level > least) & (level <= self.distribution(np.zeros(self.gate.shape)))
         return np.where(zero, 0.0, beyond)
 
