@@ -10,16 +10,8 @@ import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress
-from ppl_bnn.diagnostics import remedies
+from ppl_bnn.diagnostics import function_space, remedies
 from ppl_bnn.diagnostics.calibration import MISCALIBRATED, Calibration
-from ppl_bnn.diagnostics.function_space import (
-    RESTART_LIMIT,
-    Agreement,
-    Convergence,
-    agreement,
-    convergence,
-    probe_rows,
-)
 from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, coordinates, held_coordinates, pareto_k
 from ppl_bnn.diagnostics.sbc import simulation_based_calibration
 from ppl_bnn.inference.method import Method
@@ -173,7 +165,7 @@ class _Judge:
     # --- chains -------------------------------------------------------------------------------------------
 
     def chains(self) -> str:
-        judged = convergence(self.posterior)
+        judged = function_space.convergence(self.posterior)
         self.figures |= judged.figures | {"chains": judged.chains, "draws": judged.draws}
         if judged.converged:
             groups = f", nested over {judged.superchains} groups of chains,"
@@ -199,7 +191,7 @@ class _Judge:
             return PER_MODE if judged.per_mode else NOT_CONVERGED
         return UNDECIDED if doubtful else CONVERGED
 
-    def advise_chains(self, judged: Convergence) -> None:
+    def advise_chains(self, judged: function_space.Convergence) -> None:
         """What to try with chains that have not converged."""
         settings = self.settings
         if judged.per_mode:
@@ -408,11 +400,11 @@ class _Judge:
         if parts := self.posterior.approximation.components:
             # Points do not vary: between them R-hat is infinite whatever they predict.
             spread = several and all(part.kind != "point" for part in parts)
-            self.members(len(parts), agreement(self.posterior) if spread else None)
+            self.members(len(parts), function_space.agreement(self.posterior) if spread else None)
             return True
         if not several:
             return True
-        judged = agreement(self.posterior)
+        judged = function_space.agreement(self.posterior)
         self.figures |= {"restarts": judged.count, "restart_rhat": judged.rhat}
         bounds = ""
         if judged.elbo is not None and np.isfinite(judged.elbo).any():
@@ -424,19 +416,19 @@ class _Judge:
                 bounds += f", and {len(judged.elbo) - len(finite)} have none"
         if judged.agree:
             rhat = f"over {judged.count} of them R-hat in function space is {judged.rhat:.3f}"
-            self.say(f"restarts agree: {rhat}, below {RESTART_LIMIT}{bounds}")
+            self.say(f"restarts agree: {rhat}, below {function_space.RESTART_LIMIT}{bounds}")
             return True
         why = "or they would agree after more steps"
         if settled:
             why = "which predict otherwise and which one fit does not show"
         rhat = f"over {judged.count} of them R-hat of {judged.worst} is {judged.rhat:.3f}"
-        limit = f"not below {RESTART_LIMIT}{bounds}"
+        limit = f"not below {function_space.RESTART_LIMIT}{bounds}"
         self.say(f"restarts differ: {rhat}, {limit}: there are other modes, {why}")
         mixture = "a mixture of the restarts, guide='mixture', or " if "guide" in self.settings else ""
         self.advice.append(f"{mixture}NUTS: a single mode is not the posterior")
         return False
 
-    def members(self, count: int, judged: Agreement | None) -> None:
+    def members(self, count: int, judged: function_space.Agreement | None) -> None:
         """The components of a mixture and how far they differ, which is intended and does not enter the verdict."""
         how, differ = "of equal weight", ""
         if (weights := self.posterior.weights) is not None:
@@ -475,7 +467,7 @@ class _Judge:
         chains, got = reference.kind == "chains", f"{reference.info.method}, of kind {reference.kind!r}"
         advice = "a NUTS posterior of the same model and data"
         UnsupportedError.check(chains, "diagnose", expected, got, advice)
-        judged = convergence(reference)
+        judged = function_space.convergence(reference)
         self.figures |= {f"reference_{name}": value for name, value in judged.figures.items()}
         if not judged.converged:
             how = "has converged per mode only" if judged.per_mode else "has not converged"
@@ -489,7 +481,7 @@ class _Judge:
             self.say(f"{which}: it decides nothing")
             self.advice.append("a reference of the posterior itself, by an exact sampler")
             return None
-        x = probe_rows(self.posterior, REFERENCE_ROWS)
+        x = function_space.probe_rows(self.posterior, REFERENCE_ROWS)
         theirs = reference.predict(x)
         gap = fidelity(self.posterior.predict(x), theirs)
         floor = noise_floor(theirs, np.repeat(np.arange(judged.chains), judged.draws))

@@ -18,15 +18,7 @@ from ppl_bnn.core.arrays import map_data, row_count
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.settings import whole
 from ppl_bnn.core.warning_filters import ignored
-from ppl_bnn.diagnostics.prior_draws import (
-    PriorDraw,
-    PriorDraws,
-    RecordedMaps,
-    UnitGain,
-    draws_at,
-    prior_predictive,
-    root_mean_square,
-)
+from ppl_bnn.diagnostics import prior_draws
 from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.primitives import Handler
 from ppl_bnn.posterior.convergence import probe_indices
@@ -212,19 +204,21 @@ def check_prior(
     layers = _Layers(model, some, seed, maps.names, run.drawn)
     outputs = int(np.shape(run.f)[-1])
     rules = _Rules(layers, last, _noise_of(run), _largest(some), outputs, y, y[index], standardise)
-    return rules.checked(draws_at(model, some, count, seed), count)
+    return rules.checked(prior_draws.draws_at(model, some, count, seed), count)
 
 
 def _largest(x: Any) -> float:
     """The largest root mean square of the arrays of inputs."""
-    return max(map(root_mean_square, x.values() if isinstance(x, Mapping) else [x]), default=0.0)
+    return max(map(prior_draws.root_mean_square, x.values() if isinstance(x, Mapping) else [x]), default=0.0)
 
 
-def _tried(model: Model, x: Any, seed: int) -> tuple[PriorDraw, RecordedMaps, np.ndarray] | None:
+def _tried(
+    model: Model, x: Any, seed: int
+) -> tuple[prior_draws.PriorDraw, prior_draws.RecordedMaps, np.ndarray] | None:
     """One draw on some of the rows, or on all if they interact; None for a model that only its own system can run."""
     every = row_count(x)
     for index in (probe_indices(every, seed, ROWS), np.arange(every)):
-        run, maps = PriorDraw(np.random.default_rng(seed)), RecordedMaps()
+        run, maps = prior_draws.PriorDraw(np.random.default_rng(seed)), prior_draws.RecordedMaps()
         some = map_data(lambda a, rows=index: a[rows], x)
         try:
             with np.errstate(all="ignore"), run, maps:
@@ -249,12 +243,12 @@ def _in_its_system(
     model: Model, x: Any, y: np.ndarray, draws: int, standardise: bool, **options: Any
 ) -> PriorCheck:
     """The check of a model that only its system can draw from, without findings on its layers."""
-    prior = prior_predictive(model, x, y, draws=draws, standardise=standardise, **options)
+    prior = prior_draws.prior_predictive(model, x, y, draws=draws, standardise=standardise, **options)
     eta = prior.predictor(x)
     eta = eta.reshape(-1, *eta.shape[2:])
     sites = f"the sites {', '.join(prior.draws)}"
     rules = _Rules(None, sites, sites, _largest(x), eta.shape[-1], y, y, standardise)
-    return rules.checked(PriorDraws(eta, prior.predict(x), 0.0), draws)
+    return rules.checked(prior_draws.PriorDraws(eta, prior.predict(x), 0.0), draws)
 
 
 # --- the rules --------------------------------------------------------------------------------------------
@@ -282,7 +276,7 @@ class _Rules:
 
     # Overflow is what is tested for here, so NumPy's warnings are silenced.
     @np.errstate(all="ignore")
-    def checked(self, drawn: PriorDraws, count: int) -> PriorCheck:
+    def checked(self, drawn: prior_draws.PriorDraws, count: int) -> PriorCheck:
         """Apply the rules to `count` draws, of which those in `drawn` are finite."""
         self.figures["overflow"] = drawn.overflowed
         if drawn.overflowed > OVERFLOW:
@@ -472,13 +466,13 @@ class _Layers:
         """
 
         def size_of(*change: Handler) -> float:
-            eta = draws_at(self.model, self.x, DRAWS_PER_MAP, self.seed, *change).eta
+            eta = prior_draws.draws_at(self.model, self.x, DRAWS_PER_MAP, self.seed, *change).eta
             return size(eta) if len(eta) else 0.0
 
         now = size_of()
         if not 0.0 < now < math.inf or now == wanted:
             return None
-        changed = {name: size_of(UnitGain(name)) for name in self.maps[-MOST_MAPS:]}
+        changed = {name: size_of(prior_draws.UnitGain(name)) for name in self.maps[-MOST_MAPS:]}
         shares = {
             name: math.log(now / without) / math.log(now / wanted)
             for name, without in changed.items()
@@ -506,7 +500,7 @@ def _words(specification: Distribution) -> str:
     return f"{specification.family}({', '.join(words)})"
 
 
-def _noise_of(run: PriorDraw) -> str:
+def _noise_of(run: prior_draws.PriorDraw) -> str:
     """The site that the likelihood was given as its noise, or its value if it is known."""
     likelihood = run.likelihood
     for field_name in ("noise", "scale", "scale_tril"):

@@ -21,16 +21,8 @@ import numpy as np
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.backends.systems import system, written_in
-from ppl_bnn.core import checks, processes
+from ppl_bnn.core import checks, errors, processes
 from ppl_bnn.core.arrays import chunks, map_data, row_count, site_seed
-from ppl_bnn.core.errors import (
-    DeviceError,
-    InputError,
-    MissingFrameworkError,
-    ModelError,
-    UnknownNameError,
-    UnsupportedError,
-)
 from ppl_bnn.core.progress import Progress, Silent, resolve
 from ppl_bnn.core.settings import whole
 from ppl_bnn.diagnostics.calibration import Calibration, CalibrationInterrupted, listed
@@ -48,7 +40,13 @@ Function = Callable[[Arrays, np.ndarray, np.ndarray], Any]
 # Figures kept of each fit, besides its ranks.
 Figures = Callable[[Posterior], Mapping[str, float]]
 # These errors mean that the method cannot fit this model at all: every other data set would raise the same.
-_HOPELESS = (UnsupportedError, ModelError, UnknownNameError, MissingFrameworkError, DeviceError)
+_HOPELESS = (
+    errors.UnsupportedError,
+    errors.ModelError,
+    errors.UnknownNameError,
+    errors.MissingFrameworkError,
+    errors.DeviceError,
+)
 
 # Figures of a fit that its record takes from the outcome of the method.
 _TIMES = ("compile_seconds", "run_seconds", "gradient_evaluations")
@@ -141,7 +139,7 @@ def simulation_based_calibration(
     simulation-based calibration.
     Yao, Vehtari, Simpson and Gelman (2018), ICML.
     """
-    check, number, seeds = InputError.check, whole(), whole(0, 2**31 - 1)
+    check, number, seeds = errors.InputError.check, whole(), whole(0, 2**31 - 1)
     for name, wanted, value, advice in (
         ("simulations", number(simulations), simulations, "simulations=100"),
         ("draws", number(draws), draws, "draws=99"),
@@ -162,8 +160,8 @@ def simulation_based_calibration(
     if probe is not None:
         try:
             probe = checks.check_inputs(probe, checks.describe_inputs(x))
-        except InputError as error:
-            raise InputError(f"probe: {error}") from None
+        except errors.InputError as error:
+            raise errors.InputError(f"probe: {error}") from None
     settings = (functions, probe, figures, int(seed), device, observed, checkpoint)
     simulator, asked = _Simulator(model, x, method, int(draws), *settings), int(simulations)
     records = simulator.finished(asked)
@@ -320,7 +318,7 @@ class _Simulator:
         except Exception as error:
             return _Record(failure=f"{type(error).__name__}: {error}")
         differ, got = posterior.kind != "point", f"{self.method.name}, a point"
-        UnsupportedError.check(differ, _NAME, "a method with draws that differ", got, "bnn.Laplace()")
+        errors.UnsupportedError.check(differ, _NAME, "a method with draws that differ", got, "bnn.Laplace()")
         record = self._ranked(*self._evaluated(posterior, truth, index), index)
         found = {} if self.figures is None else self.figures(posterior)
         figures = {name: float(value) for name, value in found.items()}
@@ -365,7 +363,7 @@ class _Simulator:
             sites = {site.name: site for site in chosen.run(native, x, None, seed=key)}
             y, drawn = sites.pop(observed, None), "a model that draws y where it is None"
             check_drawn(list(sites.values()))
-            ModelError.check(y is not None, _NAME, drawn, "none", "bnn.observe(y, ...)")
+            errors.ModelError.check(y is not None, _NAME, drawn, "none", "bnn.observe(y, ...)")
             latent = {name: site.value for name, site in sites.items() if site.kind == "latent"}
             truth = {name: np.array(chosen.to_numpy(value)) for name, value in latent.items()}
             return truth, np.array(chosen.to_numpy(y.value))
@@ -413,7 +411,7 @@ class _Simulator:
             good, count = value.ndim in (1, 2) and len(value) == len(eta), len(eta)
             wanted = f"a function that gives ({count},) or ({count}, K) for {count} draws"
             got, advice = f"shape {value.shape}", "one value per draw"
-            InputError.check(good, f"functions[{name!r}]", wanted, got, advice)
+            errors.InputError.check(good, f"functions[{name!r}]", wanted, got, advice)
             found |= {name: value} if value.ndim == 1 else {f"{name}[{k}]": v for k, v in enumerate(value.T)}
         return found
 
@@ -449,7 +447,7 @@ def check_drawn(sites: list[Any]) -> None:
     )
     for kind, text in got.items():
         names = ", ".join([site.name for site in sites if site.kind == kind][:3])
-        UnsupportedError.check(not names, _NAME, wanted, f"{text}: {names}", advice)
+        errors.UnsupportedError.check(not names, _NAME, wanted, f"{text}: {names}", advice)
 
 
 def _gathered(simulator: _Simulator, records: Mapping[int, _Record], wanted: int) -> Calibration:

@@ -21,18 +21,7 @@ import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.language.distributions import CENSORED, censored_log_prob
-from ppl_bnn.prediction import families
-from ppl_bnn.prediction.arguments import (
-    check_classes,
-    check_numbers,
-    checked_levels,
-    checked_log_weights,
-    checked_targets,
-    checked_units,
-    checked_within,
-    checked_y,
-    frozen_array,
-)
+from ppl_bnn.prediction import arguments, families
 from ppl_bnn.prediction.families import FAMILIES_WITH_UNITS, entropy_of, log_sum_exp
 
 # Elements of one (draws, rows) block: it fits in a cache, and hides NumPy's overhead per call.
@@ -125,16 +114,16 @@ class Prediction:
         expected, got = f"the parameters {', '.join(names)}", ", ".join(map(str, self.parameters)) or "none"
         good = set(self.parameters) == set(names)
         InputError.check(good, self.family, expected, got, "exactly these by name")
-        keep("parameters", {name: frozen_array(name, self.parameters[name]) for name in names})
+        keep("parameters", {name: arguments.frozen_array(name, self.parameters[name]) for name in names})
         families.check_parameters(self.family, self.parameters)
         possible = not self.censored or (self.family in CENSORED and len(self.shape) == 1)
         expected = f"one number per row of {', '.join(CENSORED)} where rows may be censored"
         got = f"{self.family} of shape {self.shape}"
         InputError.check(possible, "", expected, got, "censored=False")
         if self.log_weights is not None:
-            keep("log_weights", checked_log_weights(self.log_weights, self.draws, self.rows))
+            keep("log_weights", arguments.checked_log_weights(self.log_weights, self.draws, self.rows))
         if self.epistemic_within is not None:
-            keep("epistemic_within", checked_within(self, self.epistemic_within))
+            keep("epistemic_within", arguments.checked_within(self, self.epistemic_within))
         for name in ("class_names", "labels"):
             given = getattr(self, name)
             if given is not None:
@@ -182,7 +171,7 @@ class Prediction:
     @property
     def classes(self) -> int:
         """Number of classes, C; two for Bernoulli."""
-        check_classes(self, "classes")
+        arguments.check_classes(self, "classes")
         return 2 if self.family == "Bernoulli" else self._event_array.shape[2]
 
     def __len__(self) -> int:
@@ -298,20 +287,20 @@ class Prediction:
     @cached_property
     def probabilities(self) -> np.ndarray:
         """Class probabilities of the mixture, (N, C); two columns, for 0 and 1, for Bernoulli."""
-        check_classes(self, "probabilities")
+        arguments.check_classes(self, "probabilities")
         return np.stack([1.0 - self.mean, self.mean], axis=-1) if self.family == "Bernoulli" else self.mean
 
     @cached_property
     def entropy(self) -> np.ndarray:
         """-sum_c P_c log P_c of the mixture's class probabilities, nats, (N,): aleatoric + epistemic."""
-        check_classes(self, "entropy")
+        arguments.check_classes(self, "entropy")
         return entropy_of(self.probabilities)
 
     # --- densities ---
 
     def component_log_prob(self, y: Any) -> np.ndarray:
         """log p(y_n | theta_sn) of each component, summed over K outputs, (S, N), for targets as in `log_prob`."""
-        return self._component_log_prob(checked_targets(self, y), slice(None))
+        return self._component_log_prob(arguments.checked_targets(self, y), slice(None))
 
     def _component_log_prob(self, y: np.ndarray, rows: slice) -> np.ndarray:
         law = self.law(rows)
@@ -340,7 +329,7 @@ class Prediction:
         InputError
             If y has another shape, is not finite, or holds invalid labels or counts.
         """
-        y = checked_targets(self, y)
+        y = arguments.checked_targets(self, y)
         equal = np.full(self.draws, -math.log(self.draws))
         weights = equal if self.log_weights is None else self.log_weights
         result = np.empty(self.rows)
@@ -356,8 +345,8 @@ class Prediction:
         Leaving censored rows out would favour short times.
         """
         if not self.censored or np.ndim(y) != 2:
-            return checked_y(self, y)
-        y = checked_targets(self, y)
+            return arguments.checked_y(self, y)
+        y = arguments.checked_targets(self, y)
         bounds, advice = int(np.count_nonzero(y[:, 1] != 1.0)), "log_score or concordance_index"
         got = f"{bounds} of {len(y)} rows censored"
         UnsupportedError.check(not bounds, "", "values that were all observed", got, advice)
@@ -390,12 +379,12 @@ class Prediction:
         UnsupportedError
             For classes.
         """
-        check_numbers(self, "cdf")
+        arguments.check_numbers(self, "cdf")
         return self._marginal_average(y, "distribution")
 
     def _marginal_average(self, y: Any, function: str) -> np.ndarray:
         """sum_s w_s of a function of the law of each component at y_n, for y as in `cdf`."""
-        y = checked_y(self, y, leading=True)
+        y = arguments.checked_y(self, y, leading=True)
         marginal = self.marginals()
         values = y.reshape(-1, marginal.rows)
         result = np.empty_like(values)
@@ -450,8 +439,8 @@ class Prediction:
         UnsupportedError
             For classes.
         """
-        check_numbers(self, "quantile")
-        levels = checked_levels("q", q, "for example q=[0.05, 0.95]")
+        arguments.check_numbers(self, "quantile")
+        levels = arguments.checked_levels("q", q, "for example q=[0.05, 0.95]")
         marginal = self.marginals()
         invert = families.integer_quantile if self.is_counts else families.continuous_quantile
         result = np.empty((levels.size, marginal.rows))
@@ -482,7 +471,7 @@ class Prediction:
         lower, upper : ndarray
             Each of the shape `shape`.
         """
-        checked_levels("a level", level, "for example level=0.9")
+        arguments.checked_levels("a level", level, "for example level=0.9")
         lower, upper = self.quantile([0.5 * (1.0 - level), 0.5 * (1.0 + level)])
         return lower, upper
 
@@ -508,7 +497,7 @@ class Prediction:
         ----------
         Jordan, Krueger and Lerch 2019, Journal of Statistical Software 90(12), appendix A.
         """
-        check_numbers(self, "absolute_deviation")
+        arguments.check_numbers(self, "absolute_deviation")
         self.component_mean()
         return self._marginal_average(y, "absolute_deviation")
 
@@ -569,7 +558,7 @@ class Prediction:
         good, advice = self.family in FAMILIES_WITH_UNITS, "counts and labels in their own units"
         expected = f"a location-scale family to rescale ({', '.join(FAMILIES_WITH_UNITS)})"
         UnsupportedError.check(good, "", expected, self.family, advice)
-        location, scale = checked_units(self, location, scale)
+        location, scale = arguments.checked_units(self, location, scale)
         return self.scaled(self.parameters["loc"] * scale + location, scale)
 
     def scaled(self, loc: np.ndarray, factors: np.ndarray) -> Prediction:

@@ -19,14 +19,7 @@ import numpy as np
 import scipy
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
-from ppl_bnn.prediction.arguments import (
-    check_numbers,
-    checked_labels,
-    checked_levels,
-    checked_numbers,
-    checked_targets,
-    checked_y,
-)
+from ppl_bnn.prediction import arguments
 from ppl_bnn.prediction.crps import crps as crps
 from ppl_bnn.prediction.crps import energy_score as energy_score
 from ppl_bnn.prediction.crps import mean_difference as mean_difference
@@ -96,7 +89,7 @@ def brier(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np
     Brier 1950.
     """
     probabilities = prediction.probabilities
-    indicator = checked_labels(prediction, y)[:, None] == np.arange(prediction.classes)
+    indicator = arguments.checked_labels(prediction, y)[:, None] == np.arange(prediction.classes)
     values = np.sum((probabilities - indicator) ** 2, axis=1)
     return values if pointwise else _mean(values)
 
@@ -121,7 +114,7 @@ def rmse(prediction: Prediction, y: Any) -> float:
     float
         Units of y.
     """
-    return float(np.sqrt(np.mean((prediction.mean - checked_numbers(prediction, y)) ** 2)))
+    return float(np.sqrt(np.mean((prediction.mean - arguments.checked_numbers(prediction, y)) ** 2)))
 
 
 def mean_absolute_error(prediction: Prediction, y: Any) -> float:
@@ -141,7 +134,7 @@ def mean_absolute_error(prediction: Prediction, y: Any) -> float:
     float
         Units of y.
     """
-    return float(np.mean(np.abs(prediction.quantile(0.5) - checked_numbers(prediction, y))))
+    return float(np.mean(np.abs(prediction.quantile(0.5) - arguments.checked_numbers(prediction, y))))
 
 
 def accuracy(prediction: Prediction, y: Any) -> float:
@@ -159,7 +152,7 @@ def accuracy(prediction: Prediction, y: Any) -> float:
     float
         Between 0 and 1.
     """
-    return float(np.mean(prediction.probabilities.argmax(axis=1) == checked_labels(prediction, y)))
+    return float(np.mean(prediction.probabilities.argmax(axis=1) == arguments.checked_labels(prediction, y)))
 
 
 def concordance_index(prediction: Prediction, y: Any) -> float:
@@ -195,13 +188,13 @@ def concordance_index(prediction: Prediction, y: Any) -> float:
     ----------
     Harrell et al. 1982, JAMA 247, 2543-2546.
     """
-    check_numbers(prediction, "concordance_index")
+    arguments.check_numbers(prediction, "concordance_index")
     if len(prediction.shape) != 1:
         raise UnsupportedError.of("concordance_index", "one number per row", repr(prediction), "one output")
     if prediction.censored and np.ndim(y) == 2:
-        value, event = checked_targets(prediction, y).T
+        value, event = arguments.checked_targets(prediction, y).T
     else:
-        value, event = checked_y(prediction, y).astype(np.float64), np.ones(prediction.rows)
+        value, event = arguments.checked_y(prediction, y).astype(np.float64), np.ones(prediction.rows)
     earliest = np.where(event < 0.0, -np.inf, value)
     latest = np.where(event == 0.0, np.inf, value)
     seen = event == 1.0
@@ -241,7 +234,7 @@ def coverage(prediction: Prediction, y: Any, level: float = 0.9) -> float:
         Between 0 and 1.
     """
     lower, upper = prediction.interval(level)
-    return _covered(lower, upper, checked_numbers(prediction, y))
+    return _covered(lower, upper, arguments.checked_numbers(prediction, y))
 
 
 def _covered(lower: np.ndarray, upper: np.ndarray, y: np.ndarray) -> float:
@@ -289,8 +282,8 @@ def coverages(
     dict of str to ndarray
         Arrays `level`, `coverage` and `width` of one length.
     """
-    y = checked_numbers(prediction, y)
-    at = checked_levels("levels", levels, "levels=(0.5, 0.8, 0.9, 0.95)", several=True)
+    y = arguments.checked_numbers(prediction, y)
+    at = arguments.checked_levels("levels", levels, "levels=(0.5, 0.8, 0.9, 0.95)", several=True)
     lower, upper = prediction.quantile(0.5 * (1.0 - at)), prediction.quantile(0.5 * (1.0 + at))
     covered = np.array([_covered(*ends, y) for ends in zip(lower, upper, strict=True)])
     return {"level": at, "coverage": covered, "width": (upper - lower).reshape(len(at), -1).mean(axis=1)}
@@ -321,7 +314,7 @@ def pit(prediction: Prediction, y: Any, seed: int | None = None) -> np.ndarray:
     ----------
     Dawid 1984. Smith 1985. Czado, Gneiting and Held 2009, Biometrics 65, 1254-1261.
     """
-    y = checked_numbers(prediction, y)
+    y = arguments.checked_numbers(prediction, y)
     values = prediction.cdf(y)
     if prediction.is_counts:
         below = prediction.cdf(np.asarray(y, dtype=np.float64) - 1.0)
@@ -381,7 +374,7 @@ def reliability(prediction: Prediction, y: Any, bins: int = 15) -> dict[str, np.
         which that class is the label; `count`, their number. The first two are NaN in a bin without rows.
     """
     InputError.check(bins >= 1, "", "at least 1 bin", f"{bins}", "15, the usual number")
-    labels = checked_labels(prediction, y)
+    labels = arguments.checked_labels(prediction, y)
     confidence = prediction.probabilities.max(axis=1)
     correct = prediction.probabilities.argmax(axis=1) == labels
     edges = np.linspace(0.0, 1.0, bins + 1)
@@ -495,7 +488,7 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
         found["rmse"] = rmse(prediction, y)
         with suppress(UnsupportedError):
             found["crps"] = _mean(crps(prediction, y))
-        found["coverage_90"] = _covered(lower, upper, checked_numbers(prediction, y))
+        found["coverage_90"] = _covered(lower, upper, arguments.checked_numbers(prediction, y))
     found["width_90"] = _mean(upper - lower)
     if prediction.censored:
         with suppress(UnsupportedError):
