@@ -23,6 +23,7 @@ from ppl_bnn.backends.protocol import Model
 from ppl_bnn.backends.systems import system, written_in
 from ppl_bnn.core import checks, errors, processes
 from ppl_bnn.core.arrays import chunks, map_data, row_count, site_seed
+from ppl_bnn.core.errors import DeviceError, InputError, ModelError, UnknownNameError, UnsupportedError
 from ppl_bnn.core.progress import Progress, Silent, resolve
 from ppl_bnn.core.settings import whole
 from ppl_bnn.diagnostics.calibration import Calibration, CalibrationInterrupted, listed
@@ -40,13 +41,7 @@ Function = Callable[[Arrays, np.ndarray, np.ndarray], Any]
 # Figures kept of each fit, besides its ranks.
 Figures = Callable[[Posterior], Mapping[str, float]]
 # These errors mean that the method cannot fit this model at all: every other data set would raise the same.
-_HOPELESS = (
-    errors.UnsupportedError,
-    errors.ModelError,
-    errors.UnknownNameError,
-    errors.MissingFrameworkError,
-    errors.DeviceError,
-)
+_HOPELESS = (UnsupportedError, ModelError, UnknownNameError, errors.MissingFrameworkError, DeviceError)
 
 # Figures of a fit that its record takes from the outcome of the method.
 _TIMES = ("compile_seconds", "run_seconds", "gradient_evaluations")
@@ -139,7 +134,7 @@ def simulation_based_calibration(
     simulation-based calibration.
     Yao, Vehtari, Simpson and Gelman (2018), ICML.
     """
-    check, number, seeds = errors.InputError.check, whole(), whole(0, 2**31 - 1)
+    check, number, seeds = InputError.check, whole(), whole(0, 2**31 - 1)
     for name, wanted, value, advice in (
         ("simulations", number(simulations), simulations, "simulations=100"),
         ("draws", number(draws), draws, "draws=99"),
@@ -160,8 +155,8 @@ def simulation_based_calibration(
     if probe is not None:
         try:
             probe = checks.check_inputs(probe, checks.describe_inputs(x))
-        except errors.InputError as error:
-            raise errors.InputError(f"probe: {error}") from None
+        except InputError as error:
+            raise InputError(f"probe: {error}") from None
     settings = (functions, probe, figures, int(seed), device, observed, checkpoint)
     simulator, asked = _Simulator(model, x, method, int(draws), *settings), int(simulations)
     records = simulator.finished(asked)
@@ -318,7 +313,7 @@ class _Simulator:
         except Exception as error:
             return _Record(failure=f"{type(error).__name__}: {error}")
         differ, got = posterior.kind != "point", f"{self.method.name}, a point"
-        errors.UnsupportedError.check(differ, _NAME, "a method with draws that differ", got, "bnn.Laplace()")
+        UnsupportedError.check(differ, _NAME, "a method with draws that differ", got, "bnn.Laplace()")
         record = self._ranked(*self._evaluated(posterior, truth, index), index)
         found = {} if self.figures is None else self.figures(posterior)
         figures = {name: float(value) for name, value in found.items()}
@@ -363,7 +358,7 @@ class _Simulator:
             sites = {site.name: site for site in chosen.run(native, x, None, seed=key)}
             y, drawn = sites.pop(observed, None), "a model that draws y where it is None"
             check_drawn(list(sites.values()))
-            errors.ModelError.check(y is not None, _NAME, drawn, "none", "bnn.observe(y, ...)")
+            ModelError.check(y is not None, _NAME, drawn, "none", "bnn.observe(y, ...)")
             latent = {name: site.value for name, site in sites.items() if site.kind == "latent"}
             truth = {name: np.array(chosen.to_numpy(value)) for name, value in latent.items()}
             return truth, np.array(chosen.to_numpy(y.value))
@@ -411,7 +406,7 @@ class _Simulator:
             good, count = value.ndim in (1, 2) and len(value) == len(eta), len(eta)
             wanted = f"a function that gives ({count},) or ({count}, K) for {count} draws"
             got, advice = f"shape {value.shape}", "one value per draw"
-            errors.InputError.check(good, f"functions[{name!r}]", wanted, got, advice)
+            InputError.check(good, f"functions[{name!r}]", wanted, got, advice)
             found |= {name: value} if value.ndim == 1 else {f"{name}[{k}]": v for k, v in enumerate(value.T)}
         return found
 
@@ -447,7 +442,7 @@ def check_drawn(sites: list[Any]) -> None:
     )
     for kind, text in got.items():
         names = ", ".join([site.name for site in sites if site.kind == kind][:3])
-        errors.UnsupportedError.check(not names, _NAME, wanted, f"{text}: {names}", advice)
+        UnsupportedError.check(not names, _NAME, wanted, f"{text}: {names}", advice)
 
 
 def _gathered(simulator: _Simulator, records: Mapping[int, _Record], wanted: int) -> Calibration:
