@@ -366,16 +366,11 @@ def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: in
     array = np.asarray(ranks)
     whole = array.ndim == 1 and len(array) > 0 and array.dtype.kind in "iu"
     good, got = whole and 0 <= array.min() <= array.max() <= draws, f"{array.dtype} of shape {array.shape}"
-    expected = f"whole numbers from 0 to {draws}, shape (S,)"
-    InputError.check(good, "ranks", expected, got, "Calibration.ranks")
+    wanted = f"whole numbers from 0 to {draws}, shape (S,)"
+    InputError.check(good, "ranks", wanted, got, "Calibration.ranks")
     count, size = len(array), draws + 1
     counts = np.bincount(array, minlength=size)
     null = _null(count, draws, null_draws)
-
-    def share(extreme: np.ndarray) -> float:
-        # The observed value counts as one of the draws under the null: a test of level a rejects with probability at
-        # most a.
-        return float((1 + np.count_nonzero(extreme)) / (1 + null_draws))
 
     squares = ((np.arange(size) + 0.5) / size - 0.5) ** 2
     expected = squares.mean()
@@ -390,19 +385,17 @@ def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: in
         chi2, chi2_p = map(float, chisquare(counts.reshape(bins, -1).sum(axis=1)))
     # Sums of the same numbers in another order differ by rounding; the tolerance counts them as ties.
     slack = 1e-12
-    return Uniformity(
-        simulations=count,
-        draws=draws,
-        mean_probability=float(1.0 - array.mean() / draws),
-        asymmetry=asymmetry,
-        asymmetry_p=share(reflected >= asymmetry - slack),
-        spread=float(spread / expected),
-        spread_p=share(far >= abs(spread - expected) - slack),
-        ecdf_p=share(null.gammas <= _gamma(counts[None], null.tails)[0] + slack),
-        chi2=chi2,
-        chi2_p=chi2_p,
-        bins=bins,
-    )
+    extreme = {
+        "asymmetry_p": reflected >= asymmetry - slack,
+        "spread_p": far >= abs(spread - expected) - slack,
+        "ecdf_p": null.gammas <= _gamma(counts[None], null.tails)[0] + slack,
+    }
+    # The observed value counts as one of the draws under the null: a test of level a rejects with probability at most
+    # a.
+    found: Any = {name: (1 + np.count_nonzero(each)) / (1 + null_draws) for name, each in extreme.items()}
+    found |= {"asymmetry": asymmetry, "spread": float(spread / expected), "chi2": chi2, "chi2_p": chi2_p}
+    mean = float(1.0 - array.mean() / draws)
+    return Uniformity(simulations=count, draws=draws, mean_probability=mean, bins=bins, **found)
 
 
 def ecdf_band(simulations: int, draws: int, error_rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

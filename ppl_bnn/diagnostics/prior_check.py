@@ -203,13 +203,8 @@ def check_prior(
     last = _sites_of(maps.names[-1], run.drawn) if maps.names else _listed(run.drawn, run.drawn)
     layers = _Layers(model, some, seed, maps.names, run.drawn)
     outputs = int(np.shape(run.f)[-1])
-    rules = _Rules(layers, last, _noise_of(run), _largest(some), outputs, y, y[index], standardise)
+    rules = _Rules(layers, last, _noise_of(run), some, outputs, y, y[index], standardise)
     return rules.checked(prior_draws.draws_at(model, some, count, seed), count)
-
-
-def _largest(x: Any) -> float:
-    """The largest root mean square of the arrays of inputs."""
-    return max(map(prior_draws.root_mean_square, x.values() if isinstance(x, Mapping) else [x]), default=0.0)
 
 
 def _tried(
@@ -247,7 +242,7 @@ def _in_its_system(
     eta = prior.predictor(x)
     eta = eta.reshape(-1, *eta.shape[2:])
     sites = f"the sites {', '.join(prior.draws)}"
-    rules = _Rules(None, sites, sites, _largest(x), eta.shape[-1], y, y, standardise)
+    rules = _Rules(None, sites, sites, x, eta.shape[-1], y, y, standardise)
     return rules.checked(prior_draws.PriorDraws(eta, prior.predict(x), 0.0), draws)
 
 
@@ -258,15 +253,15 @@ def _in_its_system(
 class _Rules:
     """The rules of `check_prior`, and what they need.
 
-    `layers` is None for a model of a system; `last` and `noise` are the sites of the last layer and the noise; `inputs`
-    is the root mean square of x; `outputs` counts outputs; `every_y` are all targets, `y` those of the rows drawn at;
+    `layers` is None for a model of a system; `last` and `noise` are the sites of the last layer and the noise; `x` are
+    the inputs drawn at; `outputs` counts outputs; `every_y` are all targets, `y` those of the rows drawn at;
     `standardised` data are not advised to be standardised.
     """
 
     layers: _Layers | None
     last: str
     noise: str
-    inputs: float
+    x: Any
     outputs: int
     every_y: np.ndarray
     y: np.ndarray
@@ -318,8 +313,10 @@ class _Rules:
         layer = self.layers and self.layers.accountable(size, wanted)
         if layer is not None:
             return f"it comes from {layer}", f"scales about {factor:.2g} times {which} there"
-        if now > wanted and self.inputs > INPUTS_ABOVE and not self.standardised:
-            inputs = f"inputs of size {self.inputs:.3g} (root mean square)"
+        arrays = self.x.values() if isinstance(self.x, Mapping) else [self.x]
+        largest = max(map(prior_draws.root_mean_square, arrays), default=0.0)
+        if now > wanted and largest > INPUTS_ABOVE and not self.standardised:
+            inputs = f"inputs of size {largest:.3g} (root mean square)"
             return f"it comes from {inputs}, before {self.last}", "standardise=True"
         return f"the last layer has {self.last}", otherwise
 
@@ -365,13 +362,10 @@ class _Rules:
         advice = "a bias in the last layer that reaches log(mean of y)"
         if not prediction.is_counts:
             advice = self.units("a prior that is centred where the targets are")
-        self.report(
-            "range",
-            f"{outside:.0%} of the targets are where the prior predictive expects {2 * TAIL:.1%} of them: they are "
-            f"between {np.min(y):.3g} and {np.max(y):.3g}, and between {np.mean(lower):.3g} and {np.mean(upper):.3g} "
-            f"was expected; the last layer has {self.last}",
-            advice,
-        )
+        few = f"{outside:.0%} of the targets are where the prior predictive expects {2 * TAIL:.1%} of them"
+        ends = f"they are between {np.min(y):.3g} and {np.max(y):.3g}"
+        expected = f"between {np.mean(lower):.3g} and {np.mean(upper):.3g} was expected"
+        self.report("range", f"{few}: {ends}, and {expected}; the last layer has {self.last}", advice)
 
     def check_noise(self, prediction: Prediction, sd: np.ndarray, off: str) -> None:
         """Noise that is larger than the targets allow, or almost zero."""

@@ -124,11 +124,9 @@ def _of_scipy(frozen: Callable[..., Any], rng: np.random.Generator, a: Draws, sh
 _NUMBERS = {name: row.frozen for name, row in families.FAMILIES.items() if row.kind == "number"}
 _SAMPLERS: dict[str, Callable[[np.random.Generator, Draws, Shape], Any]] = {
     **{name: functools.partial(_of_scipy, frozen) for name, frozen in _NUMBERS.items() if frozen},
-    # The most frequent one, without the checks of SciPy.
-    "Normal": _normal,
-    # Two families are not distributions by themselves; they are drawn from the distribution of starting values.
-    "EmpiricalBayes": _normal,
-    "ImproperLogUniform": _normal,
+    # The most frequent one, without the checks of SciPy. Two families are not distributions by themselves; they are
+    # drawn from the distribution of starting values.
+    **dict.fromkeys(("Normal", "EmpiricalBayes", "ImproperLogUniform"), _normal),
     "NormalMixture": lambda rng, a, shape: (
         rng.choice(a["scales"], size=shape, p=a["weights"]) * rng.standard_normal(shape)
     ),
@@ -213,13 +211,12 @@ class PriorDraw(Interpretation):
         self.heard = True
         super().process(msg)
         arguments = msg.arguments
-        if msg.kind == "sample":
-            if arguments["obs"] is not None:
-                msg.answer(arguments["obs"])
-                return
-            value = drawn_in_numpy(arguments["distribution"], self.rng, self._rows)
-            self.drawn[msg.name] = (arguments["distribution"], value)
-            msg.answer(value)
+        if msg.kind == "sample" and arguments["obs"] is not None:
+            msg.answer(arguments["obs"])
+        elif msg.kind == "sample":
+            spec = arguments["distribution"]
+            msg.answer(drawn_in_numpy(spec, self.rng, self._rows))
+            self.drawn[msg.name] = (spec, msg.value)
         elif msg.kind == "param":
             init = arguments["init"]
             random = isinstance(init, Distribution)

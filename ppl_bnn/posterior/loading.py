@@ -18,7 +18,17 @@ from ppl_bnn.core.files import left_by_a_kill
 from ppl_bnn.posterior.approximation import Chains
 from ppl_bnn.posterior.posterior import FitInfo, Posterior
 from ppl_bnn.posterior.registered import approximation_class
-from ppl_bnn.posterior.storage import ARRAYS, FORMAT, KIND, MANIFEST, READER, SCHEMA, TREE, signature_of
+from ppl_bnn.posterior.storage import (
+    ARRAYS,
+    AS_IT_IS,
+    FORMAT,
+    KIND,
+    MANIFEST,
+    READER,
+    SCHEMA,
+    TREE,
+    signature_of,
+)
 from ppl_bnn.prediction.standardisation import Standardisation
 
 # On loading, the log joint of one draw is computed and compared. Between machines it differs by rounding only.
@@ -118,12 +128,10 @@ def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any
     if "weights/parts" in arrays:
         approximation = approximation.weighted(arrays["weights/parts"])
     units = unprefixed(arrays, "standardisation")
-    names = {key: manifest.get(key) for key in ("feature_names", "class_names", "labels")}
-    kept: Any = {key: None if value is None else tuple(value) for key, value in names.items()}
+    stated = {name: manifest.get(name) for name in AS_IT_IS}
+    kept: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()}
     return Posterior(
         model=model,
-        language=manifest["language"],
-        observed=manifest["observed"],
         inputs=arrays["inputs/array"] if "inputs/array" in arrays else unprefixed(arrays, "inputs/dict"),
         targets=arrays["targets/array"],
         approximation=approximation,

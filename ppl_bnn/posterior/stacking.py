@@ -93,11 +93,9 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
         log_densities = np.stack([_alone(posterior, part).predict(x).log_prob(y) for part in parts], axis=1)
     weights = stacking_weights(log_densities)
     gain = np.mean(mixture_log_density(log_densities, weights) - mixture_log_density(log_densities))
-    figures |= {
-        "stacking_gain": float(gain),
-        "stacking_rows": float(len(log_densities)),
-        "stacking_effective_parts": float(1.0 / np.sum(weights**2)),
-    }
+    figures["stacking_gain"] = float(gain)
+    figures["stacking_rows"] = float(len(log_densities))
+    figures["stacking_effective_parts"] = float(1.0 / np.sum(weights**2))
     info = replace(info, figures=figures, warnings=tuple(warnings))
     return replace(posterior, approximation=posterior.approximation.weighted(weights), info=info)
 

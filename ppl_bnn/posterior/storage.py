@@ -50,7 +50,7 @@ INFO = {
     "target?": str,
 }
 # Attributes of a posterior that the manifest holds as they are.
-_AS_IT_IS = ("language", "observed", "feature_names", "class_names", "labels")
+AS_IT_IS = ("language", "observed", "feature_names", "class_names", "labels")
 _SITE = {"name": str, "shape": [int], "unconstrained_shape": [int], "kind": str}
 SCHEMA = {
     "approximation": str,
@@ -130,7 +130,7 @@ def _manifest(posterior: Posterior, approximation: str) -> dict[str, Any]:
         "approximation": approximation,
         "groups": getattr(posterior.approximation, "groups", None),
         "standardised": posterior.standardisation is not None,
-        **{name: getattr(posterior, name) for name in _AS_IT_IS},
+        **{name: getattr(posterior, name) for name in AS_IT_IS},
         "info": {name.rstrip("?"): getattr(info, name.rstrip("?")) for name in INFO},
         "model": {**model, "log_joint": float(posterior.log_joint(first)[0])},
     }

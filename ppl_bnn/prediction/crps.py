@@ -149,11 +149,8 @@ def row_cdf(prediction: Prediction, row: int, nodes: np.ndarray) -> np.ndarray:
 
 def _count_mean_difference(prediction: Prediction) -> np.ndarray:
     low, high = prediction.quantile([_TAIL, 1.0 - _TAIL])
-    result = np.empty(prediction.rows)
-    for row in range(prediction.rows):
-        distribution = row_cdf(prediction, row, np.arange(low[row], high[row] + 1.0))
-        result[row] = 2.0 * np.sum(distribution * (1.0 - distribution))
-    return result
+    each = (row_cdf(prediction, row, np.arange(low[row], high[row] + 1.0)) for row in range(prediction.rows))
+    return np.array([2.0 * np.sum(distribution * (1.0 - distribution)) for distribution in each])
 
 
 def _support(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
