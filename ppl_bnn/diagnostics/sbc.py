@@ -256,17 +256,10 @@ class _Simulator:
     _program: Program | None = None
     _first: Posterior | None = None
 
-    @functools.cached_property
-    def _written(self) -> str:
-        return written_in(self.model, self.x, None, self.method.ppl)
-
-    @property
-    def _language(self) -> bool:
-        return self._written == "language"
-
-    @property
-    def ppl(self) -> str:
-        return self.method.ppl if self._language else self._written
+    def __post_init__(self) -> None:
+        written = written_in(self.model, self.x, None, self.method.ppl)
+        self._language = written == "language"
+        self.ppl = self.method.ppl if self._language else written
 
     # -- checkpoints
 
