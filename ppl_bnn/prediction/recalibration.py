@@ -170,9 +170,7 @@ def tempered(prediction: Prediction, temperature: float, pooled: bool = False) -
             other = np.log1p(-probabilities) / temperature
             probabilities = np.exp(log - np.logaddexp(log, other))
         else:
-            log -= log.max(axis=-1, keepdims=True)
-            probabilities = np.exp(log)
-            probabilities /= probabilities.sum(axis=-1, keepdims=True)
+            probabilities = scipy.special.softmax(log, axis=-1)
     if not pooled:
         return replace(prediction, parameters={"probs": probabilities})
     return Prediction(prediction.family, {"probs": probabilities}, class_names=prediction.class_names)
