@@ -162,12 +162,11 @@ class Chains(Approximation):
     kind: ClassVar[Literal["chains", "iid", "point"]] = "chains"
 
     def __post_init__(self) -> None:
-        good, expected = self.groups is None, f"a divisor of the {self.shape[0]} chains"
-        if self.groups is not None:
-            good = self.groups >= 1 and self.shape[0] % self.groups == 0
-        InputError.check(good, "groups", expected, repr(self.groups), "equal groups")
+        chains, groups = self.shape[0], self.groups
+        good = groups is None or (groups >= 1 and chains % groups == 0)
+        InputError.check(good, "groups", f"a divisor of the {chains} chains", repr(groups), "equal groups")
         if self.weights is not None:
-            self.weights = checked_weights(self.weights, self.groups or self.shape[0])
+            self.weights = checked_weights(self.weights, groups or chains)
 
     @property
     def components(self) -> tuple[Chains, ...]:

@@ -15,20 +15,10 @@ from ppl_bnn.backends.systems import system
 from ppl_bnn.core.arrays import unprefixed
 from ppl_bnn.core.errors import DeviceError, InputError, ModelError
 from ppl_bnn.core.files import left_by_a_kill
+from ppl_bnn.posterior import storage
 from ppl_bnn.posterior.approximation import Chains
 from ppl_bnn.posterior.posterior import FitInfo, Posterior
 from ppl_bnn.posterior.registered import approximation_class
-from ppl_bnn.posterior.storage import (
-    ARRAYS,
-    AS_IT_IS,
-    FORMAT,
-    KIND,
-    MANIFEST,
-    READER,
-    SCHEMA,
-    TREE,
-    signature_of,
-)
 from ppl_bnn.prediction.standardisation import Standardisation
 
 # On loading, the log joint of one draw is computed and compared. Between machines it differs by rounding only.
@@ -76,7 +66,7 @@ def load(path: str | Path, model: Any, *, device: str = "auto") -> Posterior:
         posterior = _rebuilt(manifest, arrays, model)
     # No model runs here. A class may raise any error if the arrays are not valid for it.
     except Exception as error:
-        raise READER.damaged(path / MANIFEST, f"{type(error).__name__}: {error}") from error
+        raise storage.READER.damaged(path / storage.MANIFEST, f"{type(error).__name__}: {error}") from error
     posterior = _on_device(posterior, device)
     _check_model(posterior, manifest["model"], unprefixed(arrays, "probe"))
     return posterior
@@ -87,21 +77,23 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         left, got = left_by_a_kill(path), "which is no folder"
         advice = f"renaming {left}, which a save that was killed has left" if left else "posterior.save(path)"
     else:
-        got, advice = f"without {MANIFEST}", "the folder given to save"
-        if manifest := READER.manifest(path / MANIFEST, KIND, FORMAT, SCHEMA, sealed_since=3):
+        got, advice = f"without {storage.MANIFEST}", "the folder given to save"
+        if manifest := storage.READER.manifest(
+            path / storage.MANIFEST, storage.KIND, storage.FORMAT, storage.SCHEMA, sealed_since=3
+        ):
             return manifest
     raise InputError.of("path", "the folder of a saved posterior", f"{path}, {got}", advice)
 
 
 def _read_arrays(path: Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
     # The manifest of an older format has the checksum of the arrays alone.
-    files = manifest.get("files", {ARRAYS: manifest.get("sha256", "")})
-    if os.path.lexists(path / TREE) and TREE in files:
-        READER.listed(path, TREE, files)
-    file = READER.listed(path, ARRAYS, files)
-    found, _ = READER.arrays(file)
+    files = manifest.get("files", {storage.ARRAYS: manifest.get("sha256", "")})
+    if os.path.lexists(path / storage.TREE) and storage.TREE in files:
+        storage.READER.listed(path, storage.TREE, files)
+    file = storage.READER.listed(path, storage.ARRAYS, files)
+    found, _ = storage.READER.arrays(file)
     if sorted(manifest["arrays"]) != sorted(found):
-        raise READER.damaged(path / MANIFEST, "it does not list the arrays that are there")
+        raise storage.READER.damaged(path / storage.MANIFEST, "it does not list the arrays that are there")
     return {name: found[name] for name in manifest["arrays"]}
 
 
@@ -128,7 +120,7 @@ def _rebuilt(manifest: dict[str, Any], arrays: dict[str, np.ndarray], model: Any
     if "weights/parts" in arrays:
         approximation = approximation.weighted(arrays["weights/parts"])
     units = unprefixed(arrays, "standardisation")
-    stated = {name: manifest.get(name) for name in AS_IT_IS}
+    stated = {name: manifest.get(name) for name in storage.AS_IT_IS}
     kept: Any = {name: tuple(value) if isinstance(value, list) else value for name, value in stated.items()}
     return Posterior(
         model=model,
@@ -163,7 +155,7 @@ def _check_model(posterior: Posterior, signature: dict[str, Any], probe: dict[st
     expected = "the function that was fitted"
     InputError.check(callable(model), "model", expected, repr(model), "load(path, model)")
     try:
-        sites, likelihood = posterior.with_problem(signature_of)
+        sites, likelihood = posterior.with_problem(storage.signature_of)
     except Exception as error:
         text = f"model: {name} was saved, and the given one does not run on its data"
         raise ModelError(f"{text}: {type(error).__name__}: {error}") from error

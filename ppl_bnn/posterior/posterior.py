@@ -168,10 +168,8 @@ class Posterior:
         """(chains, draws) of `draws`: all stored draws, or 1000 if draws are made on demand."""
         if isinstance(self.approximation, Chains):
             return self.approximation.shape
-        held = self.approximation.stored_count
-        if held is not None:
-            return 1, held
-        return (1, 1) if self.kind == "point" else (1, IID_DRAWS)
+        on_demand = 1 if self.kind == "point" else IID_DRAWS
+        return 1, self.approximation.stored_count or on_demand
 
     @property
     def target(self) -> str:

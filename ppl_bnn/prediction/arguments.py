@@ -88,13 +88,11 @@ def checked_y(prediction: Prediction, given: Any, leading: bool = False) -> np.n
         raise InputError.of("", "finite y", "NaN or infinity", "removing or imputing these rows")
     if leading or not (prediction.is_counts or prediction.is_classes):
         return y.astype(np.float64, copy=False)
-    least, highest, kind = FAMILIES[base(prediction.family)].least, math.inf, "whole numbers"
-    if prediction.is_classes:
-        highest = prediction.classes - 1
-        kind = f"labels 0..{highest}"
-    elif least == 0.0:
-        kind = "counts 0, 1, 2, ..."
-    good = bool(((y == np.floor(y)) & (y >= least) & (y <= highest)).all())
+    least = FAMILIES[base(prediction.family)].least
+    highest = math.inf if prediction.is_counts else prediction.classes - 1
+    counts = "counts 0, 1, 2, ..." if least == 0.0 else "whole numbers"
+    kind = counts if prediction.is_counts else f"labels 0..{highest}"
+    good = ((y == np.floor(y)) & (y >= least) & (y <= highest)).all()
     InputError.check(good, "", f"y of {kind}", f"values from {y.min()} to {y.max()}", "encoding y as these")
     return y.astype(np.float64 if prediction.is_counts else np.int64, copy=False)
 
