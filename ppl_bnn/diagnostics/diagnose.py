@@ -154,9 +154,8 @@ class _Judge:
         self.advice: list[str] = []
         self.figures: dict[str, float] = {name: float(value) for name, value in self.info.figures.items()}
 
-    def say(self, text: str, **figures: float) -> None:
+    def say(self, text: str) -> None:
         self.reasons.append(text)
-        self.figures |= figures
 
     def warned(self, word: str) -> bool:
         """Whether the method itself has warned of this already, in words that are among the reasons."""
@@ -180,10 +179,10 @@ class _Judge:
             target = f"the target of the chains is not the posterior: {self.info.target}"
             self.say(f"{target}; that is what they are judged by")
         if (weights := self.posterior.weights) is not None:
-            self.say(
-                f"{len(weights)} parts are stacked, with weights from {weights.min():.3f} to {weights.max():.3f}: what "
-                "is said here is about the chains, each counted alike; their mixture is chosen for its predictions"
-            )
+            ends = f"from {weights.min():.3f} to {weights.max():.3f}"
+            stacked = f"{len(weights)} parts are stacked, with weights {ends}"
+            about = "what is said here is about the chains, each counted alike"
+            self.say(f"{stacked}: {about}; their mixture is chosen for its predictions")
         diverged = self.divergences()
         self.trees()
         doubtful = any([diverged, self.energies(), self.cut_short()])
@@ -298,12 +297,10 @@ class _Judge:
         fall = float(before.mean() - last.mean())
         error = math.sqrt(float(before.var(ddof=1) + last.var(ddof=1)) / window)
         own = f"the method's own test found {'a' if settled else 'no'} plateau; "
-        self.say(
-            f"{'' if settled is None else own}from the last tenth but one of the {len(losses)} losses to the last, "
-            f"their mean {'fell' if fall >= 0.0 else 'rose'} by {abs(fall):.3g} nats (standard error {error:.2g})",
-            loss_fall=fall,
-            loss_fall_se=error,
-        )
+        self.figures |= {"loss_fall": fall, "loss_fall_se": error}
+        windows = f"from the last tenth but one of the {len(losses)} losses to the last"
+        moved = f"{'fell' if fall >= 0.0 else 'rose'} by {abs(fall):.3g} nats (standard error {error:.2g})"
+        self.say(f"{'' if settled is None else own}{windows}, their mean {moved}")
         return fall <= max(2.0 * error, LEAST_FALL) if settled is None else settled
 
     def point(self) -> str:
@@ -353,11 +350,10 @@ class _Judge:
             value = remedies.number(self.settings, name)
             if value is not None and value != 1.0 and not tempered:
                 tempered = True
-                self.say(
-                    f"{name}={value:g}: the fit aimed at another target, proportional to {target}^{1.0 / value:.3g}; "
-                    "what is said of p/q, the ELBO and the evidence is about the posterior, not about that target",
-                    **{name: value},
-                )
+                self.figures[name] = value
+                aim = f"the fit aimed at another target, proportional to {target}^{1.0 / value:.3g}"
+                about = "what is said of p/q, the ELBO and the evidence is about the posterior"
+                self.say(f"{name}={value:g}: {aim}; {about}, not about that target")
         objective = self.settings.get("objective")
         # A Laplace approximation also has an objective, that of its hyper-parameters.
         if self.info.method != "Laplace" and objective not in (None, "elbo"):
@@ -379,20 +375,21 @@ class _Judge:
                 held = f"{fixed} coordinates are held at a value in every draw"
                 bounded = f"a lower bound on log p(D, what is held): {held}"
             known = f" (standard error {error:.2g})" if math.isfinite(error) else ""
-            self.say(f"the ELBO is {elbo:.2f}{known}, {bounded}", elbo=float(elbo))
+            self.figures["elbo"] = float(elbo)
+            self.say(f"the ELBO is {elbo:.2f}{known}, {bounded}")
             if known:
                 self.figures["elbo_se"] = float(error)
         if not math.isfinite(pareto.log_evidence):
             self.say("p/q is not finite for some draw of q: there is no importance-weighted evidence")
             return
         trust = f"; not to be trusted, nor its standard error, as k-hat exceeds {K_LIMIT}"
-        self.say(
-            f"the importance-weighted evidence, log mean p/q over {pareto.draws} draws, is {pareto.log_evidence:.2f} "
-            f"(standard error {pareto.log_evidence_se:.2g}), {pareto.gap:.2g} nats above the ELBO of the same draws "
-            f"and in expectation still a lower bound{'' if pareto.reliable else trust}",
-            evidence_gap=pareto.gap,
-            evidence_gap_se=pareto.gap_se,
+        self.figures |= {"evidence_gap": pareto.gap, "evidence_gap_se": pareto.gap_se}
+        value = f"{pareto.log_evidence:.2f} (standard error {pareto.log_evidence_se:.2g})"
+        mean = f"log mean p/q over {pareto.draws} draws, is {value}"
+        above = (
+            f"{pareto.gap:.2g} nats above the ELBO of the same draws and in expectation still a lower bound"
         )
+        self.say(f"the importance-weighted evidence, {mean}, {above}{'' if pareto.reliable else trust}")
 
     def restarts(self, settled: bool) -> bool:
         """Whether restarts, if there were several, gave the same predictive distribution."""
@@ -485,13 +482,11 @@ class _Judge:
         theirs = reference.predict(x)
         gap = fidelity(self.posterior.predict(x), theirs)
         floor = noise_floor(theirs, np.repeat(np.arange(judged.chains), judged.draws))
-        self.say(
-            f"against the reference the predictive mean is off by {gap['mean_gap']:.2f} of its epistemic standard "
-            f"deviations (noise floor {floor['mean_gap']:.2f}), and the standard deviation is {gap['sd_ratio']:.2f} "
-            f"times its own (noise floor {floor['sd_ratio']:.2f})",
-            **gap,
-            **{f"{name}_floor": value for name, value in floor.items()},
-        )
+        self.figures |= gap | {f"{name}_floor": value for name, value in floor.items()}
+        mean_floor, sd_floor = (f"(noise floor {floor[name]:.2f})" for name in ("mean_gap", "sd_ratio"))
+        mean = f"off by {gap['mean_gap']:.2f} of its epistemic standard deviations {mean_floor}"
+        sd = f"the standard deviation is {gap['sd_ratio']:.2f} times its own {sd_floor}"
+        self.say(f"against the reference the predictive mean is {mean}, and {sd}")
         ratio = abs(math.log(gap["sd_ratio"])) if gap["sd_ratio"] > 0 else math.inf
         ratio_limit = max(math.log(SD_RATIO_LIMIT), abs(math.log(floor["sd_ratio"])))
         if gap["mean_gap"] <= max(MEAN_GAP_LIMIT, floor["mean_gap"]) and ratio <= ratio_limit:

@@ -152,11 +152,10 @@ def convergence(
         forgotten = bool(judged) and all(figures.rhat < RHAT_LIMIT for figures in judged.values())
         per_mode = forgotten and parted.rhat_between >= short_limit
         if per_mode:
-            reasons.append(
-                "nested R-hat is good, which says that where chains are does not depend on where they started; but "
-                f"R-hat of {parted.between} over the single chains is {parted.rhat_between:.3f}, and chains of their "
-                f"length that agree stay below {short_limit:.3f}"
-            )
+            start = "which says that where chains are does not depend on where they started"
+            single = f"R-hat of {parted.between} over the single chains is {parted.rhat_between:.3f}"
+            agree = f"chains of their length that agree stay below {short_limit:.3f}"
+            reasons.append(f"nested R-hat is good, {start}; but {single}, and {agree}")
     if per_mode:
         within = f"the worst R-hat is {parted.rhat_within:.3f} and the smallest ESS {parted.ess_within:.0f}"
         modes = "they sit in modes of their own, whose shares are not known"

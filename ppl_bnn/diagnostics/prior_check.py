@@ -467,11 +467,8 @@ class _Layers:
         if not 0.0 < now < math.inf or now == wanted:
             return None
         changed = {name: size_of(prior_draws.UnitGain(name)) for name in self.maps[-MOST_MAPS:]}
-        shares = {
-            name: math.log(now / without) / math.log(now / wanted)
-            for name, without in changed.items()
-            if 0.0 < without < math.inf
-        }
+        defined = {name: without for name, without in changed.items() if 0.0 < without < math.inf}
+        shares = {name: math.log(now / a) / math.log(now / wanted) for name, a in defined.items()}
         best = max(shares, key=shares.__getitem__, default="")
         return f"layer {best!r}, {_sites_of(best, self.drawn)}" if shares.get(best, 0.0) > 0.5 else None
 

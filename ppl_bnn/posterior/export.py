@@ -220,13 +220,9 @@ def _dataset(variables: Draws, dims: Any = None, coords: Any = None, sampled: bo
 
     used: dict[Any, Any] = {name: dims[name] for name in variables if dims is not None and name in dims}
     wanted = {name for names in used.values() for name in names}
-    return dict_to_dataset(
-        dict(variables),
-        sample_dims=["chain", "draw"] if sampled else [],
-        dims=used,
-        coords={name: value for name, value in (coords or {}).items() if name in wanted},
-        check_conventions=False,
-    )
+    kept = {name: value for name, value in (coords or {}).items() if name in wanted}
+    options: Any = {"sample_dims": ["chain", "draw"] if sampled else [], "dims": used, "coords": kept}
+    return dict_to_dataset(dict(variables), check_conventions=False, **options)
 
 
 def _tree(groups: Mapping[str, Any], attributes: Mapping[str, Any]) -> Any:
@@ -269,11 +265,8 @@ def _site_log_priors(problem: Problem, u: Draws) -> dict[str, np.ndarray]:
     program, system = problem.program, problem.system
 
     def densities(values: Any, x: Any, y: Any) -> dict[str, Any]:
-        return {
-            site.name: site.distribution.log_prob(site.value).sum() * site.scale
-            for site in program.run(values, x, y)
-            if site.kind == "latent"
-        }
+        latent = (site for site in program.run(values, x, y) if site.kind == "latent")
+        return {site.name: site.distribution.log_prob(site.value).sum() * site.scale for site in latent}
 
     function, parts = program.mapped(densities), []
     # Some draws at a time: densities need draws x rows x units values.

@@ -81,9 +81,10 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
         figures["stacking_pareto_k"] = float(k.max())
         if not figures["stacking_pareto_k"] <= K_LIMIT:
             share = float(np.mean(~(k.max(axis=1) <= K_LIMIT)))
+            above = f"Pareto k is above {K_LIMIT} for some part in {share:.1%} of the rows"
+            advice = "stack on rows that were held out, stack(posterior, x, y)"
             warnings.append(
-                f"stacking: Pareto k is above {K_LIMIT} for some part in {share:.1%} of the rows, so that weights "
-                "by leaving rows out are not reliable; stack on rows that were held out, stack(posterior, x, y)"
+                f"stacking: {above}, so that weights by leaving rows out are not reliable; {advice}"
             )
     else:
         x = checks.check_inputs(x)
