@@ -351,7 +351,8 @@ class _Simulator:
             sites = {site.name: site for site in chosen.run(native, x, None, seed=key)}
             y, drawn = sites.pop(observed, None), "a model that draws y where it is None"
             check_drawn(list(sites.values()))
-            ModelError.check(y is not None, _NAME, drawn, "none", "bnn.observe(y, ...)")
+            if y is None:
+                raise ModelError.of(_NAME, drawn, "none", "bnn.observe(y, ...)")
             latent = {name: site.value for name, site in sites.items() if site.kind == "latent"}
             truth = {name: np.array(chosen.to_numpy(value)) for name, value in latent.items()}
             return truth, np.array(chosen.to_numpy(y.value))
