@@ -144,8 +144,8 @@ def brought_in(value_and_gradient: Callable[..., Any], flat: Any, key: Any) -> t
         moves = (jnp.sum(far**2) > NEAR**2) & (values[best] > begun.value)
         here = (begun.flat, begun.value, begun.gradient)
         there = (begun.flat + shares[best] * step, values[best], gradients[best])
-        here = jax.tree.map(lambda new, old: jnp.where(moves, new, old), there, here)
-        return _StartState(*here, whitening, begun.round + 1, moves)
+        at, value, gradient = jax.tree.map(lambda new, old: jnp.where(moves, new, old), there, here)
+        return _StartState(at, value, gradient, whitening, begun.round + 1, moves)
 
     value, gradient = value_and_gradient(flat)
     ones, none = jnp.ones((), flat.dtype), jnp.zeros((), jnp.int32)
