@@ -107,6 +107,14 @@ def regression_data(rows: int = 60, features: int = 2, seed: int = 3) -> tuple[n
     return x, np.sin(2.0 * x[:, 0]) + 0.5 * x[:, -1] + 0.2 * rng.normal(size=rows)
 
 
+def full_rank_parameters(mean: np.ndarray, covariance: np.ndarray) -> dict[str, np.ndarray]:
+    """The parameters of a full-rank block of a guide at which it is this normal."""
+    root = np.linalg.cholesky(covariance)
+    scale = np.diag(root)
+    rho = np.log(np.expm1(scale))
+    return {"loc": np.array(mean), "rho": rho, "lower": np.tril(root / scale[:, None], -1)}
+
+
 def small_network(x: Any, y: Any = None) -> None:
     """3 tanh units and learned noise: the smallest network on which everything has to work."""
     noise = bnn.sample("noise", bnn.dist.HalfNormal(1.0))

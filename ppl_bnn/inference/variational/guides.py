@@ -20,13 +20,13 @@ from typing import Any, Literal
 import numpy as np
 
 from ppl_bnn.backends.protocol import Model, Site
+from ppl_bnn.core.arrays import unprefixed
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.inference.variational.families.base import Array, Block, Family, Parameters
 from ppl_bnn.inference.variational.families.blocks import (
     Delta,
     DeltaBlock,
     FullRank,
-    FullRankBlock,
     LowRank,
     MatrixNormal,
     Mixture,
@@ -129,15 +129,15 @@ class Guide:
             raise InputError.of(
                 "guide", "a family for every random variable", got, "'*': 'normal' as the last entry"
             )
-        strata = math.prod(block.strata for block in blocks)
-        if strata > STRATA_LIMIT:
+        guide = cls(latent, families, tuple(blocks))
+        if guide.strata > STRATA_LIMIT:
             wanted = (
                 f"at most {STRATA_LIMIT} combinations of components of mixtures, each of which is a pass through the "
                 "network"
             )
             advice = "one mixture over the sites jointly, or fewer components"
-            raise InputError.of("guide", wanted, f"{strata}", advice)
-        return cls(latent, families, tuple(blocks))
+            raise InputError.of("guide", wanted, f"{guide.strata}", advice)
+        return guide
 
     # -- sites, sizes and blocks
 
@@ -145,11 +145,6 @@ class Guide:
     def names(self) -> tuple[str, ...]:
         """The latent sites in the order of the program."""
         return tuple(site.name for site in self.sites)
-
-    @functools.cached_property
-    def size(self) -> int:
-        """P, the number of coordinates of all sites."""
-        return sum(block.size for block in self.blocks)
 
     @functools.cached_property
     def noise_size(self) -> int:
@@ -162,18 +157,9 @@ class Guide:
         return math.prod(block.strata for block in self.blocks)
 
     @functools.cached_property
-    def _place(self) -> dict[str, int]:
-        return {name: index for index, block in enumerate(self.blocks) for name in block.names}
-
-    def index_of(self, site: str) -> int:
-        """The index of the block that contains a site."""
-        if site not in self._place:
-            raise unknown_name("random variable", site, self._place)
-        return self._place[site]
-
-    def block_of(self, site: str) -> Block:
-        """The block that contains a site."""
-        return self.blocks[self.index_of(site)]
+    def block_of(self) -> dict[str, Block]:
+        """The block that contains a site, by site."""
+        return {name: block for block in self.blocks for name in block.names}
 
     def parameters_of(self, params: Parameters, index: int) -> dict[str, Array]:
         """The parameters of one block, under the names that the block uses."""
@@ -187,37 +173,35 @@ class Guide:
 
     # -- the distribution
 
-    def start(
-        self,
-        u0: Mapping[str, Any],
-        scale: Any,
-        rng: np.random.Generator,
-        covariances: Mapping[int, np.ndarray] | None = None,
-    ) -> dict[str, np.ndarray]:
+    def start(self, u0: Mapping[str, Any], scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Parameters at which the guide has the mean u0 and, exactly or approximately, given standard deviations.
 
-        `scale` is a number, or by site a number or an array. `covariances` has those of full-rank blocks by index, in
-        place of `scale`. `rng` is for families that must break a symmetry.
+        `scale` is a number, or by site a number or an array. `rng` is for families that must break a symmetry.
         """
-        covariances = covariances or {}
-        found: dict[str, np.ndarray] = {}
-        for index, block in enumerate(self.blocks):
-            loc = np.concatenate([_start_value(site, u0).reshape(-1) for site in block.sites])
-            if index in covariances:
-                if not isinstance(block, FullRankBlock):
-                    got = f"one for {type(block).__name__} over {', '.join(block.names)}"
-                    raise InputError.of(
-                        "guide", "a covariance at the start for full-rank blocks", got, "scale="
-                    )
-                started = block.start_from(loc, covariances[index])
-            else:
-                spread = np.concatenate([_start_scale(site, scale).reshape(-1) for site in block.sites])
-                started = block.start(loc, spread, rng)
-            found |= {f"{index}:{name}": value for name, value in started.items()}
-        return found
+        loc: dict[str, np.ndarray] = {}
+        spread: dict[str, np.ndarray] = {}
+        for site in self.sites:
+            loc[site.name] = np.asarray(u0[site.name], dtype=float)
+            if not np.all(np.isfinite(loc[site.name])):
+                wanted, advice = (
+                    f"a finite location at the start for {site.name!r}",
+                    "a point in unconstrained coordinates",
+                )
+                raise InputError.of("guide", wanted, "NaN or infinity", advice)
+            width = scale[site.name] if isinstance(scale, Mapping) else scale
+            spread[site.name] = np.broadcast_to(np.asarray(width, dtype=float), site.unconstrained_shape)
+        return {
+            f"{index}:{name}": value
+            for index, block in enumerate(self.blocks)
+            for name, value in block.start(block.join(loc), block.join(spread), rng).items()
+        }
 
-    def draw_blocks(self, params: Parameters, eps: Array) -> tuple[dict[str, Array], list[Array]]:
-        """As `draw`, with a list of log q of each block."""
+    def draw(self, params: Parameters, eps: Array) -> tuple[dict[str, Array], list[Array]]:
+        """Draws by site (..., *shape) and log q (...) per block, from standard normals eps (..., E), differentiable.
+
+        With S > 1 strata eps is (..., S, E). Results then have an axis S, to be weighted with exp of `log_weights`;
+        log q of a block with a single component may lack it.
+        """
         u: dict[str, Array] = {}
         each: list[Array] = []
         at, outer = 0, 1
@@ -244,20 +228,10 @@ class Guide:
             xp.swapaxes(log_q, -2, -1).reshape((*lead, self.strata)),
         )
 
-    def draw(self, params: Parameters, eps: Array) -> tuple[dict[str, Array], Array]:
-        """Draws by site (..., *shape) and log q (...), from standard normals eps (..., E), differentiable.
-
-        With S > 1 strata eps is (..., S, E), and results have an axis S, to be weighted with exp of `log_weights`.
-        """
-        u, each = self.draw_blocks(params, eps)
-        return u, functools.reduce(operator.add, each)
-
     def log_weights(self, params: Parameters) -> Array:
         """Log probabilities (S,) of the strata."""
-        weights = [block.log_weights(own) for block, own in self._bound(params) if block.strata > 1]
-        if not weights:
-            return self.blocks[0].log_weights(self.parameters_of(params, 0))
-        return functools.reduce(lambda a, b: (a[:, None] + b).reshape(-1), weights)
+        each = (block.log_weights(own) for block, own in self._bound(params))
+        return functools.reduce(lambda a, b: (a[:, None] + b).reshape(-1), each)
 
     def log_prob(self, params: Parameters, u: Mapping[str, Array]) -> Array:
         """log q(u) (...) at unconstrained coordinates by site, (..., *shape)."""
@@ -278,29 +252,18 @@ class Guide:
         """Exact marginal variances by site; None if they are not known (flows)."""
         return self._by_site(block.variance(own) for block, own in self._bound(params))
 
-    def entropies(self, params: Parameters) -> list[Array | None]:
-        """The entropy of each block in nats; None if it has no closed form (mixtures, flows)."""
-        return [block.entropy(own) for block, own in self._bound(params)]
-
-    def entropy(self, params: Parameters) -> Array | None:
-        """The entropy of the guide in nats; None if a block has no closed form."""
-        known = [value for value in self.entropies(params) if value is not None]
-        return functools.reduce(operator.add, known) if len(known) == len(self.blocks) else None
-
     @functools.cached_property
     def normal_sites(self) -> tuple[str, ...]:
         """The sites in blocks of independent normals, in the order of the program."""
-        return tuple(name for name in self.names if isinstance(self.block_of(name), NormalBlock))
+        return tuple(name for name in self.names if isinstance(self.block_of[name], NormalBlock))
 
     def loc_scale(self, params: Parameters) -> tuple[dict[str, Array], dict[str, Array]]:
         """Means and standard deviations of `normal_sites`, by site."""
-        loc: dict[str, Array] = {}
-        scale: dict[str, Array] = {}
-        for block, own in self._bound(params):
-            if isinstance(block, NormalBlock):
-                loc |= block.split(own["loc"])
-                scale |= block.split(block.scale(own))
-        return {name: loc[name] for name in self.normal_sites}, {n: scale[n] for n in self.normal_sites}
+        mean = self.mean(params)
+        scale = self._by_site(
+            block.scale(own) if isinstance(block, NormalBlock) else None for block, own in self._bound(params)
+        )
+        return {name: mean[name] for name in self.normal_sites}, {n: scale[n] for n in self.normal_sites}
 
     # -- in NumPy
 
@@ -335,7 +298,6 @@ class Guide:
     def from_json(cls, text: str) -> Guide:
         """The inverse of `to_json`."""
         found = json.loads(text)
-
         for stored in found["sites"]:
             stored |= {name: tuple(stored[name]) for name in ("shape", "unconstrained_shape")}
         sites = [Site(**stored) for stored in found["sites"]]
@@ -364,35 +326,6 @@ def _unused(
     known = {site.name for site in sites if not site.is_param}
     layers = {name.rpartition(".")[0] or name for name in known}
     return unknown_name("site or layer in guide", pattern, known | layers)
-
-
-def _start_value(site: Site, u0: Mapping[str, Any]) -> np.ndarray:
-    if site.name not in u0:
-        raise _without("a location", site)
-    value = np.asarray(u0[site.name], dtype=float)
-    finite = np.all(np.isfinite(value))
-    if value.shape != site.unconstrained_shape or not finite:
-        wanted = f"a finite location of shape {site.unconstrained_shape} at the start for {site.name!r}"
-        got = f"shape {value.shape}" if finite else "NaN or infinity"
-        raise InputError.of("guide", wanted, got, "a point in unconstrained coordinates")
-    return value
-
-
-def _start_scale(site: Site, scale: Any) -> np.ndarray:
-    if isinstance(scale, Mapping):
-        if site.name not in scale:
-            raise _without("a scale", site)
-        scale = scale[site.name]
-    value = np.asarray(scale, dtype=float)
-    if value.shape not in ((), site.unconstrained_shape) or not np.all((value > 0) & np.isfinite(value)):
-        got = f"shape {value.shape}, smallest {value.min() if value.size else math.nan:.3g}"
-        wanted = f"positive standard deviations at the start for {site.name!r}, a number or {site.unconstrained_shape}"
-        raise InputError.of("guide", wanted, got, "0.1")
-    return np.broadcast_to(value, site.unconstrained_shape)
-
-
-def _without(what: str, site: Site) -> InputError:
-    return InputError.of("guide", f"{what} at the start for {site.name!r}", "none", "a dict over all sites")
 
 
 # --- the approximation of a fit ---------------------------------------------------------------------
@@ -451,15 +384,12 @@ class GuideApproximation(Approximation):
         return self.guide.as_prior(self._exact)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return {
-            "guide": np.frombuffer(self.guide.to_json().encode(), dtype=np.uint8),
-            **{f"parameter/{name}": value for name, value in self.parameters.items()},
-            **{f"value/{name}": value for name, value in self.values.items()},
-            **{f"prior_scale/{name}": value for name, value in self.prior_scales.items()},
+        parts = {"parameter": self.parameters, "value": self.values, "prior_scale": self.prior_scales}
+        return {"guide": np.frombuffer(self.guide.to_json().encode(), dtype=np.uint8)} | {
+            f"{part}/{name}": value for part, each in parts.items() for name, value in each.items()
         }
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> GuideApproximation:
         guide = Guide.from_json(np.asarray(arrays["guide"]).tobytes().decode())
-        parts = (strip_prefix(arrays, prefix) for prefix in ("parameter/", "value/", "prior_scale/"))
-        return cls(guide, *({name: np.asarray(value) for name, value in part.items()} for part in parts))
+        return cls(guide, *(unprefixed(arrays, part) for part in ("parameter", "value", "prior_scale")))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import SPECIAL, group_shape
 
 Array = Any
-Form = Literal["Normal", "LogNormal", "Laplace", "EmpiricalBayes", "ImproperLogUniform", "draw"]
 
 
 # --- cross entropies: E_q[-log p(u_j)], summed over the coordinates of one site, in nats ---------------
@@ -122,15 +121,16 @@ _FORMS: dict[str, Callable[[Array, Array, Any], Array]] = {
 class Divergence:
     """KL(q || prior) of a guide, with a plan of which terms are in closed form. Create one with `Divergence.of`.
 
-    crosses: site to its closed family, or "draw". entropies: for each block, whether its entropy is closed. groups:
-    site to "weight", "unit" or "tensor", for `priors.EmpiricalBayes`. Closed cross entropies: Normal and LogNormal
+    crosses: the family of the prior of each site with a closed cross entropy; that of other sites is the value at the
+    draw. entropies: for each block, whether its entropy is closed. groups: site to "weight", "unit" or "tensor", for
+    `priors.EmpiricalBayes`. Closed cross entropies: Normal and LogNormal
     priors with any block of known means and variances; Laplace priors with normal coordinates; `priors.EmpiricalBayes`
     and `priors.LogUniform` always, with independent normals. The location and scale of a prior may depend on draws of
     other variables if the site is independent of them under q; otherwise the value at the draw is used.
     """
 
     guide: Guide
-    crosses: Mapping[str, Form]
+    crosses: Mapping[str, str]
     entropies: tuple[bool, ...]
     groups: Mapping[str, str]
 
@@ -144,65 +144,52 @@ class Divergence:
         all but the two special priors have the value at the draw. NaN in sites of a block shows whether a prior depends
         on them; operations that absorb NaN, such as a comparison, hide this.
         """
-        traced = {site.name: site for site in _traced(program, u, x, y)}
-        crosses: dict[str, Form] = {}
+        priors = {site.name: _elementary(site.distribution) for site in _traced(program, u, x, y)}
+        crosses: dict[str, str] = {}
         groups: dict[str, str] = {}
         for name in guide.names:
-            base = _elementary(traced[name].distribution)
-            family: Any = type(base).__name__
-            block = guide.block_of(name)
-            if family in SPECIAL:
-                if not isinstance(block, NormalBlock):
-                    raise _special(name, family, block)
-                if family == "EmpiricalBayes":
-                    groups[name] = base.per
+            family, block = type(priors[name]).__name__, guide.block_of[name]
+            if family in SPECIAL and not isinstance(block, NormalBlock):
+                wanted = f"independent normals over site {name!r}, with which this prior has a meaning"
+                advice = f"guide={{{name!r}: 'normal', ...}}, or another prior"
+                where = f"prior {SPECIAL[family][0]}"
+                raise UnsupportedError.of(where, wanted, type(block).__name__, advice)
+            if family == "EmpiricalBayes":
+                groups[name] = priors[name].per
+            if family in SPECIAL or (analytic and _has_form(family, block)):
                 crosses[name] = family
-            elif analytic and _has_form(family, block):
-                crosses[name] = family
-            else:
-                crosses[name] = "draw"
         for block in guide.blocks:
-            joint = [name for name in block.names if crosses[name] != "draw"]
+            joint = [name for name in block.names if name in crosses]
             if len(block.names) > 1 and joint and not isinstance(block, NormalBlock | DeltaBlock):
                 for name in _dependent(program, u, x, y, block.names, joint):
-                    crosses[name] = "draw"
+                    del crosses[name]
         closed = tuple(analytic and _overrides(block, "entropy") for block in guide.blocks)
         return cls(guide, crosses, closed, groups)
 
     @property
     def closed(self) -> tuple[str, ...]:
         """The sites with a closed cross entropy."""
-        return tuple(name for name, form in self.crosses.items() if form != "draw")
-
-    @property
-    def drawn(self) -> tuple[str, ...]:
-        """The sites whose cross entropy is the value at the draw."""
-        return tuple(name for name, form in self.crosses.items() if form == "draw")
+        return tuple(self.crosses)
 
     def __call__(
-        self,
-        traced: Sequence[TracedSite],
-        params: Parameters,
-        log_q: Sequence[Array | None],
-        row_scale: float = 1.0,
+        self, traced: Sequence[TracedSite], params: Parameters, log_q: Sequence[Array | None]
     ) -> Array:
         """The cost at one draw in nats; its mean over draws is KL(q || p).
 
         `traced` are the sites of a run at the draw, and `log_q` has log q of the draw per block, unused for blocks with
-        a closed entropy. `row_scale` is as in `Program.log_joint`.
+        a closed entropy.
         """
         mean, variance = self.guide.mean(params), self.guide.variance(params)
         total: Any = 0.0
         for site in traced:
             if site.kind != "latent":
                 continue
-            form = self.crosses[site.name]
-            if form == "draw":
-                cross = -(site.distribution.log_prob(site.value).sum() + site.log_det)
+            if site.name in self.crosses:
+                form, base = _FORMS[self.crosses[site.name]], _elementary(site.distribution)
+                cross = form(mean[site.name], variance[site.name], base)
             else:
-                base = _elementary(site.distribution)
-                cross = _FORMS[form](mean[site.name], variance[site.name], base)
-            total = total + site.scale * (row_scale if site.local else 1.0) * cross
+                cross = -(site.distribution.log_prob(site.value).sum() + site.log_det)
+            total = total + site.scale * cross
         for index, block in enumerate(self.guide.blocks):
             if self.entropies[index]:
                 total = total - block.entropy(self.guide.parameters_of(params, index))
@@ -256,9 +243,3 @@ def _dependent(
             if any(np.isnan(argument).any() for argument in given):
                 found.append(site.name)
     return found
-
-
-def _special(site: str, family: str, block: Block) -> UnsupportedError:
-    wanted = f"independent normals over site {site!r}, with which this prior has a meaning"
-    advice = f"guide={{{site!r}: 'normal', ...}}, or another prior"
-    return UnsupportedError.of(f"prior {SPECIAL[family][0]}", wanted, type(block).__name__, advice)

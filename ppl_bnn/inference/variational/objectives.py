@@ -145,7 +145,7 @@ class Objective:
         params, values = _parts(parameters)
         like = next(iter(parameters.values()))
         strata = () if guide.strata == 1 else (guide.strata,)
-        u, log_q = guide.draw_blocks(params, randomness.normal((*strata, guide.noise_size), like))
+        u, log_q = guide.draw(params, randomness.normal((*strata, guide.noise_size), like))
         if self.sticking:
             fixed = {name: ops.stop_gradient(value) for name, value in params.items()}
             log_q = [

@@ -17,7 +17,7 @@ from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.optimisation.loops import batch_indices
 from ppl_bnn.inference.variational.guides import Guide, GuideApproximation
 from ppl_bnn.inference.variational.objectives import ESTIMATORS, Objective
-from tests.problems import Conjugate
+from tests.problems import Conjugate, full_rank_parameters
 
 SIGMAS = 4.5
 SLOW = pytest.mark.slow
@@ -289,9 +289,10 @@ def test_sticking_the_landing_changes_the_gradient_and_not_its_mean(ppl: str) ->
 def test_at_the_posterior_sticking_the_landing_leaves_no_variance(ppl: str) -> None:
     fixed = Fixed(ppl, TRUTH.model, TRUTH.x, TRUTH.y, "fullrank", sticking_the_landing=True)
     plain = Fixed(ppl, TRUTH.model, TRUTH.x, TRUTH.y, "fullrank")
-    (block,) = fixed.guide.blocks
     for each in (fixed, plain):
-        at = {f"0:{name}": value for name, value in block.start_from(TRUTH.mean, TRUTH.covariance).items()}  # pyright: ignore[reportAttributeAccessIssue]
+        at = {
+            f"0:{name}": value for name, value in full_rank_parameters(TRUTH.mean, TRUTH.covariance).items()
+        }
         with each.system.session("float64", "cpu"):
             each.parameters, each.params = at, {n: each.system.asarray(v) for n, v in at.items()}
     values, gradients = fixed.sample(20)
@@ -467,8 +468,7 @@ def test_bounds_are_ordered_and_their_gradients_are_derivatives_of_their_values(
 
 def test_with_many_particles_the_importance_weighted_bound_is_the_evidence() -> None:
     fixed = Fixed("pyro", TRUTH.model, TRUTH.x, TRUTH.y, "fullrank", objective="iwelbo", particles=2000)
-    (block,) = fixed.guide.blocks
-    wide = {f"0:{n}": v for n, v in block.start_from(TRUTH.mean, 1.5 * TRUTH.covariance).items()}  # pyright: ignore[reportAttributeAccessIssue]
+    wide = {f"0:{n}": v for n, v in full_rank_parameters(TRUTH.mean, 1.5 * TRUTH.covariance).items()}
     with fixed.system.session("float64", "cpu"):
         fixed.params = {name: fixed.system.asarray(value) for name, value in wide.items()}
     values = -fixed.sample(20)[0][:, 0]

@@ -231,24 +231,6 @@ class FullRankBlock(AffineBlock):
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return super().start(loc, scale, rng) | {"lower": np.zeros((self.size, self.size))}
 
-    def start_from(self, loc: np.ndarray, covariance: Any) -> dict[str, np.ndarray]:
-        """Parameters at which q is N(loc, covariance), with a positive definite covariance (P, P)."""
-        matrix = np.asarray(covariance, dtype=float)
-        got = "one that is not"
-        if matrix.shape != (self.size, self.size):
-            got = f"shape {matrix.shape}"
-        elif np.all(np.isfinite(matrix)) and np.allclose(matrix, matrix.T):
-            try:
-                root = np.linalg.cholesky(matrix)
-            except np.linalg.LinAlgError:
-                pass
-            else:
-                scale = np.diag(root)
-                below = np.tril(root / scale[:, None], -1)
-                return {"loc": np.array(loc), "rho": inverse_softplus(scale), "lower": below}
-        wanted = f"a symmetric positive definite covariance {(self.size, self.size)} at the start"
-        raise InputError.of("guide", wanted, got, "a scale, or more draws than coordinates")
-
     def deviation(self, params: Parameters, scale: Any, eps: Array) -> Array:
         return scale * (eps @ _unit_lower(params["lower"]).T)
 
@@ -529,10 +511,9 @@ class Delta(Family):
         return [DeltaBlock(tuple(sites))]
 
 
-_FAMILIES: tuple[type[Family], ...] = (Normal, LowRank, FullRank, MatrixNormal, Mixture, Delta)
 # Names of families with default options; a family of another file adds itself.
-FAMILIES: dict[str, type[Family]] = {each.name: each for each in _FAMILIES}
-FAMILIES["diagonal"] = Normal
+FAMILIES: dict[str, type[Family]] = {"diagonal": Normal}
+FAMILIES |= {each.name: each for each in (Normal, LowRank, FullRank, MatrixNormal, Mixture, Delta)}
 
 
 def family_of(specification: Any) -> Family:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -51,7 +51,7 @@ MOST_BINS = 100
 
 
 def rational_quadratic(
-    x: Array, widths: Array, heights: Array, slopes: Array, bound: float
+    given: Array, widths: Array, heights: Array, slopes: Array, bound: float, inverse: bool = False
 ) -> tuple[Array, Array]:
     """(y, log dy/dx) of a monotone rational-quadratic spline on [-bound, bound], with y = x outside of it.
 
@@ -62,32 +62,41 @@ def rational_quadratic(
 
     (Gregory and Delbourgo 1982; Durkan, Bekasov, Murray and Papamakarios 2019, section 3.1). `widths` and `heights`
     (..., K) are positive and sum to one; `slopes` (..., K + 1) are positive, ones at the ends join the tails smoothly.
+
+    With `inverse`, (x, log dy/dx at x) at given y, exactly. With r = y - y_k, t is the root in [0, 1] of
+    a t^2 + b t + c = 0, a = h (s - d_k) + r (d_k + d_k+1 - 2 s), b = h d_k - r (d_k + d_k+1 - 2 s), c = -s r, in the
+    form that does not cancel.
     """
-    return _spline(x, widths, heights, slopes, bound, inverse=False)
-
-
-def rational_quadratic_inverse(
-    y: Array, widths: Array, heights: Array, slopes: Array, bound: float
-) -> tuple[Array, Array]:
-    """(x, log dy/dx at x) of the exact inverse of `rational_quadratic`.
-
-    With r = y - y_k, t is the root in [0, 1] of a t^2 + b t + c = 0, a = h (s - d_k) + r (d_k + d_k+1 - 2 s),
-    b = h d_k - r (d_k + d_k+1 - 2 s), c = -s r, in the form that does not cancel.
-    """
-    return _spline(y, widths, heights, slopes, bound, inverse=True)
-
-
-def _spline(
-    given: Array, widths: Array, heights: Array, slopes: Array, bound: float, inverse: bool
-) -> tuple[Array, Array]:
     inside = (given > -bound) & (given < bound)
     # Zero elsewhere, so that unused branches do not make a gradient NaN.
     safe = ops.where(inside, given, ops.zeros_like(given))
     across, up = _knots(widths, bound), _knots(heights, bound)
-    box = _Box.at(safe, up if inverse else across, across, up, slopes)
-    t = box.solve(safe) if inverse else (safe - box.left) / box.width
-    found = box.left + t * box.width if inverse else box.value(t)
-    log_slope = box.log_slope(t)
+    box = ops.sum(safe[..., None] >= (up if inverse else across)[..., 1:-1], -1)[..., None]
+
+    def ends(values: Array) -> list[Array]:
+        """The values at the two ends of the box of each number."""
+        return [ops.take_along(each, box)[..., 0] for each in (values[..., :-1], values[..., 1:])]
+
+    (left, right), (bottom, top), (slope, next_slope) = map(ends, (across, up, slopes))
+    width, height = right - left, top - bottom
+    mean_slope = height / width
+    bend = slope + next_slope - 2.0 * mean_slope
+    if inverse:
+        rise = safe - bottom
+        a = height * (mean_slope - slope) + rise * bend
+        b = height * slope - rise * bend
+        c = -mean_slope * rise
+        t = -2.0 * c / (b + ops.sqrt(b * b - 4.0 * a * c))
+    else:
+        t = (safe - left) / width
+    both = t * (1.0 - t)
+    below = mean_slope + bend * both
+    if inverse:
+        found = left + t * width
+    else:
+        found = bottom + height * (mean_slope * t * t + slope * both) / below
+    above = next_slope * t * t + slope * (1.0 - t) * (1.0 - t) + 2.0 * mean_slope * both
+    log_slope = 2.0 * ops.log(mean_slope / below) + ops.log(above)
     return ops.where(inside, found, given), ops.where(inside, log_slope, ops.zeros_like(log_slope))
 
 
@@ -95,58 +104,6 @@ def _knots(shares: Array, bound: float) -> Array:
     """Convert shares (..., K) of [-bound, bound] to knots (..., K + 1) with exact ends."""
     left = ops.zeros_like(shares[..., :1]) - bound
     return ops.concatenate([left, left + 2.0 * bound * ops.cumsum(shares[..., :-1]), -left])
-
-
-@dataclass(frozen=True)
-class _Box:
-    """The piece of a spline that contains each number; all arrays have one shape."""
-
-    left: Array
-    width: Array
-    bottom: Array
-    height: Array
-    slope: Array
-    next_slope: Array
-
-    @classmethod
-    def at(cls, where: Array, along: Array, across: Array, up: Array, slopes: Array) -> _Box:
-        """The box of each number of `where` (...), located by the knots `along` (..., K + 1) of the same axis."""
-        index = ops.sum(where[..., None] >= along[..., 1:-1], -1)[..., None]
-
-        def taken(values: Array) -> tuple[Array, Array]:
-            """The values at the two ends of each box."""
-            ends = values[..., :-1], values[..., 1:]
-            first, second = (ops.take_along(each, index)[..., 0] for each in ends)
-            return first, second
-
-        (left, right), (bottom, top), (slope, next_slope) = map(taken, (across, up, slopes))
-        return cls(left, right - left, bottom, top - bottom, slope, next_slope)
-
-    @property
-    def mean_slope(self) -> Array:
-        return self.height / self.width
-
-    @property
-    def bend(self) -> Array:
-        return self.slope + self.next_slope - 2.0 * self.mean_slope
-
-    def value(self, t: Array) -> Array:
-        both = t * (1.0 - t)
-        above = self.mean_slope * t * t + self.slope * both
-        return self.bottom + self.height * above / (self.mean_slope + self.bend * both)
-
-    def log_slope(self, t: Array) -> Array:
-        both = t * (1.0 - t)
-        ends = self.next_slope * t * t + self.slope * (1.0 - t) * (1.0 - t)
-        above = ends + 2.0 * self.mean_slope * both
-        return 2.0 * ops.log(self.mean_slope / (self.mean_slope + self.bend * both)) + ops.log(above)
-
-    def solve(self, y: Array) -> Array:
-        rise = y - self.bottom
-        a = self.height * (self.mean_slope - self.slope) + rise * self.bend
-        b = self.height * self.slope - rise * self.bend
-        c = -self.mean_slope * rise
-        return -2.0 * c / (b + ops.sqrt(b * b - 4.0 * a * c))
 
 
 # --- base class of flows ----------------------------------------------------------------------------
@@ -416,7 +373,7 @@ class NeuralSplineBlock(FlowBlock):
         }
 
     def _splines(self, params: Parameters, layer: int, given: Array, moved: int) -> tuple[Array, ...]:
-        """Widths, heights, slopes (..., M, .) and the bound of the splines, computed from `given` (..., P - M)."""
+        """Widths, heights and slopes (..., M, .) of the splines, computed from `given` (..., P - M)."""
         raw, lead = params[f"{layer}.out.bias"], tuple(given.shape[:-1])
         if given.shape[-1]:
             h = ops.tanh(given @ params[f"{layer}.in.weight"] + params[f"{layer}.in.bias"])
@@ -430,25 +387,24 @@ class NeuralSplineBlock(FlowBlock):
         # Shifted so that an output of zero gives a slope of one, that is, the identity.
         slopes = NARROWEST + ops.softplus(raw[..., 2 * bins :] + math.log(math.expm1(1.0 - NARROWEST)))
         end = ops.ones_like(widths[..., :1])
-        return widths, heights, ops.concatenate([end, slopes, end]), self.bound
+        return widths, heights, ops.concatenate([end, slopes, end])
 
-    def _coupled(
-        self, params: Parameters, layer: int, x: Array, function: Callable[..., tuple[Array, Array]]
-    ) -> tuple[Array, Array]:
-        """Apply `function` to the moved half, with the splines computed from the fixed half."""
+    def _coupled(self, params: Parameters, layer: int, x: Array, inverse: bool) -> tuple[Array, Array]:
+        """Move one half by the splines that are computed from the other, which stays."""
         half = self.size // 2
         first, second = x[..., :half], x[..., half:]
         swapped = bool(layer % 2 and half)
         given, moving = (second, first) if swapped else (first, second)
-        moved, log_slope = function(moving, *self._splines(params, layer, given, moving.shape[-1]))
+        splines = self._splines(params, layer, given, moving.shape[-1])
+        moved, log_slope = rational_quadratic(moving, *splines, self.bound, inverse)
         parts = [moved, given] if swapped else [given, moved]
         return ops.concatenate(parts), ops.sum(log_slope, -1)
 
     def forward_layer(self, params: Parameters, layer: int, x: Array) -> tuple[Array, Array]:
-        return self._coupled(params, layer, x, rational_quadratic)
+        return self._coupled(params, layer, x, inverse=False)
 
     def inverse_layer(self, params: Parameters, layer: int, y: Array) -> tuple[Array, Array]:
-        return self._coupled(params, layer, y, rational_quadratic_inverse)
+        return self._coupled(params, layer, y, inverse=True)
 
 
 @dataclass(frozen=True)
