@@ -6,6 +6,7 @@ parameters for `adam.py`, and after the fit to an approximation in NumPy.
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -27,23 +28,27 @@ from ppl_bnn.posterior.approximation import Approximation, Drawn
 # Draws of a hand-written guide that a posterior stores, because it cannot create more later.
 KEPT = 4000
 
-
 Arrays = dict[str, np.ndarray]
+# A loss and its two parts.
+Costs = tuple[Any, tuple[Any, Any]]
 
 
 class SystemGuide(ABC):
     """A guide of a system, its objective and its approximation."""
 
     _problem: Problem
+    # The parameters at which a hand-written guide starts.
+    _initial: Arrays
 
-    @abstractmethod
     def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> Arrays:
-        """Parameters with given locations and standard deviations, in unconstrained coordinates by site."""
+        """Parameters with given locations and standard deviations, in unconstrained coordinates by site.
+
+        A hand-written guide determines its own start.
+        """
+        return dict(self._initial)
 
     @abstractmethod
-    def __call__(
-        self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
-    ) -> tuple[Any, tuple[Any, Any]]:
+    def __call__(self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any) -> Costs:
         """Minus the ELBO, and NaN for its two parts, which the system does not report."""
 
     @abstractmethod
@@ -128,9 +133,7 @@ class _NumPyroNormal(_Normal):
     def _scale(self, site: Site, parameter: np.ndarray) -> np.ndarray:
         return np.logaddexp(0.0, parameter)
 
-    def __call__(
-        self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
-    ) -> tuple[Any, tuple[Any, Any]]:
+    def __call__(self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any) -> Costs:
         import jax
         import jax.numpy as jnp
         import optax
@@ -208,12 +211,7 @@ class _NumPyroWritten(SystemGuide):
         self._initial = {name: np.asarray(value) for name, value in stored.items()}
         self._constrain: Any = self._engine.constrain_fn
 
-    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> Arrays:
-        return dict(self._initial)
-
-    def __call__(
-        self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
-    ) -> tuple[Any, tuple[Any, Any]]:
+    def __call__(self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any) -> Costs:
         with self._problem.system.turn:
             params = self._constrain(parameters)
             value = self._engine.loss.loss(seed, params, self._model, self._guide, x, y)
@@ -271,9 +269,7 @@ class _PyroLoss(SystemGuide):
             for name, site in dict(capture.trace.nodes).items()
         }
 
-    def __call__(
-        self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
-    ) -> tuple[Any, tuple[Any, Any]]:
+    def __call__(self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any) -> Costs:
         from ppl_bnn.backends.pyro_session import rest
 
         rest()
@@ -332,9 +328,6 @@ class _PyroWritten(_PyroLoss):
         _check_sites(problem, set(trace.nodes))
         super().__init__(problem, model, guide, particles, batch)
         self._initial = {name: problem.system.to_numpy(leaf).copy() for name, leaf in self.leaves.items()}
-
-    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> Arrays:
-        return dict(self._initial)
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
         import torch
@@ -418,15 +411,14 @@ def _functional_draw(distribution: Any) -> Any:
 
 def _check_names(names: list[str]) -> None:
     """Refuse a site name that continues another one after a dot."""
-    for name in names:
-        for other in names:
-            if other.startswith(f"{name}."):
-                wanted = (
-                    "site names of which none continues another after a dot (Pyro's AutoNormal keeps them as "
-                    "attributes of attributes)"
-                )
-                advice = "another name, guide='diagonal', or ppl='numpyro'"
-                raise UnsupportedError.of("SVI", wanted, f"{name!r} and {other!r}", advice)
+    for name, other in itertools.permutations(names, 2):
+        if other.startswith(f"{name}."):
+            wanted = (
+                "site names of which none continues another after a dot (Pyro's AutoNormal keeps them as "
+                "attributes of attributes)"
+            )
+            advice = "another name, guide='diagonal', or ppl='numpyro'"
+            raise UnsupportedError.of("SVI", wanted, f"{name!r} and {other!r}", advice)
 
 
 _GUIDES: dict[tuple[str, bool], Any] = {

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from ppl_bnn.backends.protocol import Model
-from ppl_bnn.inference.variational.guides import GuideApproximation
-from ppl_bnn.inference.variational.mean_field import MeanField
-from ppl_bnn.posterior.approximation import Approximation, Drawn
+from ppl_bnn.core.arrays import unprefixed
+from ppl_bnn.posterior.approximation import Approximation
+from ppl_bnn.posterior.registered import approximation_class
 
-# The approximations of a fit, by their names in files.
-MEMBERS: dict[str, type[Approximation]] = {
-    kind.__name__: kind for kind in (MeanField, GuideApproximation, Drawn)
-}
+
+def _of_the_best(name: str) -> Any:
+    """An attribute of the first member."""
+    return property(lambda restarts: getattr(restarts.members[0], name))
 
 
 @dataclass
@@ -31,35 +30,15 @@ class Restarts(Approximation):
 
     members: tuple[Approximation, ...]
 
-    @property
-    def kind(self) -> Literal["chains", "iid", "point"]:  # type: ignore[override]
-        return self.members[0].kind
-
-    @property
-    def stored_count(self) -> int | None:
-        return self.members[0].stored_count
-
-    def stored_draws(self) -> dict[str, np.ndarray]:
-        return self.members[0].stored_draws()
-
-    def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        return self.members[0].draw(count, rng)
-
-    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
-        return self.members[0].log_prob(u)
-
-    def centre(self) -> dict[str, np.ndarray]:
-        return self.members[0].centre()
-
-    @property
-    def has_centre(self) -> bool:
-        return self.members[0].has_centre
-
-    def program(self, model: Model) -> Model:
-        return self.members[0].program(model)
-
-    def as_prior(self) -> Any:
-        return self.members[0].as_prior()
+    kind = _of_the_best("kind")
+    stored_count = _of_the_best("stored_count")
+    stored_draws = _of_the_best("stored_draws")
+    draw = _of_the_best("draw")
+    log_prob = _of_the_best("log_prob")
+    centre = _of_the_best("centre")
+    has_centre = _of_the_best("has_centre")
+    program = _of_the_best("program")
+    as_prior = _of_the_best("as_prior")
 
     def arrays(self) -> dict[str, np.ndarray]:
         found = {"class": np.frombuffer(type(self.members[0]).__name__.encode(), dtype=np.uint8).copy()}
@@ -69,10 +48,6 @@ class Restarts(Approximation):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Restarts:
-        kind = MEMBERS[bytes(arrays["class"]).decode()]
-        parts: dict[int, dict[str, np.ndarray]] = {}
-        for key, value in arrays.items():
-            index, found, name = key.partition("/")
-            if found:
-                parts.setdefault(int(index), {})[name] = value
-        return cls(tuple(kind.from_arrays(parts[index]) for index in sorted(parts)))
+        kind = approximation_class(bytes(arrays["class"]).decode())
+        count = len({key.partition("/")[0] for key in arrays if key != "class"})
+        return cls(tuple(kind.from_arrays(unprefixed(arrays, str(index))) for index in range(count)))

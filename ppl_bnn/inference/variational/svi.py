@@ -10,7 +10,9 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,7 +30,7 @@ from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.adam import Descent, Stretch, descent
 from ppl_bnn.inference.optimisation.mode import starting_point
-from ppl_bnn.inference.start import Start
+from ppl_bnn.inference.start import Start, check_start
 from ppl_bnn.inference.variational.autoguide import KEPT, system_guide
 from ppl_bnn.inference.variational.families.base import Family
 from ppl_bnn.inference.variational.families.blocks import Mixture, family_of
@@ -50,6 +52,8 @@ PLAIN: dict[str, Any] = {
     "kl_weight": 1.0,
     "kl_warmup": 0.0,
 }
+# The options that `Objective` has under the same names.
+OPTIONS = ("estimator", "sticking_the_landing", "objective", "alpha", "particles", "approximate")
 
 
 @dataclass(frozen=True)
@@ -277,22 +281,23 @@ class SVI(Method):
         batch = loops.rows_per_step("SVI", problem, self.batch_size, self.stream)
         fit = _Fit(self, problem, batch, progress)
         found = [fit.run(index, progress) for index in range(self.restarts)]
-        best, *others = sorted(found, key=lambda each: -each.elbo)
-        approximation, history = best.approximation, dict(best.history)
-        if others:
-            approximation = Restarts(tuple(each.approximation for each in (best, *others)))
-            history["restart_elbo"] = np.array([each.elbo for each in (best, *others)])
+        found.sort(key=lambda each: -each.figures["elbo"])
+        best = found[0]
+        approximation, history = best.approximation, best.history
+        if len(found) > 1:
+            approximation = Restarts(tuple(each.approximation for each in found))
+            history = history | {"restart_elbo": np.array([each.figures["elbo"] for each in found])}
         share = 1.0 if batch is None else batch / problem.rows
         steps = sum(len(each.history["loss"]) for each in found)
         target, warnings = self._departures(fit)
-        return Outcome(
+        return replace(
+            best,
             approximation=approximation,
             history=history,
             compile_seconds=fit.descent.compile_seconds,
             run_seconds=watch() - fit.descent.compile_seconds,
             gradient_evaluations=steps * self.particles * fit.strata * share,
             warnings=(*best.warnings, *warnings),
-            figures=best.figures,
             target=target,
         )
 
@@ -317,17 +322,6 @@ class SVI(Method):
         return "; ".join(targets), warnings
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The result of one fit."""
-
-    approximation: Approximation
-    elbo: float
-    history: dict[str, np.ndarray]
-    figures: dict[str, float]
-    warnings: tuple[str, ...]
-
-
 class _Fit:
     """An SVI on a problem: the objective and the loop, created once for all restarts."""
 
@@ -349,17 +343,10 @@ class _Fit:
         else:
             self.guide = Guide.of(method.guide, program.sites.values())
             self.strata = self.guide.strata
+            analytic, population = method.divergence == "analytic", None if batch is None else problem.rows
+            options = {name: getattr(method, name) for name in OPTIONS}
             self.objective = Objective(
-                problem,
-                self.guide,
-                estimator=method.estimator,
-                analytic=method.divergence == "analytic",
-                sticking_the_landing=method.sticking_the_landing,
-                objective=method.objective,
-                alpha=method.alpha,
-                particles=method.particles,
-                approximate=method.approximate,
-                population=None if batch is None else problem.rows,
+                problem, self.guide, analytic=analytic, population=population, **options
             )
         # Shared weights that a local estimator treats as if each row used them once.
         self.shared: tuple[str, ...] = getattr(self.objective, "shared", ())
@@ -379,7 +366,8 @@ class _Fit:
             u0 = {site.name: np.zeros(site.unconstrained_shape) for site in program.sites.values()}
         else:
             if isinstance(method.start, Posterior):
-                u0 = self._centre(method.start)
+                check_start(self.problem, method.start)
+                u0 = method.start.approximation.centre()
             else:
                 u0 = starting_point(replace(self.problem, seed=self._seed(index)), method.start, progress)
             if method.init_scale == "start":
@@ -391,15 +379,6 @@ class _Fit:
         rng = np.random.default_rng(site_seed("guide", self._seed(index)))
         params = {f"param:{site.name}": np.asarray(u0[site.name], float) for site in program.params}
         return self.guide.start(u0, scale, rng) | params
-
-    def _centre(self, start: Posterior) -> dict[str, np.ndarray]:
-        centre = start.approximation.centre()
-        wanted = {name: site.unconstrained_shape for name, site in self.problem.program.sites.items()}
-        got = {name: np.shape(value) for name, value in centre.items()}
-        if wanted != got:
-            advice = "a posterior of the same model"
-            raise InputError.of("start", f"a posterior over {wanted}", f"one over {got}", advice)
-        return {name: np.asarray(centre[name], float) for name in wanted}
 
     def _spread(self, start: Posterior) -> dict[str, np.ndarray]:
         """Standard deviations of the draws of the posterior given as start."""
@@ -417,12 +396,13 @@ class _Fit:
 
     # -- one fit
 
-    def run(self, index: int, progress: Progress) -> _Found:
+    def run(self, index: int, progress: Progress) -> Outcome:
+        """The fit from one start, without its seconds and gradients."""
         method = self.method
         losses, constant = self._descend(index, progress)
         approximation = self.objective.approximation(self.descent.average())
         figures, warnings = self._figures(approximation, self._seed(index))
-        converged = loops.plateau(losses[:constant, 0], self._window)
+        converged = loops.plateau(losses[:constant, 0], method.steps // 10)
         figures["converged"] = float(converged)
         if not converged:
             warnings += (
@@ -432,25 +412,15 @@ class _Fit:
         history = {"loss": losses[:, 0]}
         if np.all(np.isfinite(losses[:, 1:])):
             history |= {"likelihood_cost": losses[:, 1], "complexity_cost": losses[:, 2]}
-        return _Found(approximation, figures["elbo"], history, figures, warnings)
-
-    @property
-    def _window(self) -> int:
-        return self.method.steps // 10
-
-    @property
-    def _warm(self) -> int:
-        """The first step at which the divergence has its full weight; earlier losses belong to other targets."""
-        return max(0, math.ceil(self.method.kl_warmup * self.method.steps) - 1)
+        return Outcome(approximation, history=history, figures=figures, warnings=warnings)
 
     def _descend(self, index: int, progress: Progress) -> tuple[np.ndarray, int]:
         """(loss, likelihood cost, complexity cost) of all steps, and the number of steps at the full learning rate."""
         method, problem, loop = self.method, self.problem, self.descent
         seed = self._seed(index)
-        constant, total = method.steps - method.steps // 2, method.steps
+        constant, total = loops.first_half(method.steps), method.steps
         losses = np.empty((0, 3))
         warm = max(1.0, method.kl_warmup * method.steps)
-        batches = None if self.batch is None else loops.batch_indices(problem.rows, self.batch, seed)
         settings = {} if method.checkpoint is None else fingerprint(problem, method, guide=method.guide)
         checkpoint = Checkpoint.of(method.checkpoint, settings, f"restart{index}")
         kept = checkpoint.load()
@@ -458,13 +428,13 @@ class _Fit:
             loop.begin(self._beginning(index, progress), seed)
         else:
             losses = kept.pop("losses")
-            constant, total = (int(value) for value in kept.pop("held_total"))
+            constant, total = map(int, kept.pop("held_total"))
             loop.restore(kept)
-            for _ in range(len(losses) if batches is not None else 0):
-                next(batches)  # pyright: ignore[reportArgumentType]
+        batches = None
+        if self.batch is not None:
+            batches = islice(loops.batch_indices(problem.rows, self.batch, seed), len(losses), None)
         name = "SVI" if method.restarts == 1 else f"SVI {index + 1} of {method.restarts}"
-        task = progress.task(f"{name} ({problem.system.name})", method.steps)
-        try:
+        with closing(progress.task(f"{name} ({problem.system.name})", method.steps)) as task:
             while (done := len(losses)) < total:
                 count = min(loops.STRETCH, total - done)
                 steps = done + np.arange(count)
@@ -472,22 +442,22 @@ class _Fit:
                     rates=loops.falling(method.learning_rate, steps, constant, total),
                     averaged=steps >= constant,
                     weights=method.kl_weight * np.minimum(1.0, (steps + 1.0) / warm),
-                    indices=None if batches is None else np.stack([next(batches) for _ in range(count)]),
+                    indices=None if batches is None else np.stack(list(islice(batches, count))),
                 )
                 latest = loop.advance(stretch)
                 losses = np.concatenate([losses, latest])
                 self._refuse_divergence(losses)
                 done += count
+                # Losses before the divergence has its full weight belong to other targets.
+                judged = losses[math.ceil(warm) - 1 :, 0]
                 looks = method.stop == "plateau" and done < constant
-                if looks and loops.plateau(losses[self._warm :, 0], self._window):
+                if looks and loops.plateau(judged, method.steps // 10):
                     constant, total = done, 2 * done
                 checkpoint.keep(
                     lambda: loop.state() | {"losses": losses, "held_total": np.array([constant, total])},  # noqa: B023
                     last=done == total,
                 )
                 task.update(method.steps if done == total else done, elbo=-float(latest[:, 0].mean()))
-        finally:
-            task.close()
         return losses, constant
 
     def _refuse_divergence(self, losses: np.ndarray) -> None:

@@ -828,10 +828,10 @@ def test_it_starts_from_a_method_and_takes_over_the_spread_of_a_posterior(ppl: s
         with pytest.raises(InputError, match="init_scale: expected a start with a spread"):
             started(start=point, init_scale="start")
         wider = bnn.fit(linear, Regression().x, Regression().y, bnn.MAP(ppl=ppl, steps=10))
-        with pytest.raises(InputError, match="start: expected a posterior over"):
+        with pytest.raises(InputError, match="start: expected sites"):
             started(start=wider)
         fewer = bnn.fit(bent, TRUTH.x, TRUTH.y, bnn.MAP(ppl=ppl, steps=10))
-        with pytest.raises(InputError, match="start: expected a posterior over"):
+        with pytest.raises(InputError, match="start: expected sites"):
             started(start=fewer)
 
 
