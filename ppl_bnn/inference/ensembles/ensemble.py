@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +133,8 @@ class Ensemble(OfMember):
         at_once = self.size if hasattr(self.member, "run_together") else 1
         return replace(found.times(self.size), together=max(found.together, at_once))
 
-    @property
-    def systems(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.member.systems
-
-    @property
-    def streams(self) -> bool:
-        return self.member.streams
+    systems = property(attrgetter("member.systems"))  # type: ignore[assignment]
+    streams = property(attrgetter("member.streams"))  # type: ignore[assignment]
 
     @property
     def start(self) -> Start:
@@ -296,9 +292,9 @@ def _histories(outcomes: Sequence[Outcome]) -> dict[str, np.ndarray]:
     found: dict[str, np.ndarray] = {}
     losses = [np.asarray(outcome.history.get("loss", ()), dtype=np.float64) for outcome in outcomes]
     if all(len(each) for each in losses):
-        found["member_loss"] = np.full((max(map(len, losses)), len(losses)), np.nan)
-        for index, each in enumerate(losses):
-            found["member_loss"][: len(each), index] = each
+        longest = max(map(len, losses))
+        padded = [np.pad(each, (0, longest - len(each)), constant_values=np.nan) for each in losses]
+        found["member_loss"] = np.stack(padded, axis=1)
     for name in outcomes[0].figures:
         if all(name in outcome.figures for outcome in outcomes):
             found[f"member_{name}"] = np.array([outcome.figures[name] for outcome in outcomes])
@@ -319,15 +315,12 @@ def _warnings(outcomes: Mapping[int, Outcome]) -> list[str]:
 
 # --- storage of a finished member -----------------------------------------------------------------
 
-_NUMBERS = ("compile_seconds", "run_seconds", "gradient_evaluations")
+_PLAIN = ("warnings", "figures", "target", "compile_seconds", "run_seconds", "gradient_evaluations")
 
 
 def _stored(outcome: Outcome) -> dict[str, np.ndarray]:
-    words = {
-        "class": type(outcome.approximation).__name__,
-        "warnings": list(outcome.warnings),
-        **{name: getattr(outcome, name) for name in ("figures", "target", *_NUMBERS)},
-    }
+    words = {"class": type(outcome.approximation).__name__}
+    words |= {name: getattr(outcome, name) for name in _PLAIN}
     parts = {
         "approximation": outcome.approximation.arrays(),
         "statistics": outcome.statistics,
@@ -345,6 +338,5 @@ def _restored(arrays: Mapping[str, np.ndarray]) -> Outcome:
         approximation=approximation_class(words["class"]).from_arrays(unprefixed(arrays, "approximation")),
         statistics=unprefixed(arrays, "statistics"),
         history=unprefixed(arrays, "history"),
-        warnings=tuple(words["warnings"]),
-        **{name: words[name] for name in ("figures", "target", *_NUMBERS)},
+        **{name: words[name] for name in _PLAIN} | {"warnings": tuple(words["warnings"])},
     )

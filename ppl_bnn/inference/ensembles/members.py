@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -79,11 +80,9 @@ class Members(Approximation):
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Draws from the mixture, member after member."""
-        owners = self._allotted(count)
+        counts = np.bincount(self._allotted(count), minlength=len(self.members))
         drawn = [
-            member.draw(int(np.count_nonzero(owners == index)), rng)
-            for index, member in enumerate(self.members)
-            if np.any(owners == index)
+            member.draw(int(share), rng) for member, share in zip(self.members, counts, strict=True) if share
         ]
         return {name: np.concatenate([part[name] for part in drawn]) for name in drawn[0]}
 
@@ -97,20 +96,14 @@ class Members(Approximation):
         if any(member.kind == "point" for member in self.members) or self._tuned:
             return None
         found = self._log_densities(u)
-        if found is None:
-            return None
-        top = found.max(0)
-        finite = np.where(np.isfinite(top), top, 0.0)
-        with np.errstate(divide="ignore"):
-            return finite + np.log(np.exp(found - finite).sum(0))
+        return None if found is None else np.logaddexp.reduce(found, axis=0)
 
     def _log_densities(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
         """log w_k q_k(u), (K, S), -inf off the subspace of member k; None if a member has no density."""
-        rows = []
+        rows, count = [], len(next(iter(u.values())))
         with np.errstate(divide="ignore"):
             log_weights = np.log(self.shares)
         for member, log_weight in zip(self.members, log_weights, strict=True):
-            count = len(next(iter(u.values())))
             density = np.zeros(count) if member.kind == "point" else member.log_prob(u)
             if density is None:
                 return None
@@ -171,9 +164,11 @@ class Members(Approximation):
     def weight_draws(self, problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         if not self.computes_weights(problem):
             return {}
-        return self._by_owner(
-            problem, u, lambda index, own, part: self.members[index].weight_draws(own, part)
-        )
+
+        def drawn(index: int, problem: Problem, part: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+            return self.members[index].weight_draws(problem, part)
+
+        return self._by_owner(problem, u, drawn)
 
     def _by_owner(
         self,
@@ -186,23 +181,16 @@ class Members(Approximation):
         """
         densities = self._log_densities(u)
         if densities is None:
-            wanted, got = (
-                "members with a density, which identifies their draws",
-                type(self.members[0]).__name__,
-            )
-            raise UnsupportedError.of("", wanted, got, "kind='sampled'")
+            wanted = "members with a density, which identifies their draws"
+            raise UnsupportedError.of("", wanted, type(self.members[0]).__name__, "kind='sampled'")
         owners = densities.argmax(0)
-        result: dict[str, np.ndarray] = {}
-        for index in range(len(self.members)):
-            chosen = np.flatnonzero(owners == index)
-            if not len(chosen):
-                continue
-            part = {name: np.asarray(value)[chosen] for name, value in u.items()}
-            for name, value in function(index, self._problem(index, problem), part).items():
-                if name not in result:
-                    result[name] = np.empty((len(owners), *value.shape[1:]), dtype=value.dtype)
-                result[name][chosen] = value
-        return result
+        chosen = {index: np.flatnonzero(owners == index) for index in np.unique(owners).tolist()}
+        found = []
+        for index, at in chosen.items():
+            part = {name: np.asarray(value)[at] for name, value in u.items()}
+            found.append(function(index, self._problem(index, problem), part))
+        back = np.argsort(np.concatenate(list(chosen.values())))
+        return {name: np.concatenate([each[name] for each in found])[back] for name in found[0]}
 
     def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
         """The mixture of the members' closed forms; None if a member has none."""
@@ -218,24 +206,19 @@ class Members(Approximation):
         mean = np.tensordot(self.shares, means, axes=1)
         between = np.einsum("k,ki,kj->ij", self.shares, means - mean, means - mean)
 
-        def total(name: str) -> np.ndarray | None:
-            each = [getattr(part, name) for part in parts]
+        def total(each: Sequence[Any]) -> Any:
             if any(covariance is None for covariance in each):
                 return None
             return between + np.tensordot(self.shares, np.stack(each), axes=1)
 
-        function: Any = total("function_covariance")
-        return JointPrediction(mean, function, total("covariance"))
+        function = total([part.function_covariance for part in parts])
+        return JointPrediction(mean, function, total([part.covariance for part in parts]))
 
     def _each(self, problem: Problem, function: Callable[[Approximation, Problem], Any]) -> list[Any] | None:
         """The result for each member and its problem, in order; None as soon as one is None."""
-        parts = []
-        for index, member in enumerate(self.members):
-            part = function(member, self._problem(index, problem))
-            if part is None:
-                return None
-            parts.append(part)
-        return parts
+        each = (function(member, self._problem(index, problem)) for index, member in enumerate(self.members))
+        parts = list(takewhile(lambda part: part is not None, each))
+        return parts if len(parts) == len(self.members) else None
 
     # -- storage
 
@@ -268,22 +251,18 @@ def mixture(parts: Sequence[Prediction], shares: np.ndarray) -> Prediction:
             if rowwise and own.ndim == 1:
                 own = np.repeat(own[:, None], part.rows, axis=1)
             log_weights.append(own + log_share)
-    within = None
-    if any(part.epistemic_within is not None for part in parts):
-        # Without its own variance a component adds to the uncertainty about the function only by its difference from
-        # others.
-        within = np.concatenate([_within(part) for part in parts])
+    within = [part.epistemic_within for part in parts]
+    shape = (first.rows,) if first.is_classes else first.shape
+    # Without its own variance a component adds to the uncertainty about the function only by its difference from
+    # others.
+    zeros = [
+        np.zeros((part.draws, *shape)) if each is None else each
+        for part, each in zip(parts, within, strict=True)
+    ]
+    names = first.parameters
     return replace(
         first,
-        parameters={
-            name: np.concatenate([part.parameters[name] for part in parts]) for name in first.parameters
-        },
+        parameters={name: np.concatenate([part.parameters[name] for part in parts]) for name in names},
         log_weights=np.concatenate(log_weights),
-        epistemic_within=within,
+        epistemic_within=None if all(each is None for each in within) else np.concatenate(zeros),
     )
-
-
-def _within(part: Prediction) -> np.ndarray:
-    if part.epistemic_within is not None:
-        return part.epistemic_within
-    return np.zeros((part.draws, part.rows) if part.is_classes else (part.draws, *part.shape))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar
 
 from ppl_bnn.core.errors import InputError
@@ -31,10 +32,5 @@ class OfMember(Method):
             object.__setattr__(self, name, getattr(self.member, name))
         super().__post_init__()
 
-    @property
-    def serves_local(self) -> bool:  # type: ignore[override]
-        return self.member.serves_local
-
-    @property
-    def serves_priors(self) -> frozenset[str]:  # type: ignore[override]
-        return self.member.serves_priors
+    serves_local = property(attrgetter("member.serves_local"))  # type: ignore[assignment]
+    serves_priors = property(attrgetter("member.serves_priors"))  # type: ignore[assignment]

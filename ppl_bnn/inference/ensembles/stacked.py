@@ -14,7 +14,7 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import OneOf, between, setting
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.ensembles.of_member import OfMember
-from ppl_bnn.inference.method import Method, Outcome, Stopwatch
+from ppl_bnn.inference.method import Outcome, Stopwatch
 from ppl_bnn.inference.start import fitted_start
 from ppl_bnn.posterior.stacking import stack
 
@@ -84,47 +84,39 @@ class Stacked(OfMember):
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        target, share, fitted, out = "", 1.0, problem, None
-        if self.by == "validation":
-            kept, out = self._split(problem)
-            fitted, share = _of_rows(problem, kept), len(kept) / problem.rows
-            target = f"the posterior of {len(kept)} of {problem.rows} rows"
-        posterior = fitted_start(fitted, self._member(problem), progress)
-        if out is None:
-            posterior = stack(posterior)
+        member = dataclasses.replace(self.member, dtype=problem.dtype)
+        target, share = "", 1.0
+        if self.by == "loo":
+            posterior = stack(fitted_start(problem, member, progress))
         else:
-            posterior = stack(posterior, map_data(lambda a: a[out], problem.inputs), problem.targets[out])
+            kept, out = self._split(problem)
+            share = len(kept) / problem.rows
+            target = f"the posterior of {len(kept)} of {problem.rows} rows"
+            inputs, targets = problem.inputs, problem.targets
+            # In host memory, for another fit.
+            fitted = dataclasses.replace(
+                problem, inputs=map_data(lambda a: a[kept], inputs), targets=targets[kept]
+            )
+            posterior = fitted_start(fitted, member, progress)
+            posterior = stack(posterior, map_data(lambda a: a[out], inputs), targets[out])
         info = posterior.info
         evaluations = info.gradient_evaluations
+        same = ("history", "compile_seconds", "warnings", "figures")
         return Outcome(
             approximation=posterior.approximation,
             statistics=posterior.statistics,
-            history=info.history,
-            compile_seconds=info.compile_seconds,
             run_seconds=watch() - info.compile_seconds,
             gradient_evaluations=None if evaluations is None else evaluations * share,
-            warnings=info.warnings,
-            figures=info.figures,
             target="; ".join(text for text in (info.target, target) if text),
+            **{name: getattr(info, name) for name in same},
         )
-
-    def _member(self, problem: Problem) -> Method:
-        return dataclasses.replace(self.member, dtype=problem.dtype)
 
     def _split(self, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the fitted rows and of the held-out rows, each in order."""
         out = round(self.validation * problem.rows)
         if not 0 < out < problem.rows:
-            wanted, got = (
-                "a share that leaves rows on either side",
-                f"{self.validation} of {problem.rows} rows",
-            )
-            raise InputError.of(f"{self.name} validation", wanted, got, "more rows, or another share")
+            wanted, advice = "a share that leaves rows on either side", "more rows, or another share"
+            got = f"{self.validation} of {problem.rows} rows"
+            raise InputError.of(f"{self.name} validation", wanted, got, advice)
         order = np.random.default_rng(site_seed("stacking", problem.seed)).permutation(problem.rows)
         return np.sort(order[out:]), np.sort(order[:out])
-
-
-def _of_rows(problem: Problem, rows: np.ndarray) -> Problem:
-    """The problem restricted to some rows, in host memory, for another fit."""
-    inputs = map_data(lambda array: array[rows], problem.inputs)
-    return dataclasses.replace(problem, inputs=inputs, targets=problem.targets[rows])

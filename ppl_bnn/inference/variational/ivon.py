@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import between, setting, whole
-from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import conditioning
 from ppl_bnn.inference.flat_vector import flat_sites
-from ppl_bnn.inference.method import Method, Outcome, Stopwatch
+from ppl_bnn.inference.method import Outcome
 from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.start import Start
@@ -30,7 +30,7 @@ EARLY_DECAY = 0.1
 
 
 @dataclass(frozen=True)
-class IVON(Method):
+class IVON(iterated.IteratedMethod):
     """Improved variational online Newton: mean-field variational inference by natural gradients [1]_.
 
     It maximises the ELBO over q(u) = prod_j N(u_j; m_j, 1 / s_j). One step, elementwise, with eps ~ N(0, 1),
@@ -96,6 +96,9 @@ class IVON(Method):
     init_scale: float = setting(0.1, between())
     start: Start = None
     elbo_draws: int = setting(1000, whole(2))
+    averaged: ClassVar[tuple[str, ...]] = ("mean", "precision", "excess")
+    remedy: ClassVar[str] = "a smaller init_scale"
+    explains: ClassVar[bool] = True
 
     @property
     def limitations(self) -> str:
@@ -104,69 +107,34 @@ class IVON(Method):
             "above all."
         )
 
-    def effort(self, size: Size) -> Effort:
-        found = Effort.exactly(self.steps * self.particles * size.share(self.batch_size))
-        return found.after(effort_of_start(self.start, size))
-
-    def check_support(self, problem: Problem) -> None:
-        loops.refuse_free_parameters(self.name, problem)
-        loops.rows_per_step(self.name, problem, self.batch_size)
-
-    def run(self, problem: Problem, progress: Progress) -> Outcome:
-        watch = Stopwatch()
-        batch = loops.rows_per_step(self.name, problem, self.batch_size)
+    def plan(self, problem: Problem, progress: Progress) -> iterated.Plan:
         mean = flat_sites(problem, starting_point(problem, self.start, progress))
-        zeros = np.zeros_like(mean)
-        advice = f"learning_rate={self.learning_rate / 10:g}, a smaller init_scale, or standardise=True"
-        found = loops.iterate(
-            problem,
-            self._rule(problem, batch),
-            {
-                "mean": mean,
-                "precision": zeros + self.init_scale**-2,
-                "momentum": zeros,
-                "total_mean": zeros,
-                "total_precision": zeros,
-                "total_excess": np.zeros(()),
-            },
-            {
-                **iterated.averaged_steps(self.learning_rate, self.steps),
-                "correction": 1.0 - self.momentum ** (1.0 + np.arange(self.steps)),
-                "decay": self._decays(),
-            },
-            batch=batch,
-            progress=progress,
-            title=self.name,
-            advice=advice,
-        )
-        # A single step has no second half.
-        counted = self.steps - loops.first_half(self.steps)
-        mean, precision, excess = found.state["mean"], found.state["precision"], 0.0
-        if counted:
-            names = ("total_mean", "total_precision", "total_excess")
-            mean, precision, excess = (found.state[name] / counted for name in names)
+        zeros, number = np.zeros_like(mean), np.arange(self.steps)
+        start = {"mean": mean, "precision": zeros + self.init_scale**-2, "momentum": zeros}
+        # 1 - b2 is larger at first, so that the initial scale is forgotten.
+        early = np.minimum(EARLY_DECAY, 2.0 / (2.0 + number))
+        inputs = {
+            "correction": 1.0 - self.momentum ** (1.0 + number),
+            "decay": np.maximum(1.0 - self.curvature_momentum, early),
+        }
+        finish = functools.partial(self._finish, problem)
+        return iterated.Plan(self._rule(problem), start | {"excess": np.zeros(())}, finish, inputs)
+
+    def _finish(self, problem: Problem, state: Mapping[str, np.ndarray]) -> Outcome:
+        mean, precision, excess = (state[name] for name in self.averaged)
         parts = (iterated.by_site(problem, flat) for flat in (mean, precision**-0.5))
         approximation = MeanField(*parts)
-        elbo, elbo_se = loops.evidence_bound(self.name, problem, approximation, self.elbo_draws, advice)
-        warnings: list[str] = []
+        elbo, elbo_se = loops.evidence_bound(self.name, problem, approximation, self.elbo_draws, self.advice)
+        crossed, warnings = self._crossed(problem, mean)
         if excess > EXCESS_LIMIT:
             closer = 1.0 - (1.0 - self.curvature_momentum) / 10.0
-            warnings.append(
+            noisy = (
                 f"IVON: the noise of the curvature makes the precisions {excess:.0%} too large on average; try "
                 f"curvature_momentum={closer:g}, more particles or larger batches"
             )
-        crossed, slow = self._crossed(problem, mean)
-        return iterated.outcome_of(
-            self,
-            found,
-            watch,
-            approximation,
-            gradients=self.steps * self.particles * (1.0 if batch is None else batch / problem.rows),
-            figures={"elbo": elbo, "elbo_se": elbo_se, "precision_excess": float(excess)},
-            warnings=(*warnings, *slow),
-            crossed=crossed,
-            silent=not crossed,
-        )
+            warnings = (noisy, *warnings)
+        figures = {"elbo": elbo, "elbo_se": elbo_se, "precision_excess": float(excess)}
+        return Outcome(approximation, figures=figures | {"converged": float(crossed)}, warnings=warnings)
 
     def _crossed(self, problem: Problem, mean: np.ndarray) -> tuple[bool, tuple[str, ...]]:
         """Whether the steps were enough to cross the flattest direction of the curvature at the mean.
@@ -185,13 +153,8 @@ class IVON(Method):
             f"{found.explanation()}; independent normals show {share:.2g} of the variances there",
         )
 
-    def _decays(self) -> np.ndarray:
-        """1 - b2 of each step, larger at first, so that the initial scale is forgotten."""
-        early = np.minimum(EARLY_DECAY, 2.0 / (2.0 + np.arange(self.steps)))
-        return np.maximum(1.0 - self.curvature_momentum, early)
-
-    def _rule(self, problem: Problem, batch: int | None) -> Any:
-        evaluated, slow = iterated.gradients_of(problem, batch), self.momentum
+    def _rule(self, problem: Problem) -> Any:
+        evaluated, slow = self.gradients(problem), self.momentum
 
         def rule(
             state: loops.State, now: Mapping[str, Any], x: Any, y: Any, randomness: Any
@@ -206,15 +169,9 @@ class IVON(Method):
             log_q = (ops.log(root) - 0.5 * math.log(2.0 * math.pi)).sum() - 0.5 * (eps**2).sum(1)
             precision = precision + change + excess
             mean = mean - now["rate"] * momentum / now["correction"] / precision
-            state = {
-                "mean": mean,
-                "precision": precision,
-                "momentum": momentum,
-                "total_mean": state["total_mean"] + now["counts"] * mean,
-                "total_precision": state["total_precision"] + now["counts"] * precision,
-                "total_excess": state["total_excess"]
-                + now["counts"] * (excess / precision).mean() / now["decay"],
-            }
+            # Of a single step, which does not count, there is none.
+            share = now["counts"] * (excess / precision).mean() / now["decay"]
+            state = {"mean": mean, "precision": precision, "momentum": momentum, "excess": share}
             return state, (values + log_q).mean()
 
         return rule

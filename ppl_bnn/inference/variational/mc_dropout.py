@@ -11,24 +11,24 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.backends.program import Problem, Program
-from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import between, optional, setting, whole
-from ppl_bnn.inference.cost import Effort, Size, effort_of_start
-from ppl_bnn.inference.flat_vector import flat_sites, somewhere, system_values
-from ppl_bnn.inference.method import Method, Outcome, Stopwatch
+from ppl_bnn.inference.flat_vector import flat_sites, system_values
+from ppl_bnn.inference.method import Outcome
 from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.start import Start
 from ppl_bnn.inference.variational import iterated
-from ppl_bnn.language.handlers import LinearUse, NetworkFunction, RecordLinear, SubstituteLinear
+from ppl_bnn.inference.variational.guides import strip_prefix
+from ppl_bnn.inference.variational.objectives import linear_uses
+from ppl_bnn.language.handlers import LinearUse, NetworkFunction, SubstituteLinear
 from ppl_bnn.language.stochastic_layers import DroppedInputs
-from ppl_bnn.posterior.approximation import Approximation
+from ppl_bnn.posterior.approximation import Point
 
 
 @dataclass
-class Dropped(Approximation):
+class Dropped(Point):
     """The distribution of weights under dropout: each input unit is dropped with the probability r of its tensor.
 
     Row i of a weight (..., I, O), a channel for a convolution, is M_i / (1 - r) with probability 1 - r, otherwise 0. So
@@ -48,27 +48,13 @@ class Dropped(Approximation):
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # Alphabetical, because a file returns the sites in any order and the draws must not depend on it.
-        masks = {}
-        for name in sorted(self.rates):
-            value, rate = self.u[name], self.rates[name]
-            shape = (count, *(1,) * (value.ndim - 2), value.shape[-2], 1)
-            masks[name] = (rng.random(shape) >= rate) / (1.0 - rate)
-        return {
-            name: (value * masks[name]).astype(value.dtype)
-            if name in masks
-            else np.repeat(np.asarray(value)[None], count, axis=0)
-            for name, value in self.u.items()
-        }
-
-    def log_prob(self, u: Mapping[str, np.ndarray]) -> None:
-        return None
-
-    def centre(self) -> dict[str, np.ndarray]:
-        return dict(self.u)
-
-    @property
-    def has_centre(self) -> bool:
-        return True
+        drawn = {}
+        for name, value in sorted(self.u.items()):
+            drawn[name] = np.repeat(np.asarray(value)[None], count, axis=0)
+            if name in self.rates:
+                rate, shape = self.rates[name], (count, *(1,) * (value.ndim - 2), value.shape[-2], 1)
+                drawn[name] = (value * ((rng.random(shape) >= rate) / (1.0 - rate))).astype(value.dtype)
+        return {name: drawn[name] for name in self.u}
 
     def arrays(self) -> dict[str, np.ndarray]:
         return {f"u:{name}": value for name, value in self.u.items()} | {
@@ -77,11 +63,8 @@ class Dropped(Approximation):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Dropped:
-        parts: dict[str, dict[str, Any]] = {"u": {}, "rate": {}}
-        for key, value in arrays.items():
-            part, _, name = key.partition(":")
-            parts[part][name] = value
-        return cls(parts["u"], {name: float(rate) for name, rate in parts["rate"].items()})
+        rates = strip_prefix(arrays, "rate:")
+        return cls(strip_prefix(arrays, "u:"), {name: float(rate) for name, rate in rates.items()})
 
 
 def _names(value: Any) -> str | None:
@@ -90,7 +73,7 @@ def _names(value: Any) -> str | None:
 
 
 @dataclass(frozen=True)
-class MCDropout(Method):
+class MCDropout(iterated.IteratedMethod):
     """Dropout as approximate inference [1]_.
 
     q(w) is M with input units dropped: w_i = z_i M_i / (1 - r), z_i ~ Bernoulli(1 - r) for each row i of a weight. M,
@@ -150,6 +133,8 @@ class MCDropout(Method):
     batch_size: int | None = iterated.batch_setting()
     start: Start = None
     serves_local: ClassVar[bool] = False
+    averaged: ClassVar[tuple[str, ...]] = ("u",)
+    remedy: ClassVar[str] = "a smaller rate"
 
     @property
     def limitations(self) -> str:
@@ -158,18 +143,14 @@ class MCDropout(Method):
             "the data it is what the network makes of it."
         )
 
-    def effort(self, size: Size) -> Effort:
-        found = Effort.exactly(self.steps * size.share(self.batch_size))
-        return found.after(effort_of_start(self.start, size))
+    def check_support(self, problem: Problem) -> None:
+        self.scale(problem)
 
-    def run(self, problem: Problem, progress: Progress) -> Outcome:
-        watch = Stopwatch()
-        batch = loops.rows_per_step(self.name, problem, self.batch_size)
-        program, system = problem.program, problem.system
+    def plan(self, problem: Problem, progress: Progress) -> iterated.Plan:
+        program, system, scale = problem.program, problem.system, self.scale(problem)
         dropped = self._dropped(problem)
         u0 = flat_sites(problem, starting_point(problem, self.start, progress))
-        scale = 1.0 if batch is None else problem.rows / batch
-        rates = dict.fromkeys(dropped, float(self.rate))
+        rates, weights = (dict.fromkeys(each, float(self.rate)) for each in (dropped, dropped.values()))
 
         def rule(
             state: loops.State, now: Mapping[str, Any], x: Any, y: Any, randomness: Any
@@ -181,28 +162,13 @@ class MCDropout(Method):
 
             value, gradient = system.value_and_grad(loss)(state["u"])
             direction, moments = loops.adam(state, gradient, now["step"])
-            u = state["u"] - now["rate"] * direction
-            return {"u": u, "total": state["total"] + now["counts"] * u, **moments}, value
+            return {"u": state["u"] - now["rate"] * direction, **moments}, value
+
+        def finish(state: Mapping[str, np.ndarray]) -> Outcome:
+            return Outcome(Dropped(iterated.by_site(problem, state["u"]), weights))
 
         zeros = np.zeros_like(u0)
-        inputs = iterated.averaged_steps(self.learning_rate, self.steps)
-        found = loops.iterate(
-            problem,
-            rule,
-            {"u": u0, "total": zeros, "first": zeros, "second": zeros},
-            inputs | {"step": 1.0 + np.arange(self.steps)},
-            batch=batch,
-            progress=progress,
-            title=self.name,
-            advice=f"learning_rate={self.learning_rate / 10:g}, a smaller rate, or standardise=True",
-        )
-        counted = self.steps - loops.first_half(self.steps)
-        # A single step has no second half.
-        flat = found.state["total"] / counted if counted else found.state["u"]
-        approximation = Dropped(
-            iterated.by_site(problem, flat), dict.fromkeys(dropped.values(), float(self.rate))
-        )
-        return iterated.outcome_of(self, found, watch, approximation, gradients=self.steps / scale)
+        return iterated.Plan(rule, {"u": u0, "first": zeros, "second": zeros}, finish)
 
     def _dropped(self, problem: Problem) -> dict[str, str]:
         """For each map whose inputs are dropped, the site of its weight."""
@@ -210,7 +176,7 @@ class MCDropout(Method):
             got, advice = f"a plain {problem.system.name} model", "bnn.linear or bnn.dense, with bnn.observe"
             wanted = "a model in the language, whose linear maps are seen"
             raise UnsupportedError.of(self.name, wanted, got, advice)
-        row, w, uses = _linear_uses(problem)
+        row, w, uses = linear_uses(problem)
         names = list(dict.fromkeys(use.name for use in uses))
         for name in self.layers or ():
             if name not in names:
@@ -255,24 +221,11 @@ def _with_dropout(program: Program, rates: Mapping[str, float], randomness: Any)
     return dataclasses.replace(program, model=model, native=native, _compiled={})
 
 
-def _linear_uses(problem: Problem) -> tuple[Any, dict[str, Any], list[LinearUse]]:
-    """One row of data (all if rows interact), values of all sites, and the uses of the linear maps."""
-    program = problem.program
-    # Maps are identified by the array objects that they receive, whatever the values.
-    w = program.constrain(system_values(problem, somewhere(problem)), problem.x, problem.y)
-    row = problem.x if program.coupled else map_data(lambda a: a[:1], problem.x)
-    with NetworkFunction(w), RecordLinear(values=w) as record:
-        program.model(row, None)
-    assert isinstance(record, RecordLinear)
-    return row, w, record.uses
-
-
 def _used_elsewhere(problem: Problem, site: str, row: Any, w: Mapping[str, Any]) -> bool:
     """Whether NaN at the site, except in linear maps, reaches the predictor."""
     values = {**w, site: w[site] * math.nan}
     with NetworkFunction(values) as run, SubstituteLinear({site: w[site]}, values):
         problem.program.model(row, None)
-    assert isinstance(run, NetworkFunction)
     return bool(np.isnan(problem.system.to_numpy(run.likelihood.predictor(run.f))).any())
 
 
@@ -282,11 +235,10 @@ def _is_unconstrained(problem: Problem, site: str) -> bool:
     described = program.sites[site]
     if described.shape != described.unconstrained_shape:
         return False
-    for number in (0.0, 1.0):
+
+    def equal(number: float) -> bool:
         u = {name: np.full(each.unconstrained_shape, number) for name, each in program.sites.items()}
-        w = program.constrain(
-            {name: system.asarray(value) for name, value in u.items()}, problem.x, problem.y
-        )
-        if not np.all(system.to_numpy(w[site]) == number):
-            return False
-    return True
+        w = program.constrain(system_values(problem, u), problem.x, problem.y)
+        return bool(np.all(system.to_numpy(w[site]) == number))
+
+    return equal(0.0) and equal(1.0)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from ppl_bnn.inference.variational.guides import strip_prefix
 from ppl_bnn.language.transforms import GaussianPrior
 from ppl_bnn.posterior.approximation import Approximation
 
@@ -109,8 +110,4 @@ class MeanField(Approximation):
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> MeanField:
-        parts: dict[str, dict[str, np.ndarray]] = {"loc": {}, "scale": {}}
-        for key, value in arrays.items():
-            part, _, name = key.partition(":")
-            parts[part][name] = value
-        return cls(parts["loc"], parts["scale"])
+        return cls(strip_prefix(arrays, "loc:"), strip_prefix(arrays, "scale:"))

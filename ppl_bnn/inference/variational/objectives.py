@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,12 +19,14 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.inference.flat_vector import first_rows, somewhere, system_values
+from ppl_bnn.inference.variational.autoguide import Costs
 from ppl_bnn.inference.variational.families.blocks import NormalBlock
 from ppl_bnn.inference.variational.guides import Guide, GuideApproximation, strip_prefix
 from ppl_bnn.inference.variational.kl import Divergence
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language import ops
-from ppl_bnn.language.handlers import NetworkFunction, RecordLinear
+from ppl_bnn.language.handlers import LinearUse, NetworkFunction, RecordLinear
 from ppl_bnn.language.primitives import Handler
 from ppl_bnn.language.stochastic_layers import (
     Flipout,
@@ -38,6 +41,7 @@ ESTIMATORS = ("plain", "local", "flipout")
 OBJECTIVES = ("elbo", "iwelbo", "renyi")
 
 
+@dataclass(eq=False, kw_only=True)
 class Objective:
     """Minus a bound on the evidence, as a loss for `optimisation/adam.py`, and the approximation at its optimum.
 
@@ -46,71 +50,60 @@ class Objective:
     without batches. The other fields are as for `SVI`.
     """
 
-    def __init__(
-        self,
-        problem: Problem,
-        guide: Guide,
-        *,
-        estimator: str,
-        analytic: bool,
-        sticking_the_landing: bool,
-        objective: str,
-        alpha: float | None,
-        particles: int,
-        approximate: bool,
-        population: int | None,
-    ):
-        self.problem, self.guide = problem, guide
-        self.estimator, self.particles = estimator, particles
-        self.approximate, self.population = approximate, population
+    problem: Problem = field(kw_only=False)
+    guide: Guide = field(kw_only=False)
+    estimator: str
+    analytic: bool
+    sticking_the_landing: bool
+    objective: str
+    alpha: float | None
+    particles: int
+    approximate: bool
+    population: int | None
+
+    def __post_init__(self) -> None:
+        problem, guide, program = self.problem, self.guide, self.problem.program
         # Order of the Renyi bound; the importance-weighted bound has order 0.
-        self.order = {"elbo": None, "iwelbo": 0.0, "renyi": alpha}[objective]
-        self.sticking = sticking_the_landing
-        self.divergence = Divergence.of(problem.program, guide, *_one_point(problem), analytic)
-        self._handler: Handler | None = None
-        program = problem.program
-        closed = ", ".join(self.divergence.closed)
-        special = sorted({program.sites[name].family for name in self.divergence.closed})
-        entropy = "the entropy" if any(self.divergence.entropies) else ""
-        for wrong, wanted, got, advice in (
-            (
-                guide.strata > 1 and (objective != "elbo" or estimator != "plain"),
-                "objective='elbo' and estimator='plain' with a mixture, whose components are drawn one by one",
-                f"{objective!r} and {estimator!r}",
-                "another guide",
-            ),
-            (
-                sticking_the_landing and (closed or entropy),
-                "divergence='monte_carlo' with sticking_the_landing, which is about the score of log q at the draw",
-                f"a closed form for {closed or entropy}",
-                "one of the two",
-            ),
-            (
-                self.order is not None and (closed or entropy),
-                f"priors with a density for objective={objective!r}, whose weights are p / q of one draw",
-                f"{', '.join(special)} over {closed or entropy}",
-                "objective='elbo'",
-            ),
-            (
-                estimator != "plain" and not program.language,
-                f"a model in the language, whose linear maps can be seen, for estimator={estimator!r}",
-                f"a plain {problem.system.name} model",
-                "estimator='plain'",
-            ),
-        ):
-            if wrong:
-                raise UnsupportedError.of("SVI", wanted, got, advice)
+        self.order = {"elbo": None, "iwelbo": 0.0, "renyi": self.alpha}[self.objective]
+        u = system_values(problem, somewhere(problem))
+        self.divergence = Divergence.of(program, guide, u, *first_rows(problem), self.analytic)
+        closed = ", ".join(self.divergence.closed) or (
+            "the entropy" if any(self.divergence.entropies) else ""
+        )
+        if guide.strata > 1 and (self.objective != "elbo" or self.estimator != "plain"):
+            wanted = (
+                "objective='elbo' and estimator='plain' with a mixture, whose components are drawn one by one"
+            )
+            got = f"{self.objective!r} and {self.estimator!r}"
+            raise UnsupportedError.of("SVI", wanted, got, "another guide")
+        if self.sticking_the_landing and closed:
+            wanted = "divergence='monte_carlo' with sticking_the_landing, which is about the score of log q at the draw"
+            raise UnsupportedError.of("SVI", wanted, f"a closed form for {closed}", "one of the two")
+        if self.order is not None and closed:
+            wanted = (
+                f"priors with a density for objective={self.objective!r}, whose weights are p / q of one draw"
+            )
+            special = sorted({program.sites[name].family for name in self.divergence.closed})
+            got = f"{', '.join(special)} over {closed}"
+            raise UnsupportedError.of("SVI", wanted, got, "objective='elbo'")
+        if self.estimator != "plain" and not program.language:
+            wanted = (
+                f"a model in the language, whose linear maps can be seen, for estimator={self.estimator!r}"
+            )
+            got = f"a plain {problem.system.name} model"
+            raise UnsupportedError.of("SVI", wanted, got, "estimator='plain'")
         self.shared: tuple[str, ...] = ()
+        self._handler: Handler | None = None
         self._weights: tuple[str, ...] = ()
         self._native = program.native
-        if estimator != "plain":
-            self._weights, shared = linear_weights(problem, guide, estimator)
-            refuse_shared(shared, estimator, approximate)
-            if estimator == "local":
+        if self.estimator != "plain":
+            self._weights, shared = linear_weights(problem, guide, self.estimator)
+            refuse_shared(shared, self.estimator, self.approximate)
+            if self.estimator == "local":
                 self.shared = tuple(shared)
             self._native = problem.system.native(self._perturbed, record=False)
-        if population is not None and not program.language:
-            self._native = functools.partial(program.native, population=population)
+        if self.population is not None and not program.language:
+            self._native = functools.partial(program.native, population=self.population)
 
     def _perturbed(self, x: Any, y: Any = None) -> None:
         assert self._handler is not None
@@ -119,9 +112,7 @@ class Objective:
 
     # -- the loss
 
-    def __call__(
-        self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any
-    ) -> tuple[Any, tuple[Any, Any]]:
+    def __call__(self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any) -> Costs:
         """(loss, (likelihood cost, complexity cost)) over all rows, from a batch."""
         system, count = self.problem.system, self.particles
         if count == 1:
@@ -146,7 +137,7 @@ class Objective:
         like = next(iter(parameters.values()))
         strata = () if guide.strata == 1 else (guide.strata,)
         u, log_q = guide.draw(params, randomness.normal((*strata, guide.noise_size), like))
-        if self.sticking:
+        if self.sticking_the_landing:
             fixed = {name: ops.stop_gradient(value) for name, value in params.items()}
             log_q = [
                 block.log_prob(guide.parameters_of(fixed, index), block.join(u))
@@ -206,13 +197,14 @@ def _parts(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     return params, strip_prefix(parameters, "param:")
 
 
-def _one_point(problem: Problem) -> tuple[dict[str, Any], Any, Any]:
-    """Unconstrained values of all sites and a few rows (all if they interact), for inspecting a program."""
-    program, system = problem.program, problem.system
-    u = {site.name: system.asarray(np.full(site.unconstrained_shape, 0.1)) for site in program.sites.values()}
-    if program.coupled or program.has_local or not program.language:
-        return u, problem.x, problem.y
-    return u, map_data(lambda a: a[:2], problem.x), problem.y[:2]
+def linear_uses(problem: Problem) -> tuple[Any, dict[str, Any], list[LinearUse]]:
+    """One row of data (all if rows interact), values of all sites, and the uses of the linear maps."""
+    row, y = first_rows(problem)
+    # Maps are identified by the array objects that they receive, whatever the values.
+    w = problem.program.constrain(system_values(problem, somewhere(problem)), row, y)
+    with NetworkFunction(w), RecordLinear(values=w) as record:
+        problem.program.model(row, None)
+    return row, w, record.uses
 
 
 def linear_weights(
@@ -223,15 +215,11 @@ def linear_weights(
     Raises `UnsupportedError` if there are none for this estimator.
     """
     program = problem.program
-    u, x, y = _one_point(problem)
-    w = program.constrain(u, x, y)
+    x, w, uses = linear_uses(problem)
     # Two rows show what is used once per row, if rows can be separated.
     if not (program.coupled or program.has_local):
-        x = map_data(lambda a: ops.concatenate([a[:1], a[:1]], 0), x)
-    with NetworkFunction(w), RecordLinear(values=w) as record:
-        program.model(x, None)
-    assert isinstance(record, RecordLinear)
-    used = {site for use in record.uses for site in (use.weight, use.bias) if site is not None}
+        x = map_data(lambda a: ops.concatenate([a, a], 0), x)
+    used = {site for use in uses for site in (use.weight, use.bias) if site is not None}
     sites = program.sites
     names = tuple(
         name

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
@@ -17,12 +18,12 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import between, flag, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.gaussians import LowRankCovariance
-from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import refuse_free_parameters
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.sampling.sampler import tempered, tempered_log_joint
 from ppl_bnn.inference.start import Start, resolve_start
+from ppl_bnn.inference.variational.iterated import by_site, separated
 from ppl_bnn.language.transforms import GaussianPrior
 from ppl_bnn.posterior.approximation import Approximation, Drawn, checked_weights
 from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
@@ -80,14 +81,13 @@ class PathMixture(Approximation):
     @property
     def components(self) -> tuple[PathMixture, ...]:
         """The Gaussian of each path."""
-        each = (slice(index, index + 1) for index in range(self.size if self.size > 1 else 0))
-        return tuple(
-            PathMixture(
-                {name: value[at] for name, value in self.location.items()},
-                *(part[at] for part in (self.scale, self.basis, self.factor)),
-            )
-            for at in each
+        if self.size == 1:
+            return ()
+        location = (
+            {name: value[k : k + 1] for name, value in self.location.items()} for k in range(self.size)
         )
+        parts = (np.split(part, self.size) for part in (self.scale, self.basis, self.factor))
+        return tuple(map(PathMixture, location, *parts))
 
     def weighted(self, weights: np.ndarray | None) -> PathMixture:
         return replace(self, weights=weights)
@@ -119,7 +119,7 @@ class PathMixture(Approximation):
         which = np.zeros(count, dtype=int)
         if self.size > 1:
             which = rng.choice(self.size, size=count, p=self.weights)
-        return self._unravel(self._normals(which, rng))
+        return self._drawn(which, rng)
 
     def draw_each(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         """Draw from each component, in order.
@@ -136,18 +136,14 @@ class PathMixture(Approximation):
         dict of str to ndarray
             Unconstrained coordinates by site, shape (K count, ...).
         """
-        return self._unravel(self._normals(np.repeat(np.arange(self.size), count), rng))
+        return self._drawn(np.repeat(np.arange(self.size), count), rng)
 
-    def _normals(self, which: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-        """Flat draws (S, P) of the components `which` (S,)."""
+    def _drawn(self, which: np.ndarray, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        """Draws of the components `which` (S,)."""
         flat = rng.standard_normal((len(which), self.scale.shape[1]))
-        means = self.means
-        for component in range(self.size):
+        for component, mean in enumerate(self.means):
             chosen = which == component
-            flat[chosen] = means[component] + self._gaussian(component).colour(flat[chosen])
-        return flat
-
-    def _unravel(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+            flat[chosen] = mean + self._gaussian(component).colour(flat[chosen])
         return unravel(flat, {name: value.shape[1:] for name, value in self.location.items()})
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -307,9 +303,24 @@ class Pathfinder(Method):
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        starts = self._starts(problem, progress)
+        if self.start is None:
+            points = [starting_point(problem, None, progress, restart=path) for path in range(self.paths)]
+        else:
+            points = resolve_start(problem, self.start, progress, count=self.paths)
+        starts = separated(problem, points, self.jitter, "pathfinder jitter")
         climbed, compile_seconds = self._climb(problem, starts, progress)
-        mixture, found, dropped = self._mixture(problem, climbed)
+        found = sorted((path for path in climbed if not path.reason), key=lambda path: -path.best)
+        if not found:
+            got = f"none of {self.paths}; the first: {climbed[0].reason}"
+            advice = "another start, narrower priors, or standardise=True"
+            raise DivergenceError.of(self.name, "a path with a Gaussian of finite ELBO", got, advice)
+        dropped = (
+            f"{self.name}: path {index + 1} of {self.paths} was dropped: {path.reason}"
+            for index, path in enumerate(climbed)
+            if path.reason
+        )
+        means, *parts = map(np.stack, zip(*(path.gaussian for path in found), strict=True))
+        mixture = PathMixture(by_site(problem, means), *parts)
         rng = np.random.default_rng(site_seed("pathfinder", problem.seed))
         u = mixture.draw_each(self.draws, rng)
         log_ratios = self._log_target(problem, u) - mixture.log_prob(u)
@@ -378,25 +389,8 @@ class Pathfinder(Method):
             )
         return tuple(found)
 
-    def _starts(self, problem: Problem, progress: Progress) -> list[np.ndarray]:
-        """A flat starting point (P,) for each path."""
-        if self.start is None:
-            points = [starting_point(problem, None, progress, restart=path) for path in range(self.paths)]
-            return [flat_sites(problem, point) for point in points]
-        points = resolve_start(problem, self.start, progress, count=self.paths)
-        flat = [flat_sites(problem, point) for point in points]
-        rng = np.random.default_rng(site_seed("pathfinder jitter", problem.seed))
-        return [
-            point + self.jitter * rng.standard_normal(point.shape)
-            if any(np.array_equal(point, earlier) for earlier in flat[:index])
-            else point
-            for index, point in enumerate(flat)
-        ]
-
-    def _climb(
-        self, problem: Problem, starts: Sequence[np.ndarray], progress: Progress
-    ) -> tuple[list[_Path], float]:
-        """All paths, by one compiled function in turn, and the seconds of compilation."""
+    def _climb(self, problem: Problem, starts: np.ndarray, progress: Progress) -> tuple[list[_Path], float]:
+        """All paths, from `starts` (paths, P), by one compiled function in turn, and the seconds of compilation."""
         import jax
 
         data = (problem.x, problem.y)
@@ -405,60 +399,35 @@ class Pathfinder(Method):
         compiling = Stopwatch()
         compiled = jax.jit(_path(self, problem)).lower(points[0], root, data).compile()
         seconds = compiling()
-        found, highest = [], -math.inf
-        task = progress.task(self.name, self.paths)
-        try:
+        found: list[_Path] = []
+        with closing(progress.task(self.name, self.paths)) as task:
             for index, point in enumerate(points):
                 arrived = compiled(point, jax.random.fold_in(root, index), data)
-                path = _Path.of({name: np.asarray(value) for name, value in arrived.items()})
-                found.append(path)
-                highest = max(highest, path.best)
-                task.update(index + 1, elbo=highest)
-        finally:
-            task.close()
+                found.append(_Path.of({name: np.asarray(value) for name, value in arrived.items()}))
+                task.update(index + 1, elbo=max(path.best for path in found))
         return found, seconds
 
-    def _mixture(
-        self, problem: Problem, climbed: Sequence[_Path]
-    ) -> tuple[PathMixture, list[_Path], tuple[str, ...]]:
-        """The mixture of the remaining paths, these paths (the best first), and warnings about the others."""
-        left = sorted((path for path in climbed if not path.reason), key=lambda path: -path.best)
-        if not left:
-            got = f"none of {self.paths}; the first: {climbed[0].reason}"
-            advice = "another start, narrower priors, or standardise=True"
-            raise DivergenceError.of(self.name, "a path with a Gaussian of finite ELBO", got, advice)
-        means, *parts = (np.stack(part) for part in zip(*(path.gaussian for path in left), strict=True))
-        location = {name: np.array(value) for name, value in problem.program.unravel(means).items()}
-        dropped = tuple(
-            f"{self.name}: path {index + 1} of {self.paths} was dropped: {path.reason}"
-            for index, path in enumerate(climbed)
-            if path.reason
-        )
-        return PathMixture(location, *parts), left, dropped
 
-
-@dataclass(frozen=True)
-class _Path:
+class _Path(NamedTuple):
     """The result of one optimisation.
 
-    elbo: at the iterates after the start, -inf if not finite. best: the highest. finished: whether the optimiser
-    stopped by itself, or continued past the best iterate. gaussian: (m (P,), scale (P,), basis (P, R), factor (R, R))
-    at the best iterate. reason: why there is no Gaussian, or empty.
+    elbo: at the iterates after the start, -inf if not finite. best: the highest, -inf if the path is of no use.
+    finished: whether the optimiser stopped by itself, or continued past the best iterate. gaussian: (m (P,), scale
+    (P,), basis (P, R), factor (R, R)) at the best iterate. reason: why there is no Gaussian, or empty.
     """
 
     elbo: np.ndarray
     best: float
     finished: bool
-    gaussian: tuple[np.ndarray, ...] = ()
-    reason: str = ""
+    gaussian: tuple[np.ndarray, ...]
+    reason: str
 
     @classmethod
     def of(cls, found: Mapping[str, np.ndarray]) -> _Path:
         """Create from the result of `_path`, in NumPy."""
         steps, index = int(found["steps"]), int(found["index"])
         elbo = found["elbo"][1 : steps + 1].astype(np.float64)
-        best = float(elbo.max(initial=-math.inf))
-        finished = steps < len(found["elbo"]) - 1 or index < steps
+        best, gaussian = float(elbo.max(initial=-math.inf)), ()
         if not np.isfinite(found["value"]):
             reason = f"the log joint at its start is {-float(found['value'])}"
         elif not found["counted"]:
@@ -467,8 +436,9 @@ class _Path:
             reason = f"the ELBO is not finite at any of its {steps} iterates"
         else:
             gaussian = _gaussian({name: value.astype(np.float64) for name, value in found.items()})
-            return cls(elbo, best, finished, gaussian, "" if gaussian else "its covariance is not positive")
-        return cls(elbo, -math.inf, finished, reason=reason)
+            reason = "" if gaussian else "its covariance is not positive"
+        finished = steps < len(found["elbo"]) - 1 or index < steps
+        return cls(elbo, best if gaussian else -math.inf, finished, gaussian, reason)
 
 
 def _gaussian(at: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,29 +11,25 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import BAD, conditioning
-from ppl_bnn.inference.flat_vector import flat_sites
-from ppl_bnn.inference.method import Method, Outcome, Stopwatch
+from ppl_bnn.inference.method import Outcome
 from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.mode import trainable
 from ppl_bnn.inference.start import Start, resolve_start
 from ppl_bnn.inference.variational import iterated
 from ppl_bnn.language import ops
-from ppl_bnn.posterior.approximation import Approximation
+from ppl_bnn.posterior.approximation import Point
 
-# The iterates are not averaged, so the last steps must be small.
-FINAL = 0.01
 # Default number of particles: EACH per coordinate, between FEW and MANY, for at most SMALL coordinates; otherwise FEW.
 # In more dimensions, ten times as many would show no more of the variance.
 FEW, MANY, EACH, SMALL = 20, 100, 50, 10
 
 
 @dataclass
-class Particles(Approximation):
+class Particles(Point):
     """n equally weighted points: a fixed sample without a density.
 
     Attributes
@@ -67,9 +64,6 @@ class Particles(Approximation):
         picked = rng.permutation(np.concatenate([every, rng.choice(self.size, rest, replace=False)]))
         return {name: value[picked] for name, value in self.u.items()}
 
-    def log_prob(self, u: Mapping[str, np.ndarray]) -> None:
-        return None
-
     def centre(self) -> dict[str, np.ndarray]:
         """The first particle, because a mean of weights over symmetric modes is not a useful network.
 
@@ -84,16 +78,9 @@ class Particles(Approximation):
     def has_centre(self) -> bool:
         return self.size == 1
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return dict(self.u)
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Particles:
-        return cls(dict(arrays))
-
 
 @dataclass(frozen=True)
-class SVGD(Method):
+class SVGD(iterated.IteratedMethod):
     """Stein variational gradient descent [1]_: n particles u_1..u_n in unconstrained coordinates, moved along
 
         phi_i = 1/n sum_j [ k(u_j, u_i) grad log p(u_j, D) + grad_{u_j} k(u_j, u_i) ],  k(u, v) = exp(-|u - v|^2 / h).
@@ -166,8 +153,9 @@ class SVGD(Method):
     batch_size: int | None = iterated.batch_setting()
     start: Start = None
     jitter: float = setting(0.1, between())
-
     finds_centre: ClassVar[bool] = False
+    last: ClassVar[float] = 0.01  # The iterates are not averaged, so the last steps must be small.
+    remedy: ClassVar[str] = "start=MAP()"
 
     def count(self, size: int) -> int:
         """The number of particles for `size` coordinates."""
@@ -192,14 +180,8 @@ class SVGD(Method):
         )
         return found.after(effort_of_start(self.start, size, count))
 
-    def check_support(self, problem: Problem) -> None:
-        loops.refuse_free_parameters(self.name, problem)
-        loops.rows_per_step(self.name, problem, self.batch_size)
-
-    def run(self, problem: Problem, progress: Progress) -> Outcome:
-        watch = Stopwatch()
-        batch = loops.rows_per_step(self.name, problem, self.batch_size)
-        evaluated = iterated.gradients_of(problem, batch)
+    def plan(self, problem: Problem, progress: Progress) -> iterated.Plan:
+        evaluated = self.gradients(problem)
 
         def rule(
             state: loops.State, now: Mapping[str, Any], x: Any, y: Any, _: Any
@@ -210,38 +192,19 @@ class SVGD(Method):
 
         particles = self._start(problem, progress)
         zeros = np.zeros_like(particles)
-        found = loops.iterate(
-            problem,
-            rule,
-            {"particles": particles, "first": zeros, "second": zeros},
-            {
-                "rate": loops.schedule(self.learning_rate, self.steps, FINAL),
-                "step": 1.0 + np.arange(self.steps),
-            },
-            batch=batch,
-            progress=progress,
-            title=self.name,
-            advice=f"learning_rate={self.learning_rate / 10:g}, start=MAP(), or standardise=True",
-        )
-        particles = found.state["particles"]
-        warnings: list[str] = []
+        start = {"particles": particles, "first": zeros, "second": zeros}
+        return iterated.Plan(rule, start, functools.partial(self._finish, problem))
+
+    def _finish(self, problem: Problem, state: Mapping[str, np.ndarray]) -> Outcome:
+        particles = state["particles"]
+        figures = {"bandwidth": float(self.bandwidth or median_bandwidth(particles))}
+        warnings = self._collapse(*particles.shape)
         scaling = conditioning(problem, particles[0])
-        crossed = scaling is None or not scaling.number > BAD
-        if scaling is not None and not crossed:
-            warnings.append(
-                f"{self.name} has not converged: its kernel has one bandwidth for all directions. "
-                f"{scaling.explanation()}"
-            )
-        return iterated.outcome_of(
-            self,
-            found,
-            watch,
-            Particles(iterated.by_site(problem, particles)),
-            gradients=self.steps * len(particles) / (1.0 if batch is None else problem.rows / batch),
-            figures={"bandwidth": float(self.bandwidth or median_bandwidth(particles))},
-            warnings=(*warnings, *self._collapse(*particles.shape)),
-            crossed=crossed,
-        )
+        if scaling is not None and scaling.number > BAD:
+            figures["converged"] = 0.0
+            slow = f"{self.name} has not converged: its kernel has one bandwidth for all directions. "
+            warnings = (slow + scaling.explanation(), *warnings)
+        return Outcome(Particles(iterated.by_site(problem, particles)), figures=figures, warnings=warnings)
 
     def _ascend(self, state: loops.State, direction: Any, now: Mapping[str, Any]) -> loops.State:
         if self.optimiser == "adam":
@@ -272,16 +235,7 @@ class SVGD(Method):
                 {name: trainable(value) if np.ndim(value) else value for name, value in point.items()}
                 for point in points
             ]
-        rng = np.random.default_rng(site_seed("svgd jitter", problem.seed))
-        flat: list[np.ndarray] = []
-        seen: set[bytes] = set()
-        for point in points:
-            one = flat_sites(problem, point)
-            if one.tobytes() in seen:
-                one = one + self.jitter * rng.standard_normal(one.shape)
-            seen.add(one.tobytes())
-            flat.append(one)
-        return np.stack(flat)
+        return iterated.separated(problem, points, self.jitter, "svgd jitter")
 
 
 # --- the direction, over ops ----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.backends.program import Problem, Program
+from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
@@ -499,8 +499,7 @@ class _Fit:
         problem, program = self.problem, self.problem.program
         model = q.program(program.model)
         if model is not program.model:
-            options = {"language": program.language, "observed": program.observed}
-            program = Program.of(problem.system, model, problem.x, problem.y, **options)
+            program = replace(program, model=model).rebound(problem.x, problem.y)
         judged = replace(problem, program=program)
         count = self.method.elbo_draws or int(np.clip(ELBO_EFFORT // problem.rows, 20, 1000))
         rng = np.random.default_rng(site_seed("elbo", seed))

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ppl_bnn.backends.protocol import Site
+from ppl_bnn.core.arrays import unravel
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.settings import check_settings
 from ppl_bnn.language import ops
@@ -125,11 +126,7 @@ class Block(ABC):
 
     def split(self, flat: Array) -> dict[str, Array]:
         """Split a flat vector (..., P) by site: (..., *unconstrained shape)."""
-        found, start, lead = {}, 0, tuple(flat.shape[:-1])
-        for site in self.sites:
-            found[site.name] = flat[..., start : start + site.size].reshape(lead + site.unconstrained_shape)
-            start += site.size
-        return found
+        return unravel(flat, {site.name: site.unconstrained_shape for site in self.sites})
 
     def join(self, u: Mapping[str, Array]) -> Array:
         """The inverse of `split`; other sites are ignored."""
