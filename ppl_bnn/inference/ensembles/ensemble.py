@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import attrgetter
@@ -22,7 +23,7 @@ from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.ensembles.members import Members
 from ppl_bnn.inference.ensembles.of_member import OfMember
-from ppl_bnn.inference.method import Method, Outcome, Stopwatch
+from ppl_bnn.inference.method import Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import rows_per_step
 from ppl_bnn.inference.start import Start
 from ppl_bnn.posterior.approximation import Approximation, Chains
@@ -155,14 +156,11 @@ class Ensemble(OfMember):
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        outcomes: dict[int, Outcome] = {}
         failed: dict[int, BNNError] = {}
         problems = {index: self._problem(problem, index) for index in range(self.size)}
         kept = {index: self._checkpoint(each, index) for index, each in problems.items()}
-        for index, checkpoint in kept.items():
-            arrays = checkpoint.load()
-            if arrays is not None:
-                outcomes[index] = _restored(arrays)
+        stored = {index: checkpoint.load() for index, checkpoint in kept.items()}
+        outcomes = {index: _restored(arrays) for index, arrays in stored.items() if arrays is not None}
         waiting = [index for index in problems if index not in outcomes]
         for index, found in self._fits(problems, waiting, progress):
             if isinstance(found, Outcome):
@@ -206,33 +204,24 @@ class Ensemble(OfMember):
         size = len(waiting) if self.together is None else self.together
         alone = list(waiting)
         while together is not None and not keeps and size > 1 and len(alone) > 1:
-            group = alone[:size]
-            try:
+            group, found = alone[:size], None
+            # If one fails, fitting each member separately shows which.
+            with suppress(*FAILURES):
                 found = together([problems[index] for index in group], progress)
-            except FAILURES:
-                # Fitting each member separately shows which one failed.
-                found = None
             if found is None:
                 break
             yield from zip(group, found, strict=True)
             alone = alone[size:]
         for index in alone:
+            # A member with checkpoints has its own folder for them.
+            own: Any = {"checkpoint": Path(str(self.checkpoint)) / f"within{index}"} if keeps else {}
             titled = _Titled(progress, f", member {index + 1} of {self.size}")
             try:
-                yield index, self._member(index).run(problems[index], titled)
+                yield index, replace(self.member, **own).run(problems[index], titled)
             except FAILURES as error:
                 yield index, error
 
-    def _member(self, index: int) -> Method:
-        """The member, with its own folder if it has checkpoints."""
-        if self.checkpoint is None or not hasattr(self.member, "checkpoint"):
-            return self.member
-        folder: dict[str, Any] = {"checkpoint": Path(self.checkpoint) / f"within{index}"}
-        return replace(self.member, **folder)
-
-    def _joined(
-        self, found: Mapping[int, Outcome], failed: Mapping[int, BNNError], seconds: float
-    ) -> Outcome:
+    def _joined(self, found: dict[int, Outcome], failed: dict[int, BNNError], seconds: float) -> Outcome:
         outcomes = list(found.values())
         approximations = [outcome.approximation for outcome in outcomes]
         approximation: Approximation = Members(tuple(approximations))
@@ -333,10 +322,11 @@ def _stored(outcome: Outcome) -> dict[str, np.ndarray]:
 
 
 def _restored(arrays: Mapping[str, np.ndarray]) -> Outcome:
-    words = json.loads(arrays["told"].tobytes().decode())
+    words: dict[str, Any] = json.loads(arrays["told"].tobytes().decode())
+    words["warnings"] = tuple(words["warnings"])
     return Outcome(
         approximation=approximation_class(words["class"]).from_arrays(unprefixed(arrays, "approximation")),
         statistics=unprefixed(arrays, "statistics"),
         history=unprefixed(arrays, "history"),
-        **{name: words[name] for name in _PLAIN} | {"warnings": tuple(words["warnings"])},
+        **{name: words[name] for name in _PLAIN},
     )

@@ -14,7 +14,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.core.arrays import unprefixed
 from ppl_bnn.core.errors import UnsupportedError
-from ppl_bnn.posterior.approximation import Approximation, checked_weights
+from ppl_bnn.posterior.approximation import Approximation, Draws, checked_weights
 from ppl_bnn.posterior.registered import approximation_class
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
@@ -92,13 +92,13 @@ class Members(Approximation):
         places = (np.arange(count) + 0.5) / count * edges[-1]
         return np.minimum(np.searchsorted(edges, places, side="right"), len(edges) - 1)
 
-    def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    def log_prob(self, u: Draws) -> np.ndarray | None:
         if any(member.kind == "point" for member in self.members) or self._tuned:
             return None
         found = self._log_densities(u)
         return None if found is None else np.logaddexp.reduce(found, axis=0)
 
-    def _log_densities(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
+    def _log_densities(self, u: Draws) -> np.ndarray | None:
         """log w_k q_k(u), (K, S), -inf off the subspace of member k; None if a member has no density."""
         rows, count = [], len(next(iter(u.values())))
         with np.errstate(divide="ignore"):
@@ -147,35 +147,26 @@ class Members(Approximation):
         return replace(problem, program=program.cached(("member", id(self), index), build))
 
     def predictor_draws(
-        self, problem: Problem, u: Mapping[str, np.ndarray], x: Any, kind: str, seed: int, memory: int
+        self, problem: Problem, u: Draws, x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
         """The predictor eta (S, N, D) of draws, with each member's own linearisation or tuned program."""
         if kind == "sampled" and not self._tuned and not self.computes_weights(problem):
             return super().predictor_draws(problem, u, x, kind, seed, memory)
 
-        def predicted(index: int, problem: Problem, part: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return {"eta": self.members[index].predictor_draws(problem, part, x, kind, seed, memory)}
+        def predicted(member: Approximation, problem: Problem, part: Draws) -> dict[str, np.ndarray]:
+            return {"eta": member.predictor_draws(problem, part, x, kind, seed, memory)}
 
         return self._by_owner(problem, u, predicted)["eta"]
 
     def computes_weights(self, problem: Problem) -> bool:
         return any(member.computes_weights(problem) for member in self.members)
 
-    def weight_draws(self, problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def weight_draws(self, problem: Problem, u: Draws) -> dict[str, np.ndarray]:
         if not self.computes_weights(problem):
             return {}
+        return self._by_owner(problem, u, lambda member, own, part: member.weight_draws(own, part))
 
-        def drawn(index: int, problem: Problem, part: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-            return self.members[index].weight_draws(problem, part)
-
-        return self._by_owner(problem, u, drawn)
-
-    def _by_owner(
-        self,
-        problem: Problem,
-        u: Mapping[str, np.ndarray],
-        function: Callable[[int, Problem, Mapping[str, np.ndarray]], dict[str, np.ndarray]],
-    ) -> dict[str, np.ndarray]:
+    def _by_owner(self, problem: Problem, u: Draws, function: Callable[..., Any]) -> dict[str, np.ndarray]:
         """function(member, its problem, draws) for the draws most probable under each member, in the order of the
         draws.
         """
@@ -188,7 +179,7 @@ class Members(Approximation):
         found = []
         for index, at in chosen.items():
             part = {name: np.asarray(value)[at] for name, value in u.items()}
-            found.append(function(index, self._problem(index, problem), part))
+            found.append(function(self.members[index], self._problem(index, problem), part))
         back = np.argsort(np.concatenate(list(chosen.values())))
         return {name: np.concatenate([each[name] for each in found])[back] for name in found[0]}
 

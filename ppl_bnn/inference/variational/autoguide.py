@@ -9,9 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from operator import attrgetter
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -59,21 +58,22 @@ class SystemGuide(ABC):
 class _Normal(SystemGuide):
     """AutoNormal: a location and a scale for each latent site."""
 
-    @abstractmethod
-    def _names(self, site: str) -> tuple[str, str]:
-        """The parameters for the location and the scale of a site."""
+    # The names of the parameters for the location and the scale of a site.
+    named: ClassVar[tuple[str, str]]
+
+    def _names(self, site: Site) -> list[str]:
+        return [name.format(site.name) for name in self.named]
 
     @abstractmethod
-    def _scale(self, site: Site, parameter: np.ndarray) -> np.ndarray:
-        """The standard deviations of a site from the parameter of its scale."""
+    def _scale(self, parameter: np.ndarray) -> np.ndarray:
+        """The standard deviations of a site from the parameter of its scale, by the softplus of the system."""
 
     def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> Arrays:
-        found: Arrays = {}
-        for site in self._problem.program.sites.values():
-            name, of_scale = (site.name, None) if site.is_param else self._names(site.name)
-            found[name] = np.asarray(u0[site.name], float)
-            if of_scale is not None:
-                found[of_scale] = inverse_softplus(scale[site.name])
+        program = self._problem.program
+        found = {site.name: np.asarray(u0[site.name], float) for site in program.params}
+        for site in program.latents:
+            name, of_scale = self._names(site)
+            found |= {name: np.asarray(u0[site.name], float), of_scale: inverse_softplus(scale[site.name])}
         return found
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
@@ -82,20 +82,10 @@ class _Normal(SystemGuide):
             if site.is_param:
                 loc[site.name] = parameters[site.name].copy()
                 continue
-            name, of_scale = self._names(site.name)
+            name, of_scale = self._names(site)
             loc[site.name] = parameters[name].reshape(site.unconstrained_shape)
-            scale[site.name] = self._scale(site, parameters[of_scale])
+            scale[site.name] = self._scale(parameters[of_scale]).reshape(site.unconstrained_shape)
         return MeanField(loc, scale)
-
-
-def system_guide(
-    problem: Problem, model: Model, guide: Callable[..., Any] | None, particles: int, batch: int | None
-) -> SystemGuide:
-    """AutoNormal (if `guide` is None) or a hand-written guide, with the Trace_ELBO of the system.
-
-    `model` is native, `particles` are draws per step, and `batch` rows per step.
-    """
-    return _GUIDES[problem.system.name, guide is None](problem, model, guide, particles, batch)
 
 
 def _first(problem: Problem, batch: int | None) -> tuple[Any, Any]:
@@ -112,10 +102,10 @@ def _check_sites(problem: Problem, found: set[str]) -> None:
 
 def _coordinates(problem: Problem, w: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     """u and log |dw/du| of the constrained values of all sites."""
-    program, system = problem.program, problem.system
-    traced = system.run(program.native, problem.x, problem.y, values=w)
+    program = problem.program
+    traced = problem.system.run(program.native, problem.x, problem.y, values=w)
     u = {site.name: program.unconstrain_site(site) for site in traced if site.name in w}
-    again = system.run(program.native, problem.x, problem.y, values=u, unconstrained=True)
+    again = program.run(u, problem.x, problem.y)
     volume = sum(site.log_det for site in again if site.kind == "latent")
     return {name: u[name] for name in program.sites}, volume
 
@@ -124,13 +114,12 @@ def _coordinates(problem: Problem, w: Mapping[str, Any]) -> tuple[dict[str, Any]
 
 
 class _NumPyroNormal(_Normal):
-    def __init__(self, problem: Problem, model: Model, guide: None, particles: int, batch: int | None):
+    named = ("{}_auto_loc", "{}_auto_scale")
+
+    def __init__(self, problem: Problem, model: Model, guide: Any, particles: int, batch: int | None):
         self._problem, self._model, self._particles = problem, model, particles
 
-    def _names(self, site: str) -> tuple[str, str]:
-        return f"{site}_auto_loc", f"{site}_auto_scale"
-
-    def _scale(self, site: Site, parameter: np.ndarray) -> np.ndarray:
+    def _scale(self, parameter: np.ndarray) -> np.ndarray:
         return np.logaddexp(0.0, parameter)
 
     def __call__(self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any) -> Costs:
@@ -138,54 +127,45 @@ class _NumPyroNormal(_Normal):
         import jax.numpy as jnp
         import optax
         from numpyro.distributions import TransformedDistribution
+        from numpyro.handlers import substitute
         from numpyro.infer import SVI, Trace_ELBO
         from numpyro.infer.autoguide import AutoNormal
-        from numpyro.primitives import Messenger
 
-        program, model = self._problem.program, self._model
-        latents = program.latents
-        size = sum(site.size for site in latents)
-
-        class Noise(Messenger):
-            """The draws of AutoNormal, loc + scale * eps, with all eps from one call.
-
-            One generator per site would take more time to compile and run than the rest of a step.
-            """
-
-            def __init__(self, guide: Any, params: Mapping[str, Any], eps: Any):
-                super().__init__(guide)
-                self.params = params
-                self.eps = program.unravel(eps, [site.name for site in latents])
-
-            def process_message(self, msg: Any) -> None:
-                if msg["type"] != "sample" or msg["name"] not in self.eps:
-                    return
-                name = msg["name"]
-                value = self.params[f"{name}_auto_loc"] + self.params[f"{name}_auto_scale"] * self.eps[name]
-                if isinstance(msg["fn"], TransformedDistribution):
-                    kept = []
-                    for transform in msg["fn"].transforms:
-                        before = value
-                        value, inner = transform.call_with_intermediates(before)
-                        kept.append([before, inner])
-                    msg["intermediates"] = kept
-                msg["value"] = value
-
+        program, model, turn = self._problem.program, self._model, self._problem.system.turn
+        names = [site.name for site in program.latents]
         # Set up under a trace: otherwise each operation would be compiled.
         guide = AutoNormal(model)
         engine = SVI(model, guide, optax.identity(), Trace_ELBO())
-        turn = self._problem.system.turn
         with turn:
             engine.init(jax.random.PRNGKey(0), x, y)
-        constrain: Any = engine.constrain_fn
-        for_eps, for_model = jax.random.split(seed)
-        like = next(iter(parameters.values()))
-        with turn:
+            constrain: Any = engine.constrain_fn
             params = constrain(parameters)
+        for_eps, for_model = jax.random.split(seed)
+        like, size = next(iter(parameters.values())), sum(site.size for site in program.latents)
 
         def particle(eps: Any) -> Any:
+            """The loss at the draws loc + scale * eps of AutoNormal, with all eps from one call.
+
+            One generator per site would take more time to compile and run than the rest of a step.
+            """
+            noise = program.unravel(eps, names)
+
+            def drawn(msg: Any) -> Any:
+                name = msg["name"]
+                if msg["type"] != "sample" or name not in noise:
+                    return None
+                value = params[f"{name}_auto_loc"] + params[f"{name}_auto_scale"] * noise[name]
+                if isinstance(msg["fn"], TransformedDistribution):
+                    msg["intermediates"] = []
+                    for transform in msg["fn"].transforms:
+                        before = value
+                        value, inner = transform.call_with_intermediates(before)
+                        msg["intermediates"].append([before, inner])
+                return value
+
             with turn:
-                return engine.loss.loss(for_model, params, model, Noise(guide, params, eps), x, y)
+                noisy = substitute(guide, substitute_fn=drawn)
+                return engine.loss.loss(for_model, params, model, noisy, x, y)
 
         eps = jax.random.normal(for_eps, (self._particles, size), dtype=like.dtype)
         value = jnp.mean(jax.vmap(particle)(eps)) if self._particles > 1 else particle(eps[0])
@@ -275,17 +255,11 @@ class _PyroLoss(SystemGuide):
         rest()
         return self._elbo.differentiable_loss(self._model, self._guide, x, y), (self._nothing, self._nothing)
 
-    def _put(self, parameters: Mapping[str, np.ndarray]) -> None:
-        import torch
-
-        with torch.no_grad():
-            for name, value in parameters.items():
-                leaf = self.leaves[name]
-                leaf.copy_(torch.as_tensor(np.asarray(value)).reshape(leaf.shape))
-
 
 class _PyroNormal(_PyroLoss, _Normal):
-    def __init__(self, problem: Problem, model: Model, guide: None, particles: int, batch: int | None):
+    named = ("AutoNormal.locs.{}", "AutoNormal.scales.{}")
+
+    def __init__(self, problem: Problem, model: Model, guide: Any, particles: int, batch: int | None):
         from pyro.infer.autoguide import AutoNormal
 
         from ppl_bnn.backends.pyro_session import typed
@@ -293,26 +267,13 @@ class _PyroNormal(_PyroLoss, _Normal):
         names = [site.name for site in problem.program.latents]
         _check_names(names)
         model = typed(model)
-        self._auto = AutoNormal(model)
-        super().__init__(problem, model, self._auto, particles, batch)
-        # By identity: AutoNormal keeps "hidden0.weight" as the attribute `weight` of `hidden0`.
-        self._found = {name: (self._leaf("locs", name), self._leaf("scales", name)) for name in names}
+        super().__init__(problem, model, AutoNormal(model), particles, batch)
 
-    def _leaf(self, part: str, site: str) -> str:
-        tensor = attrgetter(f"{part}.{site}")(self._auto).unconstrained()
-        (found,) = (name for name, leaf in self.leaves.items() if leaf is tensor)
-        return found
+    def _scale(self, parameter: np.ndarray) -> np.ndarray:
+        import torch
 
-    def _names(self, site: str) -> tuple[str, str]:
-        return self._found[site]
-
-    def _scale(self, site: Site, parameter: np.ndarray) -> np.ndarray:
-        width = self._problem.system.to_numpy(attrgetter(f"scales.{site.name}")(self._auto))
-        return width.reshape(site.unconstrained_shape).copy()
-
-    def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
-        self._put(parameters)
-        return super().approximation(parameters)
+        system = self._problem.system
+        return system.to_numpy(torch.nn.functional.softplus(system.asarray(parameter)))
 
 
 class _PyroWritten(_PyroLoss):
@@ -332,9 +293,11 @@ class _PyroWritten(_PyroLoss):
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
         import torch
 
-        self._put(parameters)
         program, system = self._problem.program, self._problem.system
         with torch.no_grad():
+            for name, value in parameters.items():
+                leaf = self.leaves[name]
+                leaf.copy_(torch.as_tensor(np.asarray(value)).reshape(leaf.shape))
             seeds = system.seeds(site_seed("guide", self._problem.seed), KEPT)
             try:
                 u, log_q = self._at_once(seeds)
@@ -421,9 +384,11 @@ def _check_names(names: list[str]) -> None:
             raise UnsupportedError.of("SVI", wanted, f"{name!r} and {other!r}", advice)
 
 
-_GUIDES: dict[tuple[str, bool], Any] = {
-    ("numpyro", True): _NumPyroNormal,
-    ("numpyro", False): _NumPyroWritten,
-    ("pyro", True): _PyroNormal,
-    ("pyro", False): _PyroWritten,
+# (system, whether the guide is written by hand) -> the class: AutoNormal or that guide, with the system's Trace_ELBO. It
+# is called with a problem, the native model, the guide, draws per step, and rows per step.
+SYSTEM_GUIDES: dict[tuple[str, bool], Any] = {
+    ("numpyro", False): _NumPyroNormal,
+    ("numpyro", True): _NumPyroWritten,
+    ("pyro", False): _PyroNormal,
+    ("pyro", True): _PyroWritten,
 }

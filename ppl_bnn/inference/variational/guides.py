@@ -22,22 +22,20 @@ import numpy as np
 from ppl_bnn.backends.protocol import Model, Site
 from ppl_bnn.core.arrays import unprefixed
 from ppl_bnn.core.errors import InputError, unknown_name
-from ppl_bnn.inference.variational.families.base import Array, Block, Family, Parameters
+from ppl_bnn.inference.variational.families.base import Array, Family, Parameters
 from ppl_bnn.inference.variational.families.blocks import (
     Delta,
-    DeltaBlock,
     FullRank,
     LowRank,
     MatrixNormal,
     Mixture,
     Normal,
-    NormalBlock,
     family_of,
 )
 from ppl_bnn.inference.variational.families.flows import InverseAutoregressive, NeuralSpline
 from ppl_bnn.language import ops
 from ppl_bnn.language.transforms import GaussianPrior, with_prior_scales
-from ppl_bnn.posterior.approximation import Approximation
+from ppl_bnn.posterior.approximation import Approximation, Point
 
 __all__ = [
     "Delta",
@@ -78,7 +76,7 @@ class Guide:
 
     sites: tuple[Site, ...]
     families: tuple[tuple[str, Family], ...]
-    blocks: tuple[Block, ...]
+    blocks: tuple[Family, ...]
 
     @classmethod
     def of(cls, specification: Any, sites: Iterable[Site]) -> Guide:
@@ -115,7 +113,7 @@ class Guide:
                 raise InputError.of("guide", wanted, repr(pattern), "'hidden*'")
         families = tuple((pattern, family_of(each)) for pattern, each in given.items())
         taken: dict[str, str] = {}
-        blocks: list[Block] = []
+        blocks: list[Family] = []
         for pattern, family in families:
             matched = [site for site in latent if _matches(pattern, site.name)]
             chosen = [site for site in matched if site.name not in taken]
@@ -125,10 +123,8 @@ class Guide:
             blocks += family.bind(chosen)
         missing = [site.name for site in latent if site.name not in taken]
         if missing:
-            got = f"none for {', '.join(missing)}"
-            raise InputError.of(
-                "guide", "a family for every random variable", got, "'*': 'normal' as the last entry"
-            )
+            got, advice = f"none for {', '.join(missing)}", "'*': 'normal' as the last entry"
+            raise InputError.of("guide", "a family for every random variable", got, advice)
         guide = cls(latent, families, tuple(blocks))
         if guide.strata > STRATA_LIMIT:
             wanted = (
@@ -157,7 +153,7 @@ class Guide:
         return math.prod(block.strata for block in self.blocks)
 
     @functools.cached_property
-    def block_of(self) -> dict[str, Block]:
+    def block_of(self) -> dict[str, Family]:
         """The block that contains a site, by site."""
         return {name: block for block in self.blocks for name in block.names}
 
@@ -165,7 +161,7 @@ class Guide:
         """The parameters of one block, under the names that the block uses."""
         return strip_prefix(params, f"{index}:")
 
-    def _bound(self, params: Parameters) -> list[tuple[Block, dict[str, Array]]]:
+    def _bound(self, params: Parameters) -> list[tuple[Family, dict[str, Array]]]:
         return [(block, self.parameters_of(params, index)) for index, block in enumerate(self.blocks)]
 
     def _ordered(self, u: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,10 +179,8 @@ class Guide:
         for site in self.sites:
             loc[site.name] = np.asarray(u0[site.name], dtype=float)
             if not np.all(np.isfinite(loc[site.name])):
-                wanted, advice = (
-                    f"a finite location at the start for {site.name!r}",
-                    "a point in unconstrained coordinates",
-                )
+                wanted = f"a finite location at the start for {site.name!r}"
+                advice = "a point in unconstrained coordinates"
                 raise InputError.of("guide", wanted, "NaN or infinity", advice)
             width = scale[site.name] if isinstance(scale, Mapping) else scale
             spread[site.name] = np.broadcast_to(np.asarray(width, dtype=float), site.unconstrained_shape)
@@ -217,7 +211,7 @@ class Guide:
             each.append(log_q)
         return self._ordered(u), each
 
-    def _draw_within(self, block: Block, own: Parameters, noise: Array, outer: int) -> tuple[Array, Array]:
+    def _draw_within(self, block: Family, own: Parameters, noise: Array, outer: int) -> tuple[Array, Array]:
         """Draws of one mixture among several: its component varies along the middle of (outer, K, inner) strata."""
         lead, inner = tuple(noise.shape[:-2]), self.strata // (outer * block.strata)
         xp = ops.namespace(noise)
@@ -255,13 +249,13 @@ class Guide:
     @functools.cached_property
     def normal_sites(self) -> tuple[str, ...]:
         """The sites in blocks of independent normals, in the order of the program."""
-        return tuple(name for name in self.names if isinstance(self.block_of[name], NormalBlock))
+        return tuple(name for name in self.names if isinstance(self.block_of[name], Normal))
 
     def loc_scale(self, params: Parameters) -> tuple[dict[str, Array], dict[str, Array]]:
         """Means and standard deviations of `normal_sites`, by site."""
         mean = self.mean(params)
         scale = self._by_site(
-            block.scale(own) if isinstance(block, NormalBlock) else None for block, own in self._bound(params)
+            block.scale(own) if isinstance(block, Normal) else None for block, own in self._bound(params)
         )
         return {name: mean[name] for name in self.normal_sites}, {n: scale[n] for n in self.normal_sites}
 
@@ -309,9 +303,7 @@ def strip_prefix(arrays: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
 
 
-def _unused(
-    pattern: str, matched: Sequence[Site], taken: Mapping[str, str], sites: Sequence[Site]
-) -> Exception:
+def _unused(pattern: str, matched: list[Site], taken: dict[str, str], sites: Sequence[Site]) -> Exception:
     """The error for a pattern that applies to no site."""
     if matched:
         earlier = sorted({taken[site.name] for site in matched})
@@ -355,7 +347,7 @@ class GuideApproximation(Approximation):
     @property
     def kind(self) -> Literal["chains", "iid", "point"]:  # type: ignore[override]
         """Whether the whole guide is a point ("point") or not ("iid")."""
-        points = all(isinstance(block, DeltaBlock) for block in self.guide.blocks)
+        points = all(isinstance(block, Delta) for block in self.guide.blocks)
         return "point" if points else "iid"
 
     @functools.cached_property
@@ -363,9 +355,7 @@ class GuideApproximation(Approximation):
         return {name: np.asarray(value, dtype=float) for name, value in self.parameters.items()}
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        return self.guide.sample(self._exact, count, rng) | {
-            name: np.repeat(np.asarray(value)[None], count, axis=0) for name, value in self.values.items()
-        }
+        return self.guide.sample(self._exact, count, rng) | Point(self.values).draw(count, rng)
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray | None:
         return None if self.kind == "point" else self.guide.log_prob(self._exact, u)

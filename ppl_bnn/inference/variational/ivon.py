@@ -16,7 +16,7 @@ from ppl_bnn.core.settings import between, setting, whole
 from ppl_bnn.inference.curvature.conditioning import conditioning
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Outcome
-from ppl_bnn.inference.optimisation import loops
+from ppl_bnn.inference.optimisation.loops import State, evidence_bound, first_half
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.start import Start
 from ppl_bnn.inference.variational import iterated
@@ -124,41 +124,32 @@ class IVON(iterated.IteratedMethod):
         mean, precision, excess = (state[name] for name in self.averaged)
         parts = (iterated.by_site(problem, flat) for flat in (mean, precision**-0.5))
         approximation = MeanField(*parts)
-        elbo, elbo_se = loops.evidence_bound(self.name, problem, approximation, self.elbo_draws, self.advice)
-        crossed, warnings = self._crossed(problem, mean)
+        elbo, elbo_se = evidence_bound(self.name, problem, approximation, self.elbo_draws, self.advice)
+        figures = {"elbo": elbo, "elbo_se": elbo_se, "precision_excess": float(excess)}
+        warnings = []
         if excess > EXCESS_LIMIT:
             closer = 1.0 - (1.0 - self.curvature_momentum) / 10.0
-            noisy = (
+            warnings.append(
                 f"IVON: the noise of the curvature makes the precisions {excess:.0%} too large on average; try "
                 f"curvature_momentum={closer:g}, more particles or larger batches"
             )
-            warnings = (noisy, *warnings)
-        figures = {"elbo": elbo, "elbo_se": elbo_se, "precision_excess": float(excess)}
-        return Outcome(approximation, figures=figures | {"converged": float(crossed)}, warnings=warnings)
-
-    def _crossed(self, problem: Problem, mean: np.ndarray) -> tuple[bool, tuple[str, ...]]:
-        """Whether the steps were enough to cross the flattest direction of the curvature at the mean.
-
-        Along the smallest eigenvalue r of the scaled curvature, the error of m falls as exp(-r rate steps).
-        """
         found = conditioning(problem, mean)
-        if found is None:
-            return True, ()
-        lasted = self.learning_rate * loops.first_half(self.steps) * float(found.scaled[0])
-        if lasted >= RELAXED:
-            return True, ()
-        share = float(np.median(1.0 / (np.diag(found.curvature) * found.variances)))
-        return False, (
-            f"IVON has not converged: its steps last for {lasted:.2g} relaxation times of the flattest direction. "
-            f"{found.explanation()}; independent normals show {share:.2g} of the variances there",
-        )
+        if found is not None:
+            # Along the smallest eigenvalue r of the scaled curvature, the error of m falls as exp(-r rate steps).
+            lasted = self.learning_rate * first_half(self.steps) * float(found.scaled[0])
+            if lasted < RELAXED:
+                figures["converged"] = 0.0
+                share = float(np.median(1.0 / (np.diag(found.curvature) * found.variances)))
+                warnings.append(
+                    f"IVON has not converged: its steps last for {lasted:.2g} relaxation times of the flattest "
+                    f"direction. {found.explanation()}; independent normals show {share:.2g} of the variances there"
+                )
+        return Outcome(approximation, figures=figures, warnings=tuple(warnings))
 
     def _rule(self, problem: Problem) -> Any:
         evaluated, slow = self.gradients(problem), self.momentum
 
-        def rule(
-            state: loops.State, now: Mapping[str, Any], x: Any, y: Any, randomness: Any
-        ) -> tuple[loops.State, Any]:
+        def rule(state: State, now: State, x: Any, y: Any, randomness: Any) -> tuple[State, Any]:
             mean, precision = state["mean"], state["precision"]
             eps = randomness.normal((self.particles, mean.shape[0]), mean)
             root = ops.sqrt(precision)

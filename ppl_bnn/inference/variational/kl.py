@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.backends.program import Program
+from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.errors import UnsupportedError
-from ppl_bnn.inference.variational.families.base import LOG_2PI, Block, Parameters
-from ppl_bnn.inference.variational.families.blocks import DeltaBlock, GaussianBlock, NormalBlock
+from ppl_bnn.inference.flat_vector import first_rows, somewhere, system_values
+from ppl_bnn.inference.variational.families.base import LOG_2PI, Family, Parameters
+from ppl_bnn.inference.variational.families.blocks import Delta, Gaussian, Normal
 from ppl_bnn.inference.variational.guides import Guide
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import SPECIAL, group_shape
@@ -135,41 +136,43 @@ class Divergence:
     groups: Mapping[str, str]
 
     @classmethod
-    def of(
-        cls, program: Program, guide: Guide, u: Mapping[str, Array], x: Any, y: Any, analytic: bool = True
-    ) -> Divergence:
-        """Choose the form of each term from one run of a program, within `System.session`, without compiling.
+    def of(cls, problem: Problem, guide: Guide, analytic: bool = True) -> Divergence:
+        """Choose the form of each term from runs of a program at a few rows, within `System.session`, uncompiled.
 
-        `u` are any unconstrained values of all sites, at a few rows x and y (all if rows interact). Without `analytic`
-        all but the two special priors have the value at the draw. NaN in sites of a block shows whether a prior depends
-        on them; operations that absorb NaN, such as a comparison, hide this.
+        Without `analytic` all but the two special priors have the value at the draw. NaN in sites of a block shows
+        whether a prior depends on them; operations that absorb NaN, such as a comparison, hide this.
         """
-        priors = {site.name: _elementary(site.distribution) for site in _traced(program, u, x, y)}
+        program, u = problem.program, system_values(problem, somewhere(problem))
+
+        def priors(u: Mapping[str, Array]) -> dict[str, Any]:
+            return {
+                site.name: _elementary(site.distribution) for site in program.run(u, *first_rows(problem))
+            }
+
+        found = priors(u)
         crosses: dict[str, str] = {}
         groups: dict[str, str] = {}
         for name in guide.names:
-            family, block = type(priors[name]).__name__, guide.block_of[name]
-            if family in SPECIAL and not isinstance(block, NormalBlock):
+            family, block = type(found[name]).__name__, guide.block_of[name]
+            if family in SPECIAL and not isinstance(block, Normal):
                 wanted = f"independent normals over site {name!r}, with which this prior has a meaning"
                 advice = f"guide={{{name!r}: 'normal', ...}}, or another prior"
                 where = f"prior {SPECIAL[family][0]}"
                 raise UnsupportedError.of(where, wanted, type(block).__name__, advice)
             if family == "EmpiricalBayes":
-                groups[name] = priors[name].per
+                groups[name] = found[name].per
             if family in SPECIAL or (analytic and _has_form(family, block)):
                 crosses[name] = family
         for block in guide.blocks:
             joint = [name for name in block.names if name in crosses]
-            if len(block.names) > 1 and joint and not isinstance(block, NormalBlock | DeltaBlock):
-                for name in _dependent(program, u, x, y, block.names, joint):
-                    del crosses[name]
+            if len(block.names) > 1 and joint and not isinstance(block, Normal | Delta):
+                missing = priors({**u, **{name: u[name] * math.nan for name in block.names}})
+                for name in joint:
+                    given = map(program.system.to_numpy, (missing[name].loc, missing[name].scale))
+                    if any(np.isnan(argument).any() for argument in given):
+                        del crosses[name]
         closed = tuple(analytic and _overrides(block, "entropy") for block in guide.blocks)
         return cls(guide, crosses, closed, groups)
-
-    @property
-    def closed(self) -> tuple[str, ...]:
-        """The sites with a closed cross entropy."""
-        return tuple(self.crosses)
 
     def __call__(
         self, traced: Sequence[TracedSite], params: Parameters, log_q: Sequence[Array | None]
@@ -206,10 +209,6 @@ class Divergence:
         }
 
 
-def _traced(program: Program, u: Mapping[str, Array], x: Any, y: Any) -> list[TracedSite]:
-    return program.system.run(program.native, x, y, values=u, unconstrained=True)
-
-
 def _elementary(distribution: Any) -> Any:
     """The distribution of one coordinate. A masked distribution, which has no closed form, is unchanged."""
     while type(distribution).__name__ in ("Independent", "ExpandedDistribution"):
@@ -217,29 +216,12 @@ def _elementary(distribution: Any) -> Any:
     return distribution
 
 
-def _overrides(block: Block, name: str) -> bool:
-    """Whether the family of a block overrides a method of `Block`."""
-    return getattr(type(block), name) is not getattr(Block, name)
+def _overrides(block: Family, name: str) -> bool:
+    """Whether the family of a block overrides a method of `Family`."""
+    return getattr(type(block), name) is not getattr(Family, name)
 
 
-def _has_form(family: str, block: Block) -> bool:
-    if family not in _FORMS:
-        return False
+def _has_form(family: str, block: Family) -> bool:
     if family == "Laplace":
-        return isinstance(block, GaussianBlock)
-    return _overrides(block, "mean") and _overrides(block, "variance")
-
-
-def _dependent(
-    program: Program, u: Mapping[str, Array], x: Any, y: Any, block: Sequence[str], names: Sequence[str]
-) -> list[str]:
-    """The sites of `names` whose prior depends on sites of the block, found by setting these to NaN."""
-    missing = {**u, **{name: u[name] * math.nan for name in block}}
-    found = []
-    for site in _traced(program, missing, x, y):
-        if site.name in names:
-            base = _elementary(site.distribution)
-            given = (program.system.to_numpy(argument) for argument in (base.loc, base.scale))
-            if any(np.isnan(argument).any() for argument in given):
-                found.append(site.name)
-    return found
+        return isinstance(block, Gaussian)
+    return family in _FORMS and _overrides(block, "mean") and _overrides(block, "variance")

@@ -16,7 +16,7 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import between, optional, setting, whole
 from ppl_bnn.inference.flat_vector import flat_sites, system_values
 from ppl_bnn.inference.method import Outcome
-from ppl_bnn.inference.optimisation import loops
+from ppl_bnn.inference.optimisation.loops import State, adam
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.start import Start
 from ppl_bnn.inference.variational import iterated
@@ -152,16 +152,14 @@ class MCDropout(iterated.IteratedMethod):
         u0 = flat_sites(problem, starting_point(problem, self.start, progress))
         rates, weights = (dict.fromkeys(each, float(self.rate)) for each in (dropped, dropped.values()))
 
-        def rule(
-            state: loops.State, now: Mapping[str, Any], x: Any, y: Any, randomness: Any
-        ) -> tuple[loops.State, Any]:
+        def rule(state: State, now: State, x: Any, y: Any, randomness: Any) -> tuple[State, Any]:
             masked = _with_dropout(program, rates, randomness)
 
             def loss(flat: Any) -> Any:
                 return -masked.log_joint(program.unravel(flat), x, y, scale)
 
             value, gradient = system.value_and_grad(loss)(state["u"])
-            direction, moments = loops.adam(state, gradient, now["step"])
+            direction, moments = adam(state, gradient, now["step"])
             return {"u": state["u"] - now["rate"] * direction, **moments}, value
 
         def finish(state: Mapping[str, np.ndarray]) -> Outcome:

@@ -11,7 +11,7 @@ import numpy as np
 
 from ppl_bnn.inference.variational.guides import strip_prefix
 from ppl_bnn.language.transforms import GaussianPrior
-from ppl_bnn.posterior.approximation import Approximation
+from ppl_bnn.posterior.approximation import Approximation, Point
 
 
 @dataclass
@@ -38,12 +38,9 @@ class MeanField(Approximation):
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # Alphabetical, because a file returns the sites in any order and the draws must not depend on it.
         noise = {name: rng.standard_normal((count, *self.scale[name].shape)) for name in sorted(self.scale)}
-        return {
-            name: loc + self.scale[name] * noise[name]
-            if name in noise
-            else np.repeat(np.asarray(loc)[None], count, axis=0)
-            for name, loc in self.loc.items()
-        }
+        fixed = Point({name: loc for name, loc in self.loc.items() if name not in noise}).draw(count, rng)
+        drawn = {name: self.loc[name] + self.scale[name] * eps for name, eps in noise.items()} | fixed
+        return {name: drawn[name] for name in self.loc}
 
     def log_prob(self, u: Mapping[str, np.ndarray]) -> np.ndarray:
         total: Any = 0.0

@@ -21,7 +21,7 @@ from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.flat_vector import first_rows, somewhere, system_values
 from ppl_bnn.inference.variational.autoguide import Costs
-from ppl_bnn.inference.variational.families.blocks import NormalBlock
+from ppl_bnn.inference.variational.families.blocks import Normal
 from ppl_bnn.inference.variational.guides import Guide, GuideApproximation, strip_prefix
 from ppl_bnn.inference.variational.kl import Divergence
 from ppl_bnn.inference.variational.mean_field import MeanField
@@ -65,9 +65,8 @@ class Objective:
         problem, guide, program = self.problem, self.guide, self.problem.program
         # Order of the Renyi bound; the importance-weighted bound has order 0.
         self.order = {"elbo": None, "iwelbo": 0.0, "renyi": self.alpha}[self.objective]
-        u = system_values(problem, somewhere(problem))
-        self.divergence = Divergence.of(program, guide, u, *first_rows(problem), self.analytic)
-        closed = ", ".join(self.divergence.closed) or (
+        self.divergence = Divergence.of(problem, guide, self.analytic)
+        closed = ", ".join(self.divergence.crosses) or (
             "the entropy" if any(self.divergence.entropies) else ""
         )
         if guide.strata > 1 and (self.objective != "elbo" or self.estimator != "plain"):
@@ -83,7 +82,7 @@ class Objective:
             wanted = (
                 f"priors with a density for objective={self.objective!r}, whose weights are p / q of one draw"
             )
-            special = sorted({program.sites[name].family for name in self.divergence.closed})
+            special = sorted({program.sites[name].family for name in self.divergence.crosses})
             got = f"{', '.join(special)} over {closed}"
             raise UnsupportedError.of("SVI", wanted, got, "objective='elbo'")
         if self.estimator != "plain" and not program.language:
@@ -97,13 +96,40 @@ class Objective:
         self._weights: tuple[str, ...] = ()
         self._native = program.native
         if self.estimator != "plain":
-            self._weights, shared = linear_weights(problem, guide, self.estimator)
+            self._weights, shared = self._linear_weights()
             refuse_shared(shared, self.estimator, self.approximate)
             if self.estimator == "local":
                 self.shared = tuple(shared)
             self._native = problem.system.native(self._perturbed, record=False)
         if self.population is not None and not program.language:
             self._native = functools.partial(program.native, population=self.population)
+
+    def _linear_weights(self) -> tuple[tuple[str, ...], dict[str, SharedUse]]:
+        """Weights and biases of linear maps with independent normals, and which of them are not used once per row.
+
+        Raises `UnsupportedError` if there are none for this estimator.
+        """
+        problem, guide, program = self.problem, self.guide, self.problem.program
+        x, w, uses = linear_uses(problem)
+        # Two rows show what is used once per row, if rows can be separated.
+        if not (program.coupled or program.has_local):
+            x = map_data(lambda a: ops.concatenate([a, a], 0), x)
+        used = {site for use in uses for site in (use.weight, use.bias) if site is not None}
+        sites = program.sites
+        names = tuple(
+            name
+            for name in guide.normal_sites
+            if name in used and sites[name].shape == sites[name].unconstrained_shape
+        )
+        if not names:
+            got = "none with " + ", ".join(sorted({type(block).__name__ for block in guide.blocks}))
+            advice = "guide='normal', or {'hidden*': 'normal', ...}"
+            if not used:
+                got = "none that can be seen: a module keeps its own, and a product written out is no bnn.linear"
+                advice = "estimator='plain', or bnn.dense in its place"
+            wanted = f"independent normals on weights of linear maps, for estimator={self.estimator!r}"
+            raise UnsupportedError.of("SVI", wanted, got, advice)
+        return names, shared_weights(program.model, w, x, names)
 
     def _perturbed(self, x: Any, y: Any = None) -> None:
         assert self._handler is not None
@@ -182,7 +208,7 @@ class Objective:
         """The guide at fitted parameters, in NumPy."""
         params, values = _parts(parameters)
         scales = self.divergence.prior_scales(params)
-        if scales or not all(isinstance(block, NormalBlock) for block in self.guide.blocks):
+        if scales or not all(isinstance(block, Normal) for block in self.guide.blocks):
             return GuideApproximation(self.guide, dict(params), values, scales)
         loc, scale = self.guide.loc_scale(params)
         return MeanField(
@@ -205,33 +231,3 @@ def linear_uses(problem: Problem) -> tuple[Any, dict[str, Any], list[LinearUse]]
     with NetworkFunction(w), RecordLinear(values=w) as record:
         problem.program.model(row, None)
     return row, w, record.uses
-
-
-def linear_weights(
-    problem: Problem, guide: Guide, estimator: str
-) -> tuple[tuple[str, ...], dict[str, SharedUse]]:
-    """Weights and biases of linear maps with independent normals, and which of them are not used once per row.
-
-    Raises `UnsupportedError` if there are none for this estimator.
-    """
-    program = problem.program
-    x, w, uses = linear_uses(problem)
-    # Two rows show what is used once per row, if rows can be separated.
-    if not (program.coupled or program.has_local):
-        x = map_data(lambda a: ops.concatenate([a, a], 0), x)
-    used = {site for use in uses for site in (use.weight, use.bias) if site is not None}
-    sites = program.sites
-    names = tuple(
-        name
-        for name in guide.normal_sites
-        if name in used and sites[name].shape == sites[name].unconstrained_shape
-    )
-    if not names:
-        got = "none with " + ", ".join(sorted({type(block).__name__ for block in guide.blocks}))
-        advice = "guide='normal', or {'hidden*': 'normal', ...}"
-        if not used:
-            got = "none that can be seen: a module keeps its own, and a product written out is no bnn.linear"
-            advice = "estimator='plain', or bnn.dense in its place"
-        wanted = f"independent normals on weights of linear maps, for estimator={estimator!r}"
-        raise UnsupportedError.of("SVI", wanted, got, advice)
-    return names, shared_weights(program.model, w, x, names)

@@ -403,7 +403,7 @@ class Pathfinder(Method):
         with closing(progress.task(self.name, self.paths)) as task:
             for index, point in enumerate(points):
                 arrived = compiled(point, jax.random.fold_in(root, index), data)
-                found.append(_Path.of({name: np.asarray(value) for name, value in arrived.items()}))
+                found.append(_Path.of(*jax.tree.map(np.asarray, arrived)))
                 task.update(index + 1, elbo=max(path.best for path in found))
         return found, seconds
 
@@ -423,27 +423,27 @@ class _Path(NamedTuple):
     reason: str
 
     @classmethod
-    def of(cls, found: Mapping[str, np.ndarray]) -> _Path:
+    def of(cls, value: Any, steps: Any, counted: Any, each: np.ndarray, index: Any, at: Any) -> _Path:
         """Create from the result of `_path`, in NumPy."""
-        steps, index = int(found["steps"]), int(found["index"])
-        elbo = found["elbo"][1 : steps + 1].astype(np.float64)
+        elbo = each[1 : int(steps) + 1].astype(np.float64)
         best, gaussian = float(elbo.max(initial=-math.inf)), ()
-        if not np.isfinite(found["value"]):
-            reason = f"the log joint at its start is {-float(found['value'])}"
-        elif not found["counted"]:
+        if not np.isfinite(value):
+            reason = f"the log joint at its start is {-float(value)}"
+        elif not counted:
             reason = "no step from its start has a curvature: it is a mode, or has no gradient"
         elif not np.isfinite(best):
             reason = f"the ELBO is not finite at any of its {steps} iterates"
         else:
-            gaussian = _gaussian({name: value.astype(np.float64) for name, value in found.items()})
+            gaussian = _gaussian(*(part.astype(np.float64) for part in at))
             reason = "" if gaussian else "its covariance is not positive"
-        finished = steps < len(found["elbo"]) - 1 or index < steps
+        finished = bool(steps < len(each) - 1 or index < steps)
         return cls(elbo, best if gaussian else -math.inf, finished, gaussian, reason)
 
 
-def _gaussian(at: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
-    """(m, scale, basis, factor) of N(u + S g, S), S = diag(alpha) + B G B'; () if S is not positive definite."""
-    alpha, beta, gamma, slope = at["alpha"], at["beta"], at["gamma"], at["slope"]
+def _gaussian(u: Any, slope: Any, alpha: Any, beta: Any, gamma: Any) -> tuple[np.ndarray, ...]:
+    """(m, scale, basis, factor) of N(u + S g, S), S = diag(alpha) + B G B', with the slope g; () if S is not positive
+    definite.
+    """
     scale = np.sqrt(alpha)
     basis, upper = np.linalg.qr(beta / scale[:, None])
     inner = np.eye(len(upper)) + upper @ gamma @ upper.T
@@ -451,16 +451,16 @@ def _gaussian(at: Mapping[str, np.ndarray]) -> tuple[np.ndarray, ...]:
         factor = np.linalg.cholesky(0.5 * (inner + inner.T))
     except np.linalg.LinAlgError:
         return ()
-    mean = at["position"] + alpha * slope + beta @ (gamma @ (beta.T @ slope))
+    mean = u + alpha * slope + beta @ (gamma @ (beta.T @ slope))
     return mean, scale, basis, factor
 
 
-def _path(method: Pathfinder, problem: Problem) -> Callable[..., dict[str, Any]]:
+def _path(method: Pathfinder, problem: Problem) -> Callable[..., tuple[Any, ...]]:
     """(start (P,), key, data) -> the result of one path, in JAX.
 
-    elbo (max_iterations + 1,) of each iterate, start included; steps, iterates after the start; counted, whether any is
-    part of an inverse Hessian; index of the best iterate, with position, slope (uphill), alpha (P,), beta (P, 2 J) and
-    gamma (2 J, 2 J), J = `history`; value, minus the log joint at the start.
+    That is: minus the log joint at the start; the number of iterates after the start; whether any is part of an inverse
+    Hessian; the ELBO of each iterate, start included, (max_iterations + 1,); the index of the best; and at the best the
+    position, slope (uphill) and alpha (P,), beta (P, 2 J) and gamma (2 J, 2 J), J = `history`.
     """
     import jax
     import jax.numpy as jnp
@@ -470,7 +470,7 @@ def _path(method: Pathfinder, problem: Problem) -> Callable[..., dict[str, Any]]
     units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
     at_once = int(np.clip(DENSITY_MEMORY // (16 * units * program.rows), 1, method.elbo_draws))
 
-    def run(start: Any, key: Any, data: Any) -> dict[str, Any]:
+    def run(start: Any, key: Any, data: Any) -> tuple[Any, ...]:
         def log_joint(flat: Any) -> Any:
             return tempered_log_joint(program, method.temperature, program.unravel(flat), *data)
 
@@ -514,18 +514,7 @@ def _path(method: Pathfinder, problem: Problem) -> Callable[..., dict[str, Any]]
 
         elbo = jax.lax.map(counted_bound, jnp.arange(method.max_iterations + 1))
         best = jnp.argmax(elbo)
-        beta, gamma = factors(best)
-        return {
-            "elbo": elbo,
-            "steps": steps,
-            "counted": counted.any(),
-            "index": best,
-            "position": path.x[best],
-            "slope": -path.g[best],
-            "alpha": path.alpha[best],
-            "beta": beta,
-            "gamma": gamma,
-            "value": path.f[0],
-        }
+        at = (path.x[best], -path.g[best], path.alpha[best], *factors(best))
+        return path.f[0], steps, counted.any(), elbo, best, at
 
     return run

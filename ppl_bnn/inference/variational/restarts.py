@@ -31,12 +31,12 @@ class Restarts(Approximation):
     members: tuple[Approximation, ...]
 
     kind = _of_the_best("kind")
-    stored_count = _of_the_best("stored_count")
+    stored_count = _of_the_best("stored_count")  # type: ignore[override]
     stored_draws = _of_the_best("stored_draws")
     draw = _of_the_best("draw")
     log_prob = _of_the_best("log_prob")
     centre = _of_the_best("centre")
-    has_centre = _of_the_best("has_centre")
+    has_centre = _of_the_best("has_centre")  # type: ignore[override]
     program = _of_the_best("program")
     as_prior = _of_the_best("as_prior")
 

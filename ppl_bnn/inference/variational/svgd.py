@@ -6,6 +6,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -16,7 +17,7 @@ from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import BAD, conditioning
 from ppl_bnn.inference.method import Outcome
-from ppl_bnn.inference.optimisation import loops
+from ppl_bnn.inference.optimisation.loops import State, adam
 from ppl_bnn.inference.optimisation.mode import trainable
 from ppl_bnn.inference.start import Start, resolve_start
 from ppl_bnn.inference.variational import iterated
@@ -51,9 +52,7 @@ class Particles(Point):
         """n, the number of particles."""
         return len(next(iter(self.u.values())))
 
-    @property
-    def stored_count(self) -> int:
-        return self.size
+    stored_count = property(attrgetter("size"))
 
     def stored_draws(self) -> dict[str, np.ndarray]:
         return dict(self.u)
@@ -183,14 +182,20 @@ class SVGD(iterated.IteratedMethod):
     def plan(self, problem: Problem, progress: Progress) -> iterated.Plan:
         evaluated = self.gradients(problem)
 
-        def rule(
-            state: loops.State, now: Mapping[str, Any], x: Any, y: Any, _: Any
-        ) -> tuple[loops.State, Any]:
+        def rule(state: State, now: State, x: Any, y: Any, _: Any) -> tuple[State, Any]:
             values, gradients = evaluated(state["particles"], x, y)
             direction = stein_direction(state["particles"], -gradients, self.bandwidth)
             return self._ascend(state, direction, now), values.mean()
 
-        particles = self._start(problem, progress)
+        count = self.count(problem.program.parameter_count)
+        points = resolve_start(problem, self.start, progress, count=count)
+        if self.start is None:
+            # A scalar, such as a noise, is no weight.
+            points = [
+                {name: trainable(value) if np.ndim(value) else value for name, value in point.items()}
+                for point in points
+            ]
+        particles = iterated.separated(problem, points, self.jitter, "svgd jitter")
         zeros = np.zeros_like(particles)
         start = {"particles": particles, "first": zeros, "second": zeros}
         return iterated.Plan(rule, start, functools.partial(self._finish, problem))
@@ -206,9 +211,9 @@ class SVGD(iterated.IteratedMethod):
             warnings = (slow + scaling.explanation(), *warnings)
         return Outcome(Particles(iterated.by_site(problem, particles)), figures=figures, warnings=warnings)
 
-    def _ascend(self, state: loops.State, direction: Any, now: Mapping[str, Any]) -> loops.State:
+    def _ascend(self, state: State, direction: Any, now: Mapping[str, Any]) -> State:
         if self.optimiser == "adam":
-            step, moments = loops.adam(state, direction, now["step"])
+            step, moments = adam(state, direction, now["step"])
         else:
             moments = {"first": state["first"], "second": state["second"] + direction**2}
             step = direction / (ops.sqrt(moments["second"]) + 1e-8)
@@ -225,18 +230,6 @@ class SVGD(iterated.IteratedMethod):
             "particles, SVI() or NUTS()",
         )
 
-    def _start(self, problem: Problem, progress: Progress) -> np.ndarray:
-        """Starting points (n, P), all different."""
-        count = self.count(problem.program.parameter_count)
-        points = resolve_start(problem, self.start, progress, count=count)
-        if self.start is None:
-            # A scalar, such as a noise, is no weight.
-            points = [
-                {name: trainable(value) if np.ndim(value) else value for name, value in point.items()}
-                for point in points
-            ]
-        return iterated.separated(problem, points, self.jitter, "svgd jitter")
-
 
 # --- the direction, over ops ----------------------------------------------------------------------
 
@@ -249,10 +242,8 @@ def stein_direction(particles: Any, gradients: Any, bandwidth: float | None = No
     count = particles.shape[0]
     if count == 1:
         return gradients
-    # Only differences matter; subtracting the mean preserves their precision.
-    about = particles - particles.mean(0)
-    squared = _squared_distances(about)
-    h = _median_of_pairs(squared) / math.log(count + 1) if bandwidth is None else bandwidth
+    about, squared = _pairs(particles)
+    h = _median_bandwidth(squared) if bandwidth is None else bandwidth
     kernel = ops.exp(-squared / h)
     repulsion = kernel.sum(1)[:, None] * about - kernel @ about
     return (kernel @ gradients + (2.0 / h) * repulsion) / count
@@ -260,18 +251,19 @@ def stein_direction(particles: Any, gradients: Any, bandwidth: float | None = No
 
 def median_bandwidth(particles: Any) -> Any:
     """The median of |u_i - u_j|^2 over pairs i < j of (n, P), divided by log(n + 1); 1 for a single particle."""
-    count = particles.shape[0]
-    if count == 1:
-        return 1.0
-    return _median_of_pairs(_squared_distances(particles - particles.mean(0))) / math.log(count + 1)
+    return 1.0 if particles.shape[0] == 1 else _median_bandwidth(_pairs(particles)[1])
 
 
-def _squared_distances(particles: Any) -> Any:
-    products = particles @ particles.T
+def _pairs(particles: Any) -> tuple[Any, Any]:
+    """The particles about their mean, and |u_i - u_j|^2 (n, n)."""
+    # Only differences matter; subtracting the mean preserves their precision.
+    about = particles - particles.mean(0)
+    products = about @ about.T
     norms = ops.einsum("ii->i", products)
-    return norms[:, None] + norms[None, :] - 2.0 * products
+    return about, norms[:, None] + norms[None, :] - 2.0 * products
 
 
-def _median_of_pairs(squared: Any) -> Any:
-    upper = np.triu_indices(squared.shape[0], 1)
-    return ops.namespace(squared).quantile(squared[upper], 0.5)
+def _median_bandwidth(squared: Any) -> Any:
+    count = squared.shape[0]
+    pairs = squared[np.triu_indices(count, 1)]
+    return ops.namespace(squared).quantile(pairs, 0.5) / math.log(count + 1)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -31,7 +32,7 @@ from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.adam import Descent, Stretch, descent
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.start import Start, check_start
-from ppl_bnn.inference.variational.autoguide import KEPT, system_guide
+from ppl_bnn.inference.variational.autoguide import KEPT, SYSTEM_GUIDES
 from ppl_bnn.inference.variational.families.base import Family
 from ppl_bnn.inference.variational.families.blocks import Mixture, family_of
 from ppl_bnn.inference.variational.guides import Guide
@@ -199,9 +200,8 @@ class SVI(Method):
             raise InputError.of("SVI init_scale", wanted, repr(self.start), "init_scale=0.1")
         self._check_objective()
         if self.stream and self.batch_size is None:
-            raise InputError.of(
-                "SVI stream", "a batch_size, with stream=True", "batch_size=None", "batch_size=500"
-            )
+            wanted = "a batch_size, with stream=True"
+            raise InputError.of("SVI stream", wanted, "batch_size=None", "batch_size=500")
         if self._written and self._options:
             got = f"{', '.join(self._options)} as well"
             wanted = "a guide written by hand with the system's own ELBO"
@@ -215,9 +215,8 @@ class SVI(Method):
             if not is_number(self.alpha) or not math.isfinite(self.alpha or 0.0) or self.alpha == 1.0:
                 raise InputError.of("SVI alpha", "an order other than 1", repr(self.alpha), "alpha=0.5")
         elif self.alpha is not None:
-            raise InputError.of(
-                "SVI alpha", "objective='renyi', with alpha", repr(self.objective), "alpha=None"
-            )
+            wanted = "objective='renyi', with alpha"
+            raise InputError.of("SVI alpha", wanted, repr(self.objective), "alpha=None")
         if self.objective == "elbo":
             return
         for name in (name for name in self._options if name != "objective"):
@@ -227,9 +226,7 @@ class SVI(Method):
             wanted = f"at least 2 for objective={self.objective!r}, which with one is the ELBO"
             raise InputError.of("SVI particles", wanted, str(self.particles), "particles=10")
 
-    @property
-    def streams(self) -> bool:
-        return self.stream
+    streams = property(attrgetter("stream"))
 
     @property
     def _written(self) -> bool:
@@ -287,7 +284,7 @@ class SVI(Method):
         if len(found) > 1:
             approximation = Restarts(tuple(each.approximation for each in found))
             history = history | {"restart_elbo": np.array([each.figures["elbo"] for each in found])}
-        share = 1.0 if batch is None else batch / problem.rows
+        share = (batch or problem.rows) / problem.rows
         steps = sum(len(each.history["loss"]) for each in found)
         target, warnings = self._departures(fit)
         return replace(
@@ -315,9 +312,10 @@ class SVI(Method):
                 "approximate estimator: local reparameterisation treats the uses of "
                 f"{', '.join(fit.shared)} within a row as independent, so the objective is not the ELBO"
             )
-        if fit.improper:
+        improper = [s.name for s in fit.problem.program.latents if s.family == "ImproperLogUniform"]
+        if improper:
             warnings.append(
-                f"the prior of {', '.join(fit.improper)} is improper: the ELBO is known up to a constant only"
+                f"the prior of {', '.join(improper)} is improper: the ELBO is known up to a constant only"
             )
         return "; ".join(targets), warnings
 
@@ -328,26 +326,21 @@ class _Fit:
     def __init__(self, method: SVI, problem: Problem, batch: int | None, progress: Progress):
         self.method, self.problem, self.batch = method, problem, batch
         program = problem.program
-        families = {site.name: site.family for site in program.latents}
-        self.improper = [name for name, family in families.items() if family == "ImproperLogUniform"]
+        special = any(site.family in SPECIAL for site in program.latents)
+        plain = method.guide == "normal" and not method._options and not special
         self.strata = 1
-        plain = (
-            method.guide == "normal" and not method._options and SPECIAL.keys().isdisjoint(families.values())
-        )
         self.guide: Guide | None = None
         self.objective: Any
         if method._written or plain:
-            written: Any = method.guide if method._written else None
+            chosen = SYSTEM_GUIDES[problem.system.name, method._written]
             model = batched_model(problem, batch)
-            self.objective = system_guide(problem, model, written, method.particles, batch)
+            self.objective = chosen(problem, model, method.guide, method.particles, batch)
         else:
             self.guide = Guide.of(method.guide, program.sites.values())
             self.strata = self.guide.strata
-            analytic, population = method.divergence == "analytic", None if batch is None else problem.rows
             options = {name: getattr(method, name) for name in OPTIONS}
-            self.objective = Objective(
-                problem, self.guide, analytic=analytic, population=population, **options
-            )
+            options |= {"analytic": method.divergence == "analytic", "population": batch and problem.rows}
+            self.objective = Objective(problem, self.guide, **options)
         # Shared weights that a local estimator treats as if each row used them once.
         self.shared: tuple[str, ...] = getattr(self.objective, "shared", ())
         # Invalid starting values are refused before compilation; a method would be fitted here.
@@ -467,9 +460,8 @@ class _Fit:
         failed, blamed = self.descent.failed(), approximation
         if all(np.all(np.isfinite(value)) for value in failed.values()):
             blamed = self.objective.approximation(failed)
-        advice = (
-            f"learning_rate={self.method.learning_rate / 10:g}, a smaller init_scale, or standardise=True"
-        )
+        slower = f"learning_rate={self.method.learning_rate / 10:g}"
+        advice = f"{slower}, a smaller init_scale, or standardise=True"
         error = loops.divergence("SVI", losses[:, 0], advice, self._blamed(blamed))
         assert error is not None
         centre = {name: value[None] for name, value in approximation.centre().items()}
@@ -485,7 +477,7 @@ class _Fit:
         with ignored("Out-of-support"):
             for index in range(20):
                 values = {name: system.asarray(value[index]) for name, value in u.items()}
-                for site in system.run(program.native, x, y, values=values, unconstrained=True):
+                for site in program.run(values, x, y):
                     if site.distribution is None:
                         continue
                     value = y if site.name == program.observed else site.value

@@ -13,7 +13,7 @@ from scipy import integrate, optimize, stats
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops, priors
-from ppl_bnn.backends.program import Program
+from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.variational.guides import Guide
@@ -93,7 +93,8 @@ class Bound:
 
     def plan(self, analytic: bool = True) -> Divergence:
         with self.system.session("float64", "cpu"):
-            return Divergence.of(self.program, self.guide, self.u0, self.x, self.y, analytic)
+            problem = Problem(self.program, self.x, self.y, X, Y, 0, "cpu", "float64")
+            return Divergence.of(problem, self.guide, analytic)
 
     def costs(self, plan: Divergence, draws: int, seed: int = 3) -> np.ndarray:
         """The cost at each of as many draws (S,), strata weighted."""
@@ -118,7 +119,7 @@ class Bound:
 
     def exact(self, plan: Divergence) -> float:
         """The value where nothing is taken at the draw."""
-        assert set(plan.closed) == set(plan.guide.names)
+        assert set(plan.crosses) == set(plan.guide.names)
         assert all(plan.entropies)
         costs = self.costs(plan, 2)
         assert costs[0] == pytest.approx(costs[1], rel=1e-13)
@@ -218,13 +219,13 @@ def test_closed_forms_and_draws_have_one_mean(model: Any, family: Any) -> None:
 def test_what_is_closed_is_told(ppl: str, model: Any, family: Any, drawn: Any, entropies: Any) -> None:
     """Given its parents a Normal site is closed only where q makes it independent of them."""
     plan = Bound(ppl, model, family).plan()
-    assert set(plan.closed) == set(plan.guide.names) - set(drawn)
+    assert set(plan.crosses) == set(plan.guide.names) - set(drawn)
     assert plan.entropies == entropies
 
 
 def test_nothing_is_closed_where_it_is_not_asked_for(ppl: str) -> None:
     plan = Bound(ppl, several, "normal").plan(analytic=False)
-    assert plan.closed == ()
+    assert not plan.crosses
     assert not any(plan.entropies)
 
 
@@ -370,7 +371,7 @@ def test_a_log_uniform_prior_costs_its_approximation(ppl: str) -> None:
     expected = sum(float(log_uniform_divergence(loc[name], scale[name] ** 2)) for name in loc)
     assert bound.exact(bound.plan()) == pytest.approx(expected, rel=1e-9)
     # They have no density to be taken at a draw, so that a cross entropy in closed form is all there is.
-    assert bound.plan(analytic=False).closed == bound.guide.names
+    assert tuple(bound.plan(analytic=False).crosses) == bound.guide.names
 
 
 @pytest.mark.parametrize("model", [empirical, log_uniform], ids=lambda model: model.__name__)

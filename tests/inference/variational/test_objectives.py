@@ -508,7 +508,7 @@ def test_combinations_without_a_meaning_are_refused() -> None:
     with pytest.raises(UnsupportedError, match="sticking_the_landing"):
         fixed(student, "normal", analytic=True, sticking_the_landing=True)
     for estimator in ("local", "flipout"):
-        with pytest.raises(UnsupportedError, match=r"independent normals.*FullRankBlock"):
+        with pytest.raises(UnsupportedError, match=r"independent normals.*FullRank"):
             fixed(network, "fullrank", estimator=estimator)
     # The weights of these bounds are p / q of one draw, which a prior given by its closed form does not have.
     with pytest.raises(UnsupportedError, match=r"iwelbo.*EmpiricalBayes"):

@@ -1,14 +1,15 @@
-"""The interface of a family: a distribution over a block of sites, written over `ops`."""
+"""The interface of a family of distributions over a block of sites, written over `ops`."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -36,19 +37,44 @@ def log_normal(z: Array, log_determinant: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class Block(ABC):
-    """One family bound to sites: a distribution over their flat vector (P,), whose parameters are stored outside.
+class Family(ABC):
+    """A family of distributions: its options, and, once bound to sites, a distribution over their flat vector (P,).
 
-    `params` is a dict name -> unconstrained array of NumPy, torch or JAX, as created by `start`. Leading axes (...) are
-    any number of draws.
+    Options are plain numbers, strings or tuples. A block is a family that `bind` has bound to sites; the methods below
+    `described` are those of a block, whose parameters are stored outside: `params` is a dict name -> unconstrained
+    array of NumPy, torch or JAX, as created by `start`. Leading axes (...) are any number of draws.
+
+    `name` is the name of the family as a string specification and in files. A family of another file adds itself to
+    `FAMILIES`.
 
     Attributes
     ----------
     sites : tuple of Site
-        The sites, in the order of the program.
+        The sites of a block, in the order of the program; empty for a specification.
     """
 
-    sites: tuple[Site, ...]
+    name: ClassVar[str]
+    # Not a field, for it is no option: `over` sets it on a block.
+    sites: ClassVar[tuple[Site, ...]] = ()
+    # Whether `centre` is the mean of the whole block.
+    has_centre: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_settings(self, type(self).__name__)
+
+    def bind(self, sites: Sequence[Site]) -> list[Family]:
+        """The blocks that together cover some sites; `InputError` if the family does not support them."""
+        return [self.over(sites)]
+
+    def over(self, sites: Sequence[Site]) -> Self:
+        """This family as one block over some sites."""
+        block = copy.copy(self)
+        object.__setattr__(block, "sites", tuple(sites))
+        return block
+
+    def described(self) -> dict[str, Any]:
+        """Plain values from which `family_of` creates the family again."""
+        return {"family": self.name} | dataclasses.asdict(self)
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:
@@ -64,11 +90,6 @@ class Block(ABC):
     def strata(self) -> int:
         """K, the number of stratified draws in one sample; above one only for a mixture."""
         return 1
-
-    @property
-    def has_centre(self) -> bool:
-        """Whether `centre` is the mean of the whole block."""
-        return True
 
     @property
     def noise_size(self) -> int:
@@ -119,7 +140,7 @@ class Block(ABC):
         return self.draw(params, np.zeros(self.noise_size))[0]
 
     def as_prior(self, params: Parameters) -> GaussianPrior:
-        """This block as a Gaussian, from parameters in NumPy; `UnsupportedError` if it is not Gaussian."""
+        """The block as a Gaussian, from parameters in NumPy; `UnsupportedError` if it is not Gaussian."""
         got = f"{type(self).__name__} over {', '.join(self.names)}"
         advice = "guide='normal', 'lowrank', 'fullrank' or 'matrixnormal'"
         raise UnsupportedError.of("with_prior", "a guide that is Gaussian", got, advice)
@@ -136,24 +157,3 @@ class Block(ABC):
             lead = tuple(value.shape[: len(value.shape) - len(site.unconstrained_shape)])
             parts.append(value.reshape((*lead, site.size)))
         return parts[0] if len(parts) == 1 else ops.concatenate(parts, -1)
-
-
-@dataclass(frozen=True)
-class Family(ABC):
-    """The specification of a family: its options, without sites. Fields are plain numbers, strings or tuples.
-
-    `name` is its name as a string specification and in files. A family of another file adds itself to `FAMILIES`.
-    """
-
-    name: ClassVar[str]
-
-    def __post_init__(self) -> None:
-        check_settings(self, type(self).__name__)
-
-    @abstractmethod
-    def bind(self, sites: Sequence[Site]) -> list[Block]:
-        """The blocks that together cover some sites; `InputError` if the family does not support them."""
-
-    def described(self) -> dict[str, Any]:
-        """Plain values from which `family_of` creates the family again."""
-        return {"family": self.name} | dataclasses.asdict(self)

@@ -21,7 +21,6 @@ from ppl_bnn.core.settings import optional, setting, whole
 from ppl_bnn.inference.variational.families.base import (
     LOG_2PI,
     Array,
-    Block,
     Family,
     Parameters,
     inverse_softplus,
@@ -38,7 +37,7 @@ DENSE_LIMIT = 3000
 
 
 @dataclass(frozen=True)
-class GaussianBlock(Block):
+class Gaussian(Family):
     """A normal. `params`: loc (P,), rho (P,) with s = softplus(rho) for most families, and others."""
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -60,7 +59,7 @@ class GaussianBlock(Block):
 
 
 @dataclass(frozen=True)
-class AffineBlock(GaussianBlock):
+class Affine(Gaussian):
     """A normal u = loc + S eps with an invertible S."""
 
     @abstractmethod
@@ -87,8 +86,15 @@ class AffineBlock(GaussianBlock):
 
 
 @dataclass(frozen=True)
-class NormalBlock(AffineBlock):
-    """Independent normals, q(u) = prod_j N(u_j; loc_j, s_j^2)."""
+class Normal(Affine):
+    """Independent normals (mean field), q(u) = prod_j N(u_j; loc_j, s_j^2): loc + softplus(rho) eps.
+
+    References
+    ----------
+    Blundell et al. (2015); Kucukelbir et al. (2017).
+    """
+
+    name: ClassVar[str] = "normal"
 
     def deviation(self, params: Parameters, scale: Any, eps: Array) -> Array:
         return scale * eps
@@ -104,21 +110,6 @@ class NormalBlock(AffineBlock):
         return GaussianPrior(self.split(params["loc"]), scale=self.split(self.scale(params)))
 
 
-@dataclass(frozen=True)
-class Normal(Family):
-    """Independent normals (mean field): loc + softplus(rho) eps.
-
-    References
-    ----------
-    Blundell et al. (2015); Kucukelbir et al. (2017).
-    """
-
-    name: ClassVar[str] = "normal"
-
-    def bind(self, sites: Sequence[Site]) -> list[Block]:
-        return [NormalBlock(tuple(sites))]
-
-
 def _unit_lower(below: Array) -> Array:
     """The lower-triangular matrix with a unit diagonal and the entries of `below` (D, D) below it."""
     return ops.namespace(below).tril(below, -1) + ops.diagonal_matrix(ops.ones_like(below[0]))
@@ -130,22 +121,49 @@ def _root_rows(lower: Array) -> Array:
 
 
 @dataclass(frozen=True)
-class LowRankBlock(GaussianBlock):
-    """A normal with covariance S (I + F F') S, S = diag(s): u = loc + s (F e + eps), with standard normals e and eps.
+class LowRank(Gaussian):
+    """A normal with covariance of diagonal plus low rank [1]_, S (I + F F') S, one joint distribution over the sites.
 
-    `params`: loc (P,), rho (P,), factor F (P, R). With C = I + F'F, log det = 2 sum log s + log det C, and the squared
-    distance of z = (u - loc) / s is |z - F c|^2 + |c|^2 with c = C^-1 F'z. Woodbury's |z|^2 - z'Fc would cancel.
+    The coordinates are those of AutoLowRankMultivariateNormal of NumPyro and Pyro.
+
+    Parameters
+    ----------
+    rank : int or None
+        Columns of F. None for the square root of the number of coordinates, as in both systems.
+
+    Notes
+    -----
+    u = loc + s (F e + eps), with standard normals e and eps and S = diag(s). `params`: loc (P,), rho (P,), factor
+    F (P, R). With C = I + F'F, log det = 2 sum log s + log det C, and the squared distance of z = (u - loc) / s is
+    |z - F c|^2 + |c|^2 with c = C^-1 F'z. Woodbury's |z|^2 - z'Fc would cancel.
+
+    References
+    ----------
+    .. [1] Ong, Nott and Smith (2018).
     """
 
-    rank: int
+    rank: int | None = setting(None, optional(whole()), advice="3")
+    name: ClassVar[str] = "lowrank"
+
+    @property
+    def columns(self) -> int:
+        """R, the number of columns of F."""
+        return max(1, round(math.sqrt(self.size))) if self.rank is None else int(self.rank)
+
+    def bind(self, sites: Sequence[Site]) -> list[Family]:
+        block = self.over(sites)
+        if block.columns > block.size:
+            wanted = f"at most the {block.size} coordinates there are"
+            raise InputError.of("LowRank rank", wanted, repr(block.columns), f"rank={block.size}")
+        return [block]
 
     @property
     def noise_size(self) -> int:
-        return self.rank + self.size
+        return self.columns + self.size
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # At F = 0 the expected gradient in F is zero, so F starts small, with a hundredth of the variance.
-        factor = 0.1 / math.sqrt(self.rank) * rng.standard_normal((self.size, self.rank))
+        factor = 0.1 / math.sqrt(self.columns) * rng.standard_normal((self.size, self.columns))
         own = np.broadcast_to(scale, loc.shape) / np.sqrt(1.0 + _root_rows(factor))
         return super().start(loc, own, rng) | {"factor": factor}
 
@@ -170,7 +188,7 @@ class LowRankBlock(GaussianBlock):
 
     def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
         scale = self.scale(params)
-        z = eps[..., : self.rank] @ params["factor"].T + eps[..., self.rank :]
+        z = eps[..., : self.columns] @ params["factor"].T + eps[..., self.columns :]
         return params["loc"] + scale * z, self._log_density(params, scale, z)
 
     def log_prob(self, params: Parameters, u: Array) -> Array:
@@ -192,41 +210,35 @@ class LowRankBlock(GaussianBlock):
         return GaussianPrior(self.split(params["loc"]), joint=((self.names, precision),))
 
 
+def _check_dense(family: str, what: str, size: int) -> None:
+    if size > DENSE_LIMIT:
+        wanted = f"at most {DENSE_LIMIT} {what}, because the factor is dense"
+        advice = (
+            "'lowrank', 'normal', or {'output': 'fullrank', '*': 'normal'} with only some layers in one block"
+        )
+        raise InputError.of(family, wanted, f"{size}", advice)
+
+
 @dataclass(frozen=True)
-class LowRank(Family):
-    """A normal with covariance of diagonal plus low rank [1]_, S (I + F F') S, one joint distribution over the sites.
+class FullRank(Affine):
+    """A normal with any covariance, jointly over the sites, up to DENSE_LIMIT coordinates.
 
-    The coordinates are those of AutoLowRankMultivariateNormal of NumPyro and Pyro.
-
-    Parameters
-    ----------
-    rank : int or None
-        Columns of F. None for the square root of the number of coordinates, as in both systems.
+    Notes
+    -----
+    The covariance is L L': u = loc + L eps, L = diag(s) (I + T), T strictly lower triangular. `params`: loc (P,), rho
+    (P,), lower (P, P), used below the diagonal only. A step in T has the same meaning whatever the scale of its row.
 
     References
     ----------
-    .. [1] Ong, Nott and Smith (2018).
+    Titsias and Lazaro-Gredilla (2014); Kucukelbir et al. (2017).
     """
 
-    name: ClassVar[str] = "lowrank"
-    rank: int | None = setting(None, optional(whole()), advice="3")
+    name: ClassVar[str] = "fullrank"
 
-    def bind(self, sites: Sequence[Site]) -> list[Block]:
-        size = sum(site.size for site in sites)
-        rank = max(1, round(math.sqrt(size))) if self.rank is None else int(self.rank)
-        if rank > size:
-            wanted = f"at most the {size} coordinates there are"
-            raise InputError.of("LowRank rank", wanted, repr(rank), f"rank={size}")
-        return [LowRankBlock(tuple(sites), rank)]
-
-
-@dataclass(frozen=True)
-class FullRankBlock(AffineBlock):
-    """A normal with covariance L L': u = loc + L eps, L = diag(s) (I + T), T strictly lower triangular.
-
-    `params`: loc (P,), rho (P,), lower (P, P), used below the diagonal only. A step in T has the same meaning whatever
-    the scale of its row.
-    """
+    def bind(self, sites: Sequence[Site]) -> list[Family]:
+        block = self.over(sites)
+        _check_dense("FullRank", "coordinates", block.size)
+        return [block]
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return super().start(loc, scale, rng) | {"lower": np.zeros((self.size, self.size))}
@@ -246,39 +258,37 @@ class FullRankBlock(AffineBlock):
         return GaussianPrior(self.split(params["loc"]), joint=((self.names, inverse.T @ inverse),))
 
 
-def _check_dense(family: str, what: str, size: int) -> None:
-    if size > DENSE_LIMIT:
-        wanted = f"at most {DENSE_LIMIT} {what}, because the factor is dense"
-        advice = (
-            "'lowrank', 'normal', or {'output': 'fullrank', '*': 'normal'} with only some layers in one block"
-        )
-        raise InputError.of(family, wanted, f"{size}", advice)
-
-
 @dataclass(frozen=True)
-class FullRank(Family):
-    """A normal with any covariance, jointly over the sites, up to DENSE_LIMIT coordinates.
+class MatrixNormal(Affine):
+    """A matrix-variate normal for each weight tensor, independent of the others [1]_.
+
+    A site (..., O) is the matrix (I, O) with I all axes but the last: (fan_in, width), or (kh * kw * C, O) for a
+    convolution. Each site with fewer than two axes, such as a bias, has a full-rank normal.
+
+    Notes
+    -----
+    A block is one site, W = M + A E B' with row covariance A A' and column covariance B B'. A = diag(a) (I + T),
+    B = diag(b) (I + R), T and R strictly lower triangular. b_0 = 1, because A and B could otherwise exchange a factor.
+    `params`: loc (I * O,), rows (I,) with a = softplus(rows), rows_lower (I, I), columns (O - 1,) with
+    b_1, ... = softplus(columns), columns_lower (O, O). The scales are (a, b).
 
     References
     ----------
-    Titsias and Lazaro-Gredilla (2014); Kucukelbir et al. (2017).
+    .. [1] Louizos and Welling (2016).
     """
 
-    name: ClassVar[str] = "fullrank"
+    name: ClassVar[str] = "matrixnormal"
 
-    def bind(self, sites: Sequence[Site]) -> list[Block]:
-        _check_dense("FullRank", "coordinates", sum(site.size for site in sites))
-        return [FullRankBlock(tuple(sites))]
-
-
-@dataclass(frozen=True)
-class MatrixNormalBlock(AffineBlock):
-    """A matrix normal W = M + A E B' for one site as a matrix (I, O); row covariance A A', column covariance B B'.
-
-    A = diag(a) (I + T), B = diag(b) (I + R), T and R strictly lower triangular. b_0 = 1, because A and B could
-    otherwise exchange a factor. `params`: loc (I * O,), rows (I,) with a = softplus(rows), rows_lower (I, I), columns
-    (O - 1,) with b_1, ... = softplus(columns), columns_lower (O, O). The scales are (a, b).
-    """
+    def bind(self, sites: Sequence[Site]) -> list[Family]:
+        blocks: list[Family] = []
+        for site in sites:
+            if len(site.unconstrained_shape) < 2:
+                blocks += FullRank().bind([site])
+                continue
+            block = self.over([site])
+            _check_dense("MatrixNormal", f"rows and columns in {site.name!r}", max(block.matrix))
+            blocks.append(block)
+        return blocks
 
     @property
     def matrix(self) -> tuple[int, int]:
@@ -327,61 +337,61 @@ class MatrixNormalBlock(AffineBlock):
         return (over_rows[:, None] * over_columns).reshape(-1)
 
     def as_prior(self, params: Parameters) -> GaussianPrior:
-        factors = (
-            scale[:, None] * lower
-            for scale, lower in zip(self.scale(params), self._lower(params), strict=True)
-        )
-        (left, rows, _), (right, columns, _) = map(np.linalg.svd, factors)
+        (a, b), (lower, other) = self.scale(params), self._lower(params)
+        left, rows, _ = np.linalg.svd(a[:, None] * lower)
+        right, columns, _ = np.linalg.svd(b[:, None] * other)
         precisions = 1.0 / np.outer(rows, columns) ** 2
         return GaussianPrior(self.split(params["loc"]), kronecker={self.names[0]: (left, right, precisions)})
-
-
-@dataclass(frozen=True)
-class MatrixNormal(Family):
-    """A matrix-variate normal for each weight tensor, independent of the others [1]_.
-
-    A site (..., O) is the matrix (I, O) with I all axes but the last: (fan_in, width), or (kh * kw * C, O) for a
-    convolution. Each site with fewer than two axes, such as a bias, has a full-rank normal.
-
-    References
-    ----------
-    .. [1] Louizos and Welling (2016).
-    """
-
-    name: ClassVar[str] = "matrixnormal"
-
-    def bind(self, sites: Sequence[Site]) -> list[Block]:
-        blocks: list[Block] = []
-        for site in sites:
-            if len(site.unconstrained_shape) < 2:
-                blocks += FullRank().bind([site])
-                continue
-            block = MatrixNormalBlock((site,))
-            _check_dense("MatrixNormal", f"rows and columns in {site.name!r}", max(block.matrix))
-            blocks.append(block)
-        return blocks
 
 
 # --- mixtures and points -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class MixtureBlock(Block):
-    """A mixture of K = `components` > 1 blocks of normals, q(u) = sum_k pi_k prod_j N(u_j; loc_kj, softplus(rho_kj)^2).
+class Mixture(Family):
+    """A mixture of independent normals, one joint distribution over the sites [1]_, with stratified draws [2]_.
 
-    `params`: loc (K, P), rho (K, P), logits (K,) with pi = softmax(logits). One sample is a draw of each component,
-    weighted with pi: differentiable in pi, unlike a random component, and of lower variance.
+    A step costs one pass through the network per component.
+
+    **The components are independent normals, so a few of them cover a correlated posterior only in part** (see Notes).
+
+    Parameters
+    ----------
+    components : int, default 3
+        K; 1 is the same as "diagonal".
+
+    Notes
+    -----
+    q(u) = sum_k pi_k prod_j N(u_j; loc_kj, softplus(rho_kj)^2). `params`: loc (K, P), rho (K, P), logits (K,) with
+    pi = softmax(logits). One sample is a draw of each component, weighted with pi: differentiable in pi, unlike a
+    random component, and of lower variance.
+
+    For a normal in four dimensions with condition number 21 and correlations up to 0.73, the closest member of the
+    family in KL(q || p) has these shares of the variances of the coordinates::
+
+        K                              1           2           3           5          10
+        KL in nats                  1.08        0.68        0.53        0.34        0.17
+        smallest, largest share  0.21 0.80   0.48 0.80   0.53 0.80   0.68 0.86   0.81 0.90
+
+    SVI reaches it within 0.01 nats (`comparisons/performance/badly_scaled.py --only mixtures`). For correlations,
+    "fullrank" is exact.
+
+    References
+    ----------
+    .. [1] Jaakkola and Jordan (1998).
+    .. [2] Morningstar et al. (2021).
     """
 
-    components: int
+    name: ClassVar[str] = "mixture"
+    components: int = setting(3, whole())
+    has_centre: ClassVar[bool] = False
+
+    def bind(self, sites: Sequence[Site]) -> list[Family]:
+        return [(Normal() if self.components == 1 else self).over(sites)]
 
     @property
     def strata(self) -> int:
         return self.components
-
-    @property
-    def has_centre(self) -> bool:
-        return False
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # Equal components would always move together, so they start apart, by a quarter of the variance per coordinate.
@@ -431,51 +441,14 @@ class MixtureBlock(Block):
 
 
 @dataclass(frozen=True)
-class Mixture(Family):
-    """A mixture of independent normals, one joint distribution over the sites [1]_, with stratified draws [2]_.
+class Delta(Family):
+    """A point: the mode of the sites given the rest of the guide (a MAP estimate in unconstrained coordinates).
 
-    A step costs one pass through the network per component.
-
-    **The components are independent normals, so a few of them cover a correlated posterior only in part** (see Notes).
-
-    Parameters
-    ----------
-    components : int, default 3
-        K; 1 is the same as "diagonal".
-
-    Notes
-    -----
-    For a normal in four dimensions with condition number 21 and correlations up to 0.73, the closest member of the
-    family in KL(q || p) has these shares of the variances of the coordinates::
-
-        K                              1           2           3           5          10
-        KL in nats                  1.08        0.68        0.53        0.34        0.17
-        smallest, largest share  0.21 0.80   0.48 0.80   0.53 0.80   0.68 0.86   0.81 0.90
-
-    SVI reaches it within 0.01 nats (`comparisons/performance/badly_scaled.py --only mixtures`). For correlations,
-    "fullrank" is exact.
-
-    References
-    ----------
-    .. [1] Jaakkola and Jordan (1998).
-    .. [2] Morningstar et al. (2021).
+    u = loc (P,), without a density. By convention log q and the entropy are 0, so its evidence bound is the log joint,
+    with the optimum at a mode.
     """
 
-    name: ClassVar[str] = "mixture"
-    components: int = setting(3, whole())
-
-    def bind(self, sites: Sequence[Site]) -> list[Block]:
-        if self.components == 1:
-            return [NormalBlock(tuple(sites))]
-        return [MixtureBlock(tuple(sites), int(self.components))]
-
-
-@dataclass(frozen=True)
-class DeltaBlock(Block):
-    """A point, u = loc (P,), without a density.
-
-    By convention log q and the entropy are 0, so its evidence bound is the log joint, with the optimum at a mode.
-    """
+    name: ClassVar[str] = "delta"
 
     @property
     def noise_size(self) -> int:
@@ -501,16 +474,6 @@ class DeltaBlock(Block):
         return ops.zeros_like(params["loc"][0])
 
 
-@dataclass(frozen=True)
-class Delta(Family):
-    """A point: the mode of the sites given the rest of the guide (a MAP estimate in unconstrained coordinates)."""
-
-    name: ClassVar[str] = "delta"
-
-    def bind(self, sites: Sequence[Site]) -> list[Block]:
-        return [DeltaBlock(tuple(sites))]
-
-
 # Names of families with default options; a family of another file adds itself.
 FAMILIES: dict[str, type[Family]] = {"diagonal": Normal}
 FAMILIES |= {each.name: each for each in (Normal, LowRank, FullRank, MatrixNormal, Mixture, Delta)}
@@ -523,13 +486,12 @@ def family_of(specification: Any) -> Family:
     if isinstance(specification, str):
         if specification not in FAMILIES:
             raise unknown_name("guide", specification, FAMILIES)
-        return FAMILIES[specification]()
+        specification = {"family": specification}
     if isinstance(specification, Mapping) and specification.get("family") in FAMILIES:
-        options = dict(specification)
-        family: Any = FAMILIES[options.pop("family")]
-        return family(
-            **{n: tuple(value) if isinstance(value, list) else value for n, value in options.items()}
-        )
+        options = {
+            n: tuple(value) if isinstance(value, list) else value for n, value in specification.items()
+        }
+        return FAMILIES[options.pop("family")](**options)
     wanted = f"a family or one of {', '.join(sorted(FAMILIES))}"
     advice = "guide='normal', or {'output': 'fullrank', '*': 'normal'}"
     raise InputError.of("guide", wanted, repr(specification), advice)

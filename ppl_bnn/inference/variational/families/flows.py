@@ -24,8 +24,8 @@ import numpy as np
 from ppl_bnn.backends.protocol import Site
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.settings import between, optional, setting, whole
-from ppl_bnn.inference.variational.families.base import Array, Block, Family, Parameters
-from ppl_bnn.inference.variational.families.blocks import FAMILIES, FullRankBlock, NormalBlock
+from ppl_bnn.inference.variational.families.base import Array, Family, Parameters
+from ppl_bnn.inference.variational.families.blocks import FAMILIES, Affine, FullRank, Normal
 from ppl_bnn.language import ops
 
 # 160 MB in float64, and an optimiser keeps four of them.
@@ -110,18 +110,32 @@ def _knots(shares: Array, bound: float) -> Array:
 
 
 @dataclass(frozen=True)
-class FlowBlock(Block):
-    """A flow, u = loc + softplus(rho) A T(eps), of `layers` layers with networks of `hidden` units.
+class Flow(Family):
+    """A flow, u = loc + softplus(rho) A T(eps), of `layers` layers with networks of `units` hidden units.
 
-    `params`: those of `end` (loc, rho and A), and the weights of the layers, "<layer>.<name>".
+    `params`: those of `final` (loc, rho and A), and the weights of the layers, "<layer>.<name>".
     """
 
     layers: int
-    hidden: int
+    has_centre: ClassVar[bool] = False
+    # The factor of a layer at the start.
+    gain: ClassVar[float] = 1.0
+    # The final affine map as a normal: the distribution of the flow if all layers are the identity.
+    final: ClassVar[Affine] = Normal()
+
+    def bind(self, sites: Sequence[Site]) -> list[Family]:
+        block = self.over(sites)
+        if block.weight_count > WEIGHT_LIMIT:
+            wanted = f"at most {WEIGHT_LIMIT} weights in the networks of a flow, which grow with the square of its size"
+            got = f"{block.weight_count} weights over {block.size} coordinates ({', '.join(block.names)})"
+            advice = f"the flow on the last layer alone, guide={{'output': {self.name!r}, '*': 'normal'}}"
+            raise InputError.of(self.name, wanted, got, f"{advice}, or a smaller hidden")
+        return [block]
 
     @property
-    def has_centre(self) -> bool:
-        return False
+    @abstractmethod
+    def units(self) -> int:
+        """H, the units of each hidden layer."""
 
     @property
     @abstractmethod
@@ -140,22 +154,12 @@ class FlowBlock(Block):
     def inverse_layer(self, params: Parameters, layer: int, y: Array) -> tuple[Array, Array]:
         """The inverse of `forward_layer`: x (..., P) and log |det dy/dx| at x (...)."""
 
-    @property
-    def gain(self) -> float:
-        """The factor of a layer at the start."""
-        return 1.0
-
-    @property
-    def end(self) -> NormalBlock | FullRankBlock:
-        """The final affine map as a normal block: the distribution of the flow if all layers are the identity."""
-        return NormalBlock(self.sites)
-
-    def _ending(self, params: Parameters) -> NormalBlock | FullRankBlock:
-        """`end`, or the final map of a flow that was stored without A."""
-        return self.end if "lower" in params else NormalBlock(self.sites)
+    def _end(self, params: Parameters) -> Affine:
+        """The final map as a block: `final`, or without A in a flow that was stored without it."""
+        return (FullRank() if "lower" in params else Normal()).over(self.sites)
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        params = self.end.start(loc, np.asarray(scale) / self.gain**self.layers, rng)
+        params = self.final.over(self.sites).start(loc, np.asarray(scale) / self.gain**self.layers, rng)
         for layer in range(self.layers):
             params |= {f"{layer}.{name}": value for name, value in self.start_layer(layer, rng).items()}
         return params
@@ -165,12 +169,12 @@ class FlowBlock(Block):
         for layer in range(self.layers):
             z, log_det = self.forward_layer(params, layer, z)
             total = total + log_det
-        u, at_z = self._ending(params).draw(params, z)
+        u, at_z = self._end(params).draw(params, z)
         # The end treats z as a standard normal, but the standard normal is eps.
         return u, at_z + 0.5 * (ops.sum(z * z, -1) - ops.sum(eps * eps, -1)) - total
 
     def log_prob(self, params: Parameters, u: Array) -> Array:
-        end = self._ending(params)
+        end = self._end(params)
         z, at_u = end.standardised(params, u), end.log_prob(params, u)
         eps, total = z, ops.zeros_like(z[..., 0])
         for layer in reversed(range(self.layers)):
@@ -179,111 +183,11 @@ class FlowBlock(Block):
         return at_u + 0.5 * (ops.sum(z * z, -1) - ops.sum(eps * eps, -1)) - total
 
 
-def _checked(family: str, block: FlowBlock) -> list[Block]:
-    """The block in a list, or an error if it has too many weights."""
-    if block.weight_count > WEIGHT_LIMIT:
-        raise InputError.of(
-            family,
-            f"at most {WEIGHT_LIMIT} weights in the networks of a flow, which grow with the square of its size",
-            f"{block.weight_count} weights over {block.size} coordinates ({', '.join(block.names)})",
-            f"the flow on the last layer alone, guide={{'output': {family!r}, '*': 'normal'}}, or a smaller hidden",
-        )
-    return [block]
-
-
 # --- inverse autoregressive ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class InverseAutoregressiveBlock(FlowBlock):
-    """An inverse autoregressive flow over P coordinates.
-
-    Weights of a layer: in.weight (P, H), in.bias (H,), out.weight (H, 2 P), out.bias (2 P,), P columns for m and P for
-    the gate, and direct (P, P) for m. Masked entries are not used and do not change.
-    """
-
-    @property
-    def weight_count(self) -> int:
-        size, hidden = self.size, self.hidden
-        return self.layers * (size * hidden + hidden + 2 * size * (hidden + 1) + size**2)
-
-    @property
-    def gain(self) -> float:
-        return 1.0 / (1.0 + math.exp(-GATE))
-
-    @functools.cached_property
-    def _degrees(self) -> np.ndarray:
-        """The number of coordinates that each hidden unit may depend on; ascending, evenly from 1 to P - 1."""
-        return np.round(np.linspace(1, max(1, self.size - 1), self.hidden)).astype(int)
-
-    @functools.cached_property
-    def _masks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The unmasked entries of in.weight, out.weight and direct."""
-        place = np.arange(1, self.size + 1)
-        into = place[:, None] <= self._degrees
-        out = self._degrees[:, None] < place
-        direct = place[:, None] < place
-        return into, np.tile(out, 2), direct
-
-    def start_layer(self, layer: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        into, out, direct = self._masks
-        size, hidden = self.size, self.hidden
-        return {
-            "in.weight": rng.standard_normal((size, hidden)) * into / np.sqrt(self._degrees),
-            # Without biases every m would be an odd function of eps, which cannot show a curved posterior at first.
-            "in.bias": rng.standard_normal(hidden),
-            "out.weight": START * rng.standard_normal((hidden, 2 * size)) * out / math.sqrt(hidden),
-            "out.bias": np.concatenate([np.zeros(size), np.full(size, GATE)]),
-            "direct": START * rng.standard_normal((size, size)) * direct / math.sqrt(size),
-        }
-
-    def _ordered(self, layer: int, x: Array) -> Array:
-        """The coordinates in the order of a layer, the reverse of that of the layer before."""
-        return ops.flip(x) if layer else x
-
-    def forward_layer(self, params: Parameters, layer: int, x: Array) -> tuple[Array, Array]:
-        x = self._ordered(layer, x)
-        into, out, direct = (
-            params[f"{layer}.{name}"] * ops.asarray(mask, like=params[f"{layer}.{name}"])
-            for name, mask in zip(("in.weight", "out.weight", "direct"), self._masks, strict=True)
-        )
-        h = ops.tanh(x @ into + params[f"{layer}.in.bias"])
-        raw = h @ out + params[f"{layer}.out.bias"]
-        m, gate = raw[..., : self.size] + x @ direct, raw[..., self.size :]
-        return ops.sigmoid(gate) * x + ops.sigmoid(-gate) * m, -ops.sum(ops.softplus(-gate), -1)
-
-    def inverse_layer(self, params: Parameters, layer: int, y: Array) -> tuple[Array, Array]:
-        into, into_bias = params[f"{layer}.in.weight"], params[f"{layer}.in.bias"]
-        out = params[f"{layer}.out.weight"].reshape(self.hidden, 2, self.size)
-        out_bias = params[f"{layer}.out.bias"].reshape(2, self.size)
-        direct = params[f"{layer}.direct"]
-        # Units are in ascending degree, so those that depend on the known coordinates come first.
-        ready = np.searchsorted(self._degrees, np.arange(self.size + 1), side="right").tolist()
-        x, h, total = y[..., :0], y[..., :0], ops.zeros_like(y[..., 0])
-        for place in range(self.size):
-            raw = h @ out[: ready[place], :, place] + out_bias[:, place]
-            m, gate = raw[..., 0] + x @ direct[:place, place], raw[..., 1]
-            found = (y[..., place] - ops.sigmoid(-gate) * m) / ops.sigmoid(gate)
-            total = total - ops.softplus(-gate)
-            x = ops.concatenate([x, found[..., None]])
-            new = slice(ready[place], ready[place + 1])
-            h = ops.concatenate([h, ops.tanh(x @ into[: place + 1, new] + into_bias[new])])
-        return self._ordered(layer, x), total
-
-    def log_prob(self, params: Parameters, u: Array) -> Array:
-        """log q(u) (...) at u (..., P), in P sequential steps per layer; refused above SEQUENTIAL_LIMIT coordinates."""
-        if self.size > SEQUENTIAL_LIMIT:
-            raise UnsupportedError.of(
-                "log q of an inverse autoregressive flow",
-                f"at most {SEQUENTIAL_LIMIT} coordinates, since it is inverted one coordinate after the other",
-                f"{self.size} coordinates ({', '.join(self.names)})",
-                "guide='spline', whose inverse costs what a draw costs, or the flow on the last layer alone",
-            )
-        return super().log_prob(params, u)
-
-
-@dataclass(frozen=True)
-class InverseAutoregressive(Family):
+class InverseAutoregressive(Flow):
     """Inverse autoregressive flow: masked networks, with the order of the coordinates reversed between them [1]_.
 
     In a layer the j-th coordinate is moved depending on those before it, with a gate for stability,
@@ -311,6 +215,9 @@ class InverseAutoregressive(Family):
     About 4 P^2 weights per layer with hidden=None. A draw and its log q take one pass. log q of other points takes P
     sequential steps per layer, and is refused above 1000 coordinates.
 
+    Weights of a layer: in.weight (P, H), in.bias (H,), out.weight (H, 2 P), out.bias (2 P,), P columns for m and P for
+    the gate, and direct (P, P) for m. Masked entries are not used and do not change.
+
     References
     ----------
     .. [1] Kingma, Salimans, Jozefowicz, Chen, Sutskever and Welling (2016). Improving variational inference with
@@ -321,94 +228,90 @@ class InverseAutoregressive(Family):
     layers: int = setting(2, whole())
     hidden: int | None = setting(None, optional(whole()))
     name: ClassVar[str] = "iaf"
+    gain: ClassVar[float] = 1.0 / (1.0 + math.exp(-GATE))
 
-    def bind(self, sites: Sequence[Site]) -> list[Block]:
-        size = sum(site.size for site in sites)
-        hidden = max(LEAST_HIDDEN, size) if self.hidden is None else self.hidden
-        return _checked(self.name, InverseAutoregressiveBlock(tuple(sites), self.layers, hidden))
+    @property
+    def units(self) -> int:
+        return max(LEAST_HIDDEN, self.size) if self.hidden is None else self.hidden
+
+    @property
+    def weight_count(self) -> int:
+        size, hidden = self.size, self.units
+        return self.layers * (size * hidden + hidden + 2 * size * (hidden + 1) + size**2)
+
+    @functools.cached_property
+    def _degrees(self) -> np.ndarray:
+        """The number of coordinates that each hidden unit may depend on; ascending, evenly from 1 to P - 1."""
+        return np.round(np.linspace(1, max(1, self.size - 1), self.units)).astype(int)
+
+    @functools.cached_property
+    def _masks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The unmasked entries of in.weight, out.weight and direct."""
+        place, degrees = np.arange(1, self.size + 1), self._degrees
+        return place[:, None] <= degrees, np.tile(degrees[:, None] < place, 2), place[:, None] < place
+
+    def start_layer(self, layer: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        into, out, direct = self._masks
+        size, hidden = self.size, self.units
+        return {
+            "in.weight": rng.standard_normal((size, hidden)) * into / np.sqrt(self._degrees),
+            # Without biases every m would be an odd function of eps, which cannot show a curved posterior at first.
+            "in.bias": rng.standard_normal(hidden),
+            "out.weight": START * rng.standard_normal((hidden, 2 * size)) * out / math.sqrt(hidden),
+            "out.bias": np.concatenate([np.zeros(size), np.full(size, GATE)]),
+            "direct": START * rng.standard_normal((size, size)) * direct / math.sqrt(size),
+        }
+
+    def _ordered(self, layer: int, x: Array) -> Array:
+        """The coordinates in the order of a layer, the reverse of that of the layer before."""
+        return ops.flip(x) if layer else x
+
+    def forward_layer(self, params: Parameters, layer: int, x: Array) -> tuple[Array, Array]:
+        x = self._ordered(layer, x)
+        into, out, direct = (
+            params[f"{layer}.{name}"] * ops.asarray(mask, like=params[f"{layer}.{name}"])
+            for name, mask in zip(("in.weight", "out.weight", "direct"), self._masks, strict=True)
+        )
+        h = ops.tanh(x @ into + params[f"{layer}.in.bias"])
+        raw = h @ out + params[f"{layer}.out.bias"]
+        m, gate = raw[..., : self.size] + x @ direct, raw[..., self.size :]
+        return ops.sigmoid(gate) * x + ops.sigmoid(-gate) * m, -ops.sum(ops.softplus(-gate), -1)
+
+    def inverse_layer(self, params: Parameters, layer: int, y: Array) -> tuple[Array, Array]:
+        into, into_bias = params[f"{layer}.in.weight"], params[f"{layer}.in.bias"]
+        out = params[f"{layer}.out.weight"].reshape(self.units, 2, self.size)
+        out_bias = params[f"{layer}.out.bias"].reshape(2, self.size)
+        direct = params[f"{layer}.direct"]
+        # Units are in ascending degree, so those that depend on the known coordinates come first.
+        ready = np.searchsorted(self._degrees, np.arange(self.size + 1), side="right").tolist()
+        x, h, total = y[..., :0], y[..., :0], ops.zeros_like(y[..., 0])
+        for place in range(self.size):
+            raw = h @ out[: ready[place], :, place] + out_bias[:, place]
+            m, gate = raw[..., 0] + x @ direct[:place, place], raw[..., 1]
+            found = (y[..., place] - ops.sigmoid(-gate) * m) / ops.sigmoid(gate)
+            total = total - ops.softplus(-gate)
+            x = ops.concatenate([x, found[..., None]])
+            new = slice(ready[place], ready[place + 1])
+            h = ops.concatenate([h, ops.tanh(x @ into[: place + 1, new] + into_bias[new])])
+        return self._ordered(layer, x), total
+
+    def log_prob(self, params: Parameters, u: Array) -> Array:
+        """log q(u) (...) at u (..., P), in P sequential steps per layer; refused above SEQUENTIAL_LIMIT coordinates."""
+        if self.size > SEQUENTIAL_LIMIT:
+            raise UnsupportedError.of(
+                "log q of an inverse autoregressive flow",
+                f"at most {SEQUENTIAL_LIMIT} coordinates, since it is inverted one coordinate after the other",
+                f"{self.size} coordinates ({', '.join(self.names)})",
+                "guide='spline', whose inverse costs what a draw costs, or the flow on the last layer alone",
+            )
+        return super().log_prob(params, u)
 
 
 # --- neural spline ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class NeuralSplineBlock(FlowBlock):
-    """A flow of coupling layers with rational-quadratic splines of K = `bins` boxes on [-`bound`, `bound`].
-
-    Weights of a layer that moves M of P coordinates: in.weight (P - M, H), in.bias (H,), out.weight (H, M (3 K - 1)),
-    out.bias (M (3 K - 1),). With a single coordinate there is only out.bias.
-    """
-
-    bins: int
-    bound: float
-
-    @property
-    def end(self) -> FullRankBlock:
-        return FullRankBlock(self.sites)
-
-    def _sizes(self, layer: int) -> tuple[int, int]:
-        """The numbers of fixed and of moved coordinates: the first half moves the second, in odd layers the reverse."""
-        half = self.size // 2
-        return (self.size - half, half) if layer % 2 and half else (half, self.size - half)
-
-    @property
-    def weight_count(self) -> int:
-        total = 0
-        for layer in range(self.layers):
-            given, moved = self._sizes(layer)
-            raw = moved * (3 * self.bins - 1)
-            total += raw + (given > 0) * self.hidden * (given + 1 + raw)
-        return total + self.size**2
-
-    def start_layer(self, layer: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        given, moved = self._sizes(layer)
-        raw = moved * (3 * self.bins - 1)
-        bias = {"out.bias": START * rng.standard_normal(raw)}
-        if not given:
-            return bias
-        return bias | {
-            "in.weight": rng.standard_normal((given, self.hidden)) / math.sqrt(given),
-            "in.bias": rng.standard_normal(self.hidden),
-            "out.weight": START * rng.standard_normal((self.hidden, raw)) / math.sqrt(self.hidden),
-        }
-
-    def _splines(self, params: Parameters, layer: int, given: Array, moved: int) -> tuple[Array, ...]:
-        """Widths, heights and slopes (..., M, .) of the splines, computed from `given` (..., P - M)."""
-        raw, lead = params[f"{layer}.out.bias"], tuple(given.shape[:-1])
-        if given.shape[-1]:
-            h = ops.tanh(given @ params[f"{layer}.in.weight"] + params[f"{layer}.in.bias"])
-            raw = h @ params[f"{layer}.out.weight"] + raw
-        # Flows that were stored without a matrix were fitted without this factor.
-        raw, bins = raw * (QUIET if "lower" in params else 1.0), self.bins
-        raw = ops.broadcast_to(raw, (*lead, moved * (3 * bins - 1))).reshape((*lead, moved, 3 * bins - 1))
-        room = 1.0 - NARROWEST * bins
-        widths = NARROWEST + room * ops.softmax(raw[..., :bins])
-        heights = NARROWEST + room * ops.softmax(raw[..., bins : 2 * bins])
-        # Shifted so that an output of zero gives a slope of one, that is, the identity.
-        slopes = NARROWEST + ops.softplus(raw[..., 2 * bins :] + math.log(math.expm1(1.0 - NARROWEST)))
-        end = ops.ones_like(widths[..., :1])
-        return widths, heights, ops.concatenate([end, slopes, end])
-
-    def _coupled(self, params: Parameters, layer: int, x: Array, inverse: bool) -> tuple[Array, Array]:
-        """Move one half by the splines that are computed from the other, which stays."""
-        half = self.size // 2
-        first, second = x[..., :half], x[..., half:]
-        swapped = bool(layer % 2 and half)
-        given, moving = (second, first) if swapped else (first, second)
-        splines = self._splines(params, layer, given, moving.shape[-1])
-        moved, log_slope = rational_quadratic(moving, *splines, self.bound, inverse)
-        parts = [moved, given] if swapped else [given, moved]
-        return ops.concatenate(parts), ops.sum(log_slope, -1)
-
-    def forward_layer(self, params: Parameters, layer: int, x: Array) -> tuple[Array, Array]:
-        return self._coupled(params, layer, x, inverse=False)
-
-    def inverse_layer(self, params: Parameters, layer: int, y: Array) -> tuple[Array, Array]:
-        return self._coupled(params, layer, y, inverse=True)
-
-
-@dataclass(frozen=True)
-class NeuralSpline(Family):
+class NeuralSpline(Flow):
     """Neural spline flow: coupling layers whose elementwise maps are monotone rational-quadratic splines [1]_.
 
     In a layer one half of the coordinates is fixed. From it a network with a hidden layer of tanh units computes a
@@ -442,6 +345,9 @@ class NeuralSpline(Family):
     About 3 K P^2 / 4 weights per layer with hidden=None, and P^2 for the matrix. A draw with log q, and log q of any
     other point, take one pass each. Each draw holds 3 K numbers per coordinate.
 
+    Weights of a layer that moves M of P coordinates: in.weight (P - M, H), in.bias (H,), out.weight (H, M (3 K - 1)),
+    out.bias (M (3 K - 1),). With a single coordinate there is only out.bias.
+
     References
     ----------
     .. [1] Durkan, Bekasov, Murray and Papamakarios (2019). Neural spline flows.
@@ -452,12 +358,71 @@ class NeuralSpline(Family):
     bound: float = setting(4.0, between())
     hidden: int | None = setting(None, optional(whole()))
     name: ClassVar[str] = "spline"
+    final: ClassVar[Affine] = FullRank()
 
-    def bind(self, sites: Sequence[Site]) -> list[Block]:
-        size = sum(site.size for site in sites)
-        hidden = max(LEAST_HIDDEN, size // 2) if self.hidden is None else self.hidden
-        block = NeuralSplineBlock(tuple(sites), self.layers, hidden, self.bins, float(self.bound))
-        return _checked(self.name, block)
+    @property
+    def units(self) -> int:
+        return max(LEAST_HIDDEN, self.size // 2) if self.hidden is None else self.hidden
+
+    def _sizes(self, layer: int) -> tuple[int, int]:
+        """The numbers of fixed and of moved coordinates: the first half moves the second, in odd layers the reverse."""
+        half = self.size // 2
+        return (self.size - half, half) if layer % 2 and half else (half, self.size - half)
+
+    @property
+    def weight_count(self) -> int:
+        total = self.size**2
+        for layer in range(self.layers):
+            given, moved = self._sizes(layer)
+            raw = moved * (3 * self.bins - 1)
+            total += raw + (given > 0) * self.units * (given + 1 + raw)
+        return total
+
+    def start_layer(self, layer: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        given, moved = self._sizes(layer)
+        raw = moved * (3 * self.bins - 1)
+        bias = {"out.bias": START * rng.standard_normal(raw)}
+        if not given:
+            return bias
+        return bias | {
+            "in.weight": rng.standard_normal((given, self.units)) / math.sqrt(given),
+            "in.bias": rng.standard_normal(self.units),
+            "out.weight": START * rng.standard_normal((self.units, raw)) / math.sqrt(self.units),
+        }
+
+    def _splines(self, params: Parameters, layer: int, given: Array, moved: int) -> tuple[Array, ...]:
+        """Widths, heights and slopes (..., M, .) of the splines, computed from `given` (..., P - M)."""
+        raw, lead = params[f"{layer}.out.bias"], tuple(given.shape[:-1])
+        if given.shape[-1]:
+            h = ops.tanh(given @ params[f"{layer}.in.weight"] + params[f"{layer}.in.bias"])
+            raw = h @ params[f"{layer}.out.weight"] + raw
+        # Flows that were stored without a matrix were fitted without this factor.
+        raw, bins = raw * (QUIET if "lower" in params else 1.0), self.bins
+        raw = ops.broadcast_to(raw, (*lead, moved * (3 * bins - 1))).reshape((*lead, moved, 3 * bins - 1))
+        room = 1.0 - NARROWEST * bins
+        widths = NARROWEST + room * ops.softmax(raw[..., :bins])
+        heights = NARROWEST + room * ops.softmax(raw[..., bins : 2 * bins])
+        # Shifted so that an output of zero gives a slope of one, that is, the identity.
+        slopes = NARROWEST + ops.softplus(raw[..., 2 * bins :] + math.log(math.expm1(1.0 - NARROWEST)))
+        end = ops.ones_like(widths[..., :1])
+        return widths, heights, ops.concatenate([end, slopes, end])
+
+    def _coupled(self, params: Parameters, layer: int, x: Array, inverse: bool) -> tuple[Array, Array]:
+        """Move one half by the splines that are computed from the other, which stays."""
+        half = self.size // 2
+        first, second = x[..., :half], x[..., half:]
+        swapped = bool(layer % 2 and half)
+        given, moving = (second, first) if swapped else (first, second)
+        splines = self._splines(params, layer, given, moving.shape[-1])
+        moved, log_slope = rational_quadratic(moving, *splines, bound=self.bound, inverse=inverse)
+        parts = [moved, given] if swapped else [given, moved]
+        return ops.concatenate(parts), ops.sum(log_slope, -1)
+
+    def forward_layer(self, params: Parameters, layer: int, x: Array) -> tuple[Array, Array]:
+        return self._coupled(params, layer, x, inverse=False)
+
+    def inverse_layer(self, params: Parameters, layer: int, y: Array) -> tuple[Array, Array]:
+        return self._coupled(params, layer, y, inverse=True)
 
 
 FAMILIES.update({InverseAutoregressive.name: InverseAutoregressive, NeuralSpline.name: NeuralSpline})
