@@ -384,8 +384,8 @@ def _check_names(names: list[str]) -> None:
             raise UnsupportedError.of("SVI", wanted, f"{name!r} and {other!r}", advice)
 
 
-# (system, whether the guide is written by hand) -> the class: AutoNormal or that guide, with the system's Trace_ELBO. It
-# is called with a problem, the native model, the guide, draws per step, and rows per step.
+# (system, whether the guide is written by hand) -> the class: AutoNormal or that guide, under the Trace_ELBO of the
+# system. It is called with a problem, the native model, the guide, draws per step, and rows per step.
 SYSTEM_GUIDES: dict[tuple[str, bool], Any] = {
     ("numpyro", False): _NumPyroNormal,
     ("numpyro", True): _NumPyroWritten,

@@ -347,8 +347,7 @@ class GuideApproximation(Approximation):
     @property
     def kind(self) -> Literal["chains", "iid", "point"]:  # type: ignore[override]
         """Whether the whole guide is a point ("point") or not ("iid")."""
-        points = all(isinstance(block, Delta) for block in self.guide.blocks)
-        return "point" if points else "iid"
+        return "point" if all(isinstance(block, Delta) for block in self.guide.blocks) else "iid"
 
     @functools.cached_property
     def _exact(self) -> dict[str, np.ndarray]:

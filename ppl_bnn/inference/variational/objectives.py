@@ -28,13 +28,7 @@ from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import LinearUse, NetworkFunction, RecordLinear
 from ppl_bnn.language.primitives import Handler
-from ppl_bnn.language.stochastic_layers import (
-    Flipout,
-    LocalReparameterisation,
-    SharedUse,
-    refuse_shared,
-    shared_weights,
-)
+from ppl_bnn.language.stochastic_layers import Flipout, LocalReparameterisation, refuse_shared, shared_weights
 from ppl_bnn.posterior.approximation import Approximation
 
 ESTIMATORS = ("plain", "local", "flipout")
@@ -66,9 +60,9 @@ class Objective:
         # Order of the Renyi bound; the importance-weighted bound has order 0.
         self.order = {"elbo": None, "iwelbo": 0.0, "renyi": self.alpha}[self.objective]
         self.divergence = Divergence.of(problem, guide, self.analytic)
-        closed = ", ".join(self.divergence.crosses) or (
-            "the entropy" if any(self.divergence.entropies) else ""
-        )
+        closed = ", ".join(self.divergence.crosses)
+        if not closed and any(self.divergence.entropies):
+            closed = "the entropy"
         if guide.strata > 1 and (self.objective != "elbo" or self.estimator != "plain"):
             wanted = (
                 "objective='elbo' and estimator='plain' with a mixture, whose components are drawn one by one"
@@ -96,18 +90,15 @@ class Objective:
         self._weights: tuple[str, ...] = ()
         self._native = program.native
         if self.estimator != "plain":
-            self._weights, shared = self._linear_weights()
-            refuse_shared(shared, self.estimator, self.approximate)
-            if self.estimator == "local":
-                self.shared = tuple(shared)
+            self._find_weights()
             self._native = problem.system.native(self._perturbed, record=False)
         if self.population is not None and not program.language:
             self._native = functools.partial(program.native, population=self.population)
 
-    def _linear_weights(self) -> tuple[tuple[str, ...], dict[str, SharedUse]]:
-        """Weights and biases of linear maps with independent normals, and which of them are not used once per row.
+    def _find_weights(self) -> None:
+        """Find the weights and biases of linear maps with independent normals, and those not used once per row.
 
-        Raises `UnsupportedError` if there are none for this estimator.
+        Raises `UnsupportedError` if there are none for this estimator, or for shared ones unless `approximate`.
         """
         problem, guide, program = self.problem, self.guide, self.problem.program
         x, w, uses = linear_uses(problem)
@@ -115,13 +106,9 @@ class Objective:
         if not (program.coupled or program.has_local):
             x = map_data(lambda a: ops.concatenate([a, a], 0), x)
         used = {site for use in uses for site in (use.weight, use.bias) if site is not None}
-        sites = program.sites
-        names = tuple(
-            name
-            for name in guide.normal_sites
-            if name in used and sites[name].shape == sites[name].unconstrained_shape
-        )
-        if not names:
+        same = {name for name, site in program.sites.items() if site.shape == site.unconstrained_shape}
+        self._weights = tuple(name for name in guide.normal_sites if name in used & same)
+        if not self._weights:
             got = "none with " + ", ".join(sorted({type(block).__name__ for block in guide.blocks}))
             advice = "guide='normal', or {'hidden*': 'normal', ...}"
             if not used:
@@ -129,7 +116,10 @@ class Objective:
                 advice = "estimator='plain', or bnn.dense in its place"
             wanted = f"independent normals on weights of linear maps, for estimator={self.estimator!r}"
             raise UnsupportedError.of("SVI", wanted, got, advice)
-        return names, shared_weights(program.model, w, x, names)
+        shared = shared_weights(program.model, w, x, self._weights)
+        refuse_shared(shared, self.estimator, self.approximate)
+        if self.estimator == "local":
+            self.shared = tuple(shared)
 
     def _perturbed(self, x: Any, y: Any = None) -> None:
         assert self._handler is not None

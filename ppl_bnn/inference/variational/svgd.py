@@ -185,7 +185,12 @@ class SVGD(iterated.IteratedMethod):
         def rule(state: State, now: State, x: Any, y: Any, _: Any) -> tuple[State, Any]:
             values, gradients = evaluated(state["particles"], x, y)
             direction = stein_direction(state["particles"], -gradients, self.bandwidth)
-            return self._ascend(state, direction, now), values.mean()
+            if self.optimiser == "adam":
+                step, moments = adam(state, direction, now["step"])
+            else:
+                moments = {"first": state["first"], "second": state["second"] + direction**2}
+                step = direction / (ops.sqrt(moments["second"]) + 1e-8)
+            return {"particles": state["particles"] + now["rate"] * step, **moments}, values.mean()
 
         count = self.count(problem.program.parameter_count)
         points = resolve_start(problem, self.start, progress, count=count)
@@ -210,14 +215,6 @@ class SVGD(iterated.IteratedMethod):
             slow = f"{self.name} has not converged: its kernel has one bandwidth for all directions. "
             warnings = (slow + scaling.explanation(), *warnings)
         return Outcome(Particles(iterated.by_site(problem, particles)), figures=figures, warnings=warnings)
-
-    def _ascend(self, state: State, direction: Any, now: Mapping[str, Any]) -> State:
-        if self.optimiser == "adam":
-            step, moments = adam(state, direction, now["step"])
-        else:
-            moments = {"first": state["first"], "second": state["second"] + direction**2}
-            step = direction / (ops.sqrt(moments["second"]) + 1e-8)
-        return {"particles": state["particles"] + now["rate"] * step, **moments}
 
     def _collapse(self, count: int, size: int) -> tuple[str, ...]:
         """A warning if there are no more particles than dimensions."""
