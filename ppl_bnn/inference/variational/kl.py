@@ -124,10 +124,10 @@ class Divergence:
 
     crosses: the family of the prior of each site with a closed cross entropy; that of other sites is the value at the
     draw. entropies: for each block, whether its entropy is closed. groups: site to "weight", "unit" or "tensor", for
-    `priors.EmpiricalBayes`. Closed cross entropies: Normal and LogNormal
-    priors with any block of known means and variances; Laplace priors with normal coordinates; `priors.EmpiricalBayes`
-    and `priors.LogUniform` always, with independent normals. The location and scale of a prior may depend on draws of
-    other variables if the site is independent of them under q; otherwise the value at the draw is used.
+    `priors.EmpiricalBayes`. Closed cross entropies: Normal and LogNormal priors with any block of known means and
+    variances; Laplace priors with normal coordinates; `priors.EmpiricalBayes` and `priors.LogUniform` always, with
+    independent normals. The location and scale of a prior may depend on draws of other variables if the site is
+    independent of them under q; otherwise the value at the draw is used.
     """
 
     guide: Guide

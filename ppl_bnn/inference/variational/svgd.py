@@ -52,7 +52,7 @@ class Particles(Point):
         """n, the number of particles."""
         return len(next(iter(self.u.values())))
 
-    stored_count = property(attrgetter("size"))
+    stored_count = property(attrgetter("size"))  # type: ignore[override]
 
     def stored_draws(self) -> dict[str, np.ndarray]:
         return dict(self.u)

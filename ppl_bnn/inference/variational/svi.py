@@ -226,7 +226,7 @@ class SVI(Method):
             wanted = f"at least 2 for objective={self.objective!r}, which with one is the ELBO"
             raise InputError.of("SVI particles", wanted, str(self.particles), "particles=10")
 
-    streams = property(attrgetter("stream"))
+    streams = property(attrgetter("stream"))  # type: ignore[override]
 
     @property
     def _written(self) -> bool:
