@@ -488,10 +488,8 @@ def family_of(specification: Any) -> Family:
             raise unknown_name("guide", specification, FAMILIES)
         specification = {"family": specification}
     if isinstance(specification, Mapping) and specification.get("family") in FAMILIES:
-        options = {
-            n: tuple(value) if isinstance(value, list) else value for n, value in specification.items()
-        }
-        return FAMILIES[options.pop("family")](**options)
+        plain: dict[str, Any] = {n: tuple(v) if isinstance(v, list) else v for n, v in specification.items()}
+        return FAMILIES[plain.pop("family")](**plain)
     wanted = f"a family or one of {', '.join(sorted(FAMILIES))}"
     advice = "guide='normal', or {'output': 'fullrank', '*': 'normal'}"
     raise InputError.of("guide", wanted, repr(specification), advice)
