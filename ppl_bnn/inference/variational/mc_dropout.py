@@ -50,10 +50,11 @@ class Dropped(Point):
         # Alphabetical, because a file returns the sites in any order and the draws must not depend on it.
         drawn = {}
         for name, value in sorted(self.u.items()):
-            drawn[name] = np.repeat(np.asarray(value)[None], count, axis=0)
             if name in self.rates:
                 rate, shape = self.rates[name], (count, *(1,) * (value.ndim - 2), value.shape[-2], 1)
                 drawn[name] = (value * ((rng.random(shape) >= rate) / (1.0 - rate))).astype(value.dtype)
+            else:
+                drawn[name] = np.repeat(np.asarray(value)[None], count, axis=0)
         return {name: drawn[name] for name in self.u}
 
     def arrays(self) -> dict[str, np.ndarray]:
