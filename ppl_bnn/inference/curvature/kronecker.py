@@ -254,10 +254,10 @@ def check_one_precision(name: str, prior: TensorPrior, got: str = "") -> None:
 
 def check_independent(prior: np.ndarray) -> None:
     """Raise `UnsupportedError` if the curvature of the prior of all sites is dense, (P, P)."""
-    if prior.ndim == 2:
-        where, got = "structure='kron'", "a prior with a dense curvature, such as one with a sampled scale"
-        advice = "prior_approximation='kron', which keeps what is within a tensor, or structure='full'"
-        raise UnsupportedError.of(where, "a prior whose sites are independent of each other", got, advice)
+    expected = "a prior whose sites are independent of each other"
+    got = "a prior with a dense curvature, such as one with a sampled scale"
+    advice = "prior_approximation='kron', which keeps what is within a tensor, or structure='full'"
+    UnsupportedError.check(prior.ndim == 1, "structure='kron'", expected, got, advice)
 
 
 @contextmanager

@@ -218,8 +218,8 @@ class Laplace(Method):
         refuse(self.during_training and not self.optimise, "optimise", expected, "optimise=True")
         names = "structure weights tune noise marginal predictive"
         weights = self.weights if isinstance(self.weights, str) else "some"
-        given = (self.structure, weights, self.tune, self.noise, len(self.marginal), self.predictive)
-        defaults = [("full", "all", "none", "gaussian", 0, kind) for kind in (None, "sampled")]
+        given = (self.structure, weights, self.tune, self.noise, bool(self.marginal), self.predictive)
+        defaults = [("full", "all", "none", "gaussian", False, kind) for kind in (None, "sampled")]
         expected = "the defaults with engine='guide', which has a full Hessian and nothing else"
         refuse(self.engine == "guide" and given not in defaults, names, expected, "engine='curvature'")
 
