@@ -527,7 +527,7 @@ def test_leave_one_out_of_an_approximation_is_corrected_where_the_weights_allow(
     def gaussian(widen: float, linearised: bool) -> Any:
         full = Full.of(np.linalg.inv(covariance) / widen**2)
         kinds = ("linearised", "sampled") if linearised else ("sampled",)
-        approximation = LaplaceGaussian({"output.weight": mean[:, None]}, full, predictives=kinds)
+        approximation = LaplaceGaussian({"output.weight": mean[:, None]}, full, kinds=kinds)
         return fitted(linear, approximation)
 
     wide = leave_one_out(gaussian(1.6, False))
@@ -555,7 +555,7 @@ def test_the_correction_of_a_linearised_network_is_withheld() -> None:
     size = sum(np.size(value) for value in mode.values())
 
     def by(kinds: tuple[str, ...]) -> Any:
-        gaussian = LaplaceGaussian(mode, Full.of(1e8 * np.eye(size)), predictives=kinds)
+        gaussian = LaplaceGaussian(mode, Full.of(1e8 * np.eye(size)), kinds=kinds)
         return fitted(network, gaussian)
 
     u = by(("linearised", "sampled")).approximation.draw(50, np.random.default_rng(0))
@@ -627,7 +627,7 @@ def test_what_cannot_be_corrected_says_why() -> None:
     mean, covariance, _ = closed_form()
     part = Full.of(np.linalg.inv(covariance)[:1, :1])
     held = LaplaceGaussian(
-        {"output.weight": mean[:, None]}, part, positions=np.array([0]), predictives=("sampled",)
+        {"output.weight": mean[:, None]}, part, positions=np.array([0]), kinds=("sampled",)
     )
     wide = gaussian(1.5)
     u = wide.draw(500, np.random.default_rng(0))
@@ -929,7 +929,7 @@ def gaussian(widen: float = 1.0, shift: float = 0.0) -> LaplaceGaussian:
     mean, covariance, _ = closed_form()
     moved = mean + shift * np.sqrt(np.diag(covariance))
     full = Full.of(np.linalg.inv(covariance) / widen**2)
-    return LaplaceGaussian({"output.weight": moved[:, None]}, full, predictives=("sampled",))
+    return LaplaceGaussian({"output.weight": moved[:, None]}, full, kinds=("sampled",))
 
 
 def said(found: Any, words: str) -> bool:

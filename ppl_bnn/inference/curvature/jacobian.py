@@ -34,8 +34,7 @@ Cotangents = Callable[[np.ndarray, slice], np.ndarray]
 Use = tuple[str, int]
 
 
-@dataclass(frozen=True)
-class LinearMap:
+class LinearMap(NamedTuple):
     """A weight that is a site, a matrix of `shape` (I, O) in C order, with all its uses in a run on one row.
 
     `bias` is the site added after each use; `places` is T, the number of positions and uses per row.

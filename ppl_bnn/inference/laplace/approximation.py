@@ -30,7 +30,7 @@ class LaplaceGaussian(Approximation):
     """N(mode, A^-1) over some or all positions of the latent sites. Everything else stays at its value.
 
     `held`: parameters without a prior. `positions` (Q,): None for the whole flat vector. `factors` of the precisions of
-    priors by site and the known `noise`, if tuned. `predictives`: kinds of prediction, the default first.
+    priors by site and the known `noise`, if tuned. `kinds` of prediction, the default first.
     """
 
     mode: dict[str, np.ndarray]
@@ -39,12 +39,8 @@ class LaplaceGaussian(Approximation):
     positions: np.ndarray | None = None
     factors: dict[str, np.ndarray] = field(default_factory=dict)
     noise: float | None = None
-    predictives: tuple[str, ...] = ("linearised", "sampled")
+    kinds: tuple[str, ...] = ("linearised", "sampled")  # type: ignore[misc]
     kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
-
-    @property
-    def kinds(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self.predictives
 
     @property
     def flat_mode(self) -> np.ndarray:
@@ -102,7 +98,7 @@ class LaplaceGaussian(Approximation):
         found |= {f"held/{name}": value for name, value in self.held.items()}
         found |= {f"factor/{name}": value for name, value in self.factors.items()}
         found |= {f"gaussian/{structure}/{key}": value for key, value in self.covariance.arrays().items()}
-        found["predictives"] = np.array([_KINDS.index(kind) for kind in self.predictives])
+        found["predictives"] = np.array([_KINDS.index(kind) for kind in self.kinds])
         optional = {"positions": self.positions, "noise": self.noise}
         return found | {name: np.asarray(value) for name, value in optional.items() if value is not None}
 
@@ -118,7 +114,7 @@ class LaplaceGaussian(Approximation):
             positions=np.asarray(arrays["positions"]) if "positions" in arrays else None,
             factors=unprefixed(arrays, "factor"),
             noise=float(arrays["noise"]) if "noise" in arrays else None,
-            predictives=tuple(_KINDS[int(index)] for index in arrays["predictives"]),
+            kinds=tuple(_KINDS[int(index)] for index in arrays["predictives"]),
         )
 
     # -- prediction
@@ -191,7 +187,7 @@ class LaplaceGaussian(Approximation):
 
     def joint(self, problem: Problem, x: Any, memory: int) -> JointPrediction | None:
         """The joint prediction of the linearised predictor, in closed form."""
-        if "linearised" not in self.predictives:
+        if "linearised" not in self.kinds:
             return None
         _, etas, parts = zip(*jacobians(problem, self.centre(), x, memory, self.positions), strict=True)
         covariance = self.covariance.joint(np.concatenate(parts))

@@ -31,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -87,8 +88,7 @@ class GaussianNoise:
         return float(0.5 * (constant - scale * self.misfit))
 
 
-@dataclass(frozen=True, eq=False)
-class EvidenceState:
+class EvidenceState(NamedTuple):
     """The log evidence at some factors, gamma (G,), and the upward and downward terms of each log coordinate.
 
     gamma says how many parameters of each group the data determine. The coordinates are the log factors of the tuned

@@ -188,7 +188,7 @@ class LaplaceFit:
                 gaussian = self._gaussian(u, positions)
                 if not method.optimise and not method.marginal:
                     mode = self._check_start(mode, gaussian, positions)
-        approximation = self.approximation(u, gaussian, positions, predictives=self.kinds(), **tuned)
+        approximation = self.approximation(u, gaussian, positions, kinds=self.kinds(), **tuned)
         self._check_weights(approximation)
         if "log_evidence" not in self.figures:
             log_prior = hyperparameters.log_prior(problem, u, positions)

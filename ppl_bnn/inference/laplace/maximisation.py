@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -21,8 +21,7 @@ ROUNDING = 1e-12
 MONOTONE = (1.0, 0.5, 0.25, 0.125, -0.5, -0.25, -0.125)
 
 
-@dataclass(frozen=True, eq=False)
-class Tuned:
+class Tuned(NamedTuple):
     """Tuned factors (G,) on the prior's precision and `scale` on the noise's, relative to the model as written.
 
     `gamma` (G,) are effective numbers of parameters; `at_bounds` names the factors that stopped at a limit ("noise" for
@@ -191,7 +190,7 @@ def alternate(
             f"{len(values) - 1}, as it may when the mode moves: marginal= maximises it outright",
         )
     result = _Point.of(evidence, at[:-1], float(at[-1])).result(values, found)
-    return replace(result, converged=change < tolerance or stuck)
+    return result._replace(converged=change < tolerance or stuck)
 
 
 def _bounds() -> tuple[float, float]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import scipy
@@ -22,8 +22,7 @@ FLAT = 1e-6
 _GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
 
 
-@dataclass(frozen=True, eq=False)
-class SearchResult:
+class SearchResult(NamedTuple):
     """The point (n,) with the best value; history (evaluations, n + 1) has every point with its value."""
 
     point: np.ndarray
