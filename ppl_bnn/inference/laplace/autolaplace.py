@@ -64,7 +64,9 @@ def _numpyro_guide(problem: Problem, values: Mapping[str, Any]) -> Guide:
     from numpyro.infer.initialization import init_to_value
 
     with problem.system.turn:
-        guide = AutoLaplaceApproximation(problem.program.native, init_loc_fn=init_to_value(values=values))
+        guide: Any = AutoLaplaceApproximation(
+            problem.program.native, init_loc_fn=init_to_value(values=values)
+        )
         seed(guide, jax.random.PRNGKey(0))(problem.x, problem.y)
 
     @jax.jit
@@ -73,8 +75,7 @@ def _numpyro_guide(problem: Problem, values: Mapping[str, Any]) -> Guide:
         with problem.system.turn:
             return guide.get_posterior({f"{guide.prefix}_loc": loc}).covariance_matrix
 
-    unpack: Any = guide._unpack_latent
-    return unpack, lambda flat: np.asarray(covariance(flat))
+    return guide._unpack_latent, lambda flat: np.asarray(covariance(flat))
 
 
 def _pyro_guide(problem: Problem, values: Mapping[str, Any]) -> Guide:
@@ -84,12 +85,11 @@ def _pyro_guide(problem: Problem, values: Mapping[str, Any]) -> Guide:
     from ppl_bnn.backends.pyro_session import typed
 
     native = typed(problem.program.native)
-    guide = AutoLaplaceApproximation(native, init_loc_fn=init_to_value(values=dict(values)))
+    guide: Any = AutoLaplaceApproximation(native, init_loc_fn=init_to_value(values=dict(values)))
     guide(problem.x, problem.y)
 
     def unpack(flat: Any) -> dict[str, Any]:
-        pairs: Any = guide._unpack_latent(flat)
-        return {site["name"]: value for site, value in pairs}
+        return {site["name"]: value for site, value in guide._unpack_latent(flat)}
 
     def covariance(flat: Any) -> np.ndarray:
         gaussian = guide.laplace_approximation(problem.x, problem.y).get_posterior()

@@ -190,8 +190,7 @@ class Tuning:
 
     def evidence(self, u: Values, curvature: DataCurvature, prior: np.ndarray, with_noise: bool) -> Evidence:
         """The evidence at the mode u as a function of factors; curvature and prior (Q,) there, at factors of 1."""
-        problem = self.problem
-        tuned = self.tuned[self.groups]
+        problem, tuned = self.problem, self.tuned[self.groups]
         return Evidence(
             curvature.determinant(prior, self.groups),
             self.groups,
