@@ -28,13 +28,7 @@ import scipy
 from ppl_bnn.core.errors import CurvatureError, UnsupportedError
 from ppl_bnn.inference.curvature import gaussians, structures
 from ppl_bnn.inference.curvature.gaussians import FlatGaussian, Kronecker, Part, Rotated
-from ppl_bnn.inference.curvature.structures import (
-    DataCurvature,
-    FullCurvature,
-    LogDeterminant,
-    Spectrum,
-    Term,
-)
+from ppl_bnn.inference.curvature.structures import DataCurvature, FullCurvature, LogDeterminant, Term
 
 # The prior of one tensor of p entries: precisions (p,), a matrix (p, p), or a matrix by its Kronecker eigenvectors.
 TensorPrior = np.ndarray | Rotated
@@ -138,7 +132,7 @@ class KroneckerCurvature(DataCurvature):
                 terms += block.scaled(self.multiplier).determinant(prior[where], groups[where]).terms
             else:
                 _, data, added = self._aligned(block, prior[where])
-                terms.append(Spectrum(data, added, int(groups[where][0])))
+                terms.append(structures.Spectrum(data, added, int(groups[where][0])))
         return LogDeterminant(tuple(terms))
 
     def _part(self, block: KroneckerBlock | DenseBlock, prior: TensorPrior) -> Part:

@@ -192,7 +192,7 @@ class FullCurvature(DataCurvature):
         """By eigenvalues for one group and a positive prior, else a Cholesky factor at each call."""
         group = int(groups[0])
         if np.all(groups == group) and np.all(prior > 0.0):
-            known, ratio = kept(self._known, "eigenvalues", prior, self._eigenvalues)
+            known, ratio = kept(self._known, "eigenvalues", prior, self._relative_eigenvalues)
             constant = float(np.sum(np.log(prior)))
             return LogDeterminant((Spectrum(self.multiplier / ratio * known, 1.0, group, constant=constant),))
 
@@ -204,7 +204,7 @@ class FullCurvature(DataCurvature):
 
         return LogDeterminant((refactorised,))
 
-    def _eigenvalues(self, prior: np.ndarray) -> np.ndarray:
+    def _relative_eigenvalues(self, prior: np.ndarray) -> np.ndarray:
         root = np.sqrt(prior)
         scaled = self.values / root
         scaled /= root[:, None]
@@ -246,7 +246,7 @@ class FactorCurvature(DataCurvature):
             return DiagonalCurvature(np.zeros(self.size)).determinant(prior, groups)
         log_prior = float(np.sum(np.log(prior)))
         if count == 1:
-            known, ratio = kept(self._known, "eigenvalues", prior, self._eigenvalues)
+            known, ratio = kept(self._known, "eigenvalues", prior, self._relative_eigenvalues)
             values = self.multiplier / ratio * known
             term: Term = Spectrum(values, 1.0, 0, unseen=self.size - rows, constant=log_prior)
         elif count * rows <= MOST_GRAMS * self.size:
@@ -271,7 +271,7 @@ class FactorCurvature(DataCurvature):
         """B diag(d)^-1 B' and c, for a known d with prior = c d."""
         return kept(self._known, "gram", prior, lambda prior: gaussians.gram_of(prior, self.factor))
 
-    def _eigenvalues(self, prior: np.ndarray) -> np.ndarray:
+    def _relative_eigenvalues(self, prior: np.ndarray) -> np.ndarray:
         # Negative eigenvalues of a Gram matrix are rounding.
         return np.maximum(_eigenvalues(self._gram(prior)[0].copy()), 0.0)
 
