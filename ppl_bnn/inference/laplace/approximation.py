@@ -180,9 +180,10 @@ class LaplaceGaussian(Approximation):
             found.append(predictive(likelihood, *self.linearised(problem, part, memory), kind))
         if len(found) == 1:
             return found[0]
-        names, within = found[0].parameters, [part.epistemic_within for part in found]
+        within = [part.epistemic_within for part in found if part.epistemic_within is not None]
+        names = found[0].parameters
         parameters = {name: np.concatenate([part.parameters[name] for part in found], 1) for name in names}
-        joined = None if within[0] is None else np.concatenate(within, 1)
+        joined = np.concatenate(within, 1) if within else None
         return replace(found[0], parameters=parameters, epistemic_within=joined)
 
     def joint(self, problem: Problem, x: Any, memory: int) -> JointPrediction | None:

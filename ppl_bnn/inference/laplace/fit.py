@@ -252,8 +252,10 @@ class LaplaceFit:
         start = method.start
         if isinstance(start, Method):
             start = fitted_start(problem, start, self.progress)  # type: ignore[arg-type]
-        central = isinstance(start, Posterior)
-        u = central_start(problem, start) if central else starting_point(problem, start, self.progress)
+        if isinstance(start, Posterior):
+            u = central_start(problem, start)
+        else:
+            u = starting_point(problem, start, self.progress)
         missing = missing_sites(problem, start)
         if missing:
             u = self.refinement.mode(u, held=[name for name in problem.program.sites if name not in missing])

@@ -281,14 +281,14 @@ def _bridge(mean: Array, covariance: Array, normalise: bool) -> tuple[Array, Arr
         size = variances.mean(axis=-1, keepdims=True) * math.sqrt(2.0 / classes)
         mean, variances = mean / np.sqrt(size), variances / size
     # In logarithms, as exp(m_c - m_j) overflows for logits that are far apart.
-    log_alpha = mean + scipy.special.logsumexp(-mean, axis=-1)[:, None] - 2.0 * math.log(classes)
+    log_alpha = mean + scipy.special.logsumexp(-mean, axis=-1, keepdims=True) - 2.0 * math.log(classes)
     if classes > 2:
         log_alpha = np.logaddexp(math.log1p(-2.0 / classes), log_alpha)
     log_alpha = log_alpha - np.log(variances)
     probs = scipy.special.softmax(log_alpha, axis=-1)
     # E[H] of a Dirichlet: psi(alpha_0 + 1) - sum_c alpha_c / alpha_0 psi(alpha_c + 1).
     each = np.sum(probs * _digamma_of_next(log_alpha), axis=-1)
-    return probs, _digamma_of_next(scipy.special.logsumexp(log_alpha, axis=-1)) - each
+    return probs, _digamma_of_next(np.asarray(scipy.special.logsumexp(log_alpha, axis=-1))) - each
 
 
 def _digamma_of_next(log_alpha: np.ndarray) -> np.ndarray:

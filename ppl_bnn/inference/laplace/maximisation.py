@@ -268,7 +268,7 @@ class _Point:
             (flat, f"left as they were: {end}"),
         ):
             if np.any(which & weights):
-                found += (f"precision factor of {listed(names[which & weights])} {text}",)
+                found += (f"precision factor of {listed(list(names[which & weights]))} {text}",)
         for which, text in (
             (upper, f"{top} times the model's: the residuals are nearly zero"),
             (lower, f"{bottom} times the model's: standardise the targets"),
