@@ -18,9 +18,9 @@ neighbouring places, Cov(w_a, w_b) = 2 / fan_in exp(-|a - b|). The power is one 
 program: for the horseshoe and for scales that are learnt, of scales and of the standard normal variables that they
 multiply, together. The same prior, written otherwise, has the same posterior and other cold ones.
 
-The cold-posterior effect of a prior in one split of the data is the test log score at the T that the OTHER splits have
-as their best, less that at T = 1: choosing the best T where it is judged would find an effect in noise. All differences
-are paired over splits. The splits are of one table, so that they share rows.
+The cold-posterior effect of a prior in one split of the data is the test log score at the T below 1 that the OTHER
+splits have as their best, less that at T = 1: choosing the best T where it is judged would find an effect in noise. All
+differences are paired over splits. The splits are of one table, so that they share rows.
 
 Every cell (network, prior, T, split) is sampled by chains of microcanonical Langevin dynamics, and says whether these
 converged in function space; at T = 1 of one prior they are held to NUTS. Beside it: what the weights of trained
@@ -45,22 +45,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from claims import Referee, Verdict, exact, mean, mean_over_splits, read_claims
 from study import (
     BLACK,
     BLUE,
     GREEN,
     GREY,
-    NOT_REPRODUCED,
-    NOT_RUN,
     ORANGE,
     PINK,
-    REPRODUCED,
+    RHAT,
     SKY,
     VERMILION,
     Study,
-    Verdict,
     command_line,
-    judge_better,
+    converged,
     kept,
     paired,
     panels,
@@ -90,6 +88,21 @@ LEARNT = (HORSESHOE, HIERARCHICAL)
 DTYPE = "float32"
 # What stands for no prior where networks are only trained.
 WEAK = 10.0
+# As the claims are named in claims/priors_and_temperature.toml.
+KEYS = {
+    DENSE: "dense",
+    CONVOLUTION: "convolution",
+    ISOTROPIC: "isotropic",
+    FAN_IN: "fan-in",
+    LAPLACE: "laplace",
+    STUDENT: "student",
+    HORSESHOE: "horseshoe",
+    HIERARCHICAL: "hierarchical",
+    CORRELATED: "correlated",
+}
+DENSE_LAYERS, CONVOLUTIONS = ("hidden0", "hidden1", "output"), ("conv0", "conv1")
+# Nats per row: a cold-posterior effect below it is none that could shrink.
+WORTH = 0.01
 
 
 @dataclass(frozen=True)
@@ -373,25 +386,19 @@ def curve(
 
 
 def cold_effect(values: np.ndarray) -> np.ndarray:
-    """(splits,): the score at the temperature that is best in the mean of the other splits, less that at T = 1.
+    """(splits,): the score at the temperature below 1 that is best in the other splits, less that at T = 1.
 
     values: (temperatures, splits), T = 1 last.
     """
     effects = []
     for index in range(values.shape[1]):
-        others = np.delete(values, index, axis=1).mean(axis=1)
+        others = np.delete(values[:-1], index, axis=1).mean(axis=1)
         effects.append(values[int(np.argmax(others)), index] - values[-1, index])
     return np.array(effects)
 
 
 def was_run(rows: Sequence[Mapping[str, Any]], kind: str, *names: str) -> bool:
     return all(any(row["network"] == kind and row["prior"] == name for row in rows) for name in names)
-
-
-def told(values: np.ndarray) -> str:
-    """Mean and standard error over splits."""
-    mean, error = paired(values)
-    return f"{mean:.4f} +- {error:.4f}"
 
 
 def told_curve(temperatures: np.ndarray, values: np.ndarray) -> str:
@@ -410,148 +417,143 @@ def behind(rows: Sequence[Mapping[str, Any]], kind: str, *names: str, cold: bool
     ]
 
 
-def convergence_of(cells: Sequence[Mapping[str, Any]]) -> str:
-    """How many of the cells behind a verdict have converged, and the worst of the others."""
-    good = [row for row in cells if row["verdict"] == "converged"]
-    text = f"{len(good)} of the {len(cells)} cells behind it have converged"
-    if len(good) == len(cells):
-        return text
-    return f"{text} (largest R-hat {max(row['rhat'] for row in cells):.3f})"
-
-
 # --- verdicts -------------------------------------------------------------------------------------
 
-SMALLER = "sizes far below those of the source"
-# R-hat of f from which on chains tell of different posteriors, and of none what is said of both together.
-APART = 1.1
+
+def smaller(sizes: Sizes, trained: bool = False) -> str:
+    """What every verdict has to say, on chains or on networks that were only trained."""
+    rows = f"{sizes.rows} training and {sizes.test_rows} test rows"
+    if trained:
+        rows = f"{sizes.trained_rows} training rows"
+    return (
+        f"far smaller than the sources (MNIST, CIFAR-10, residual networks): {rows} of 8 x 8 digits, "
+        f"{sizes.splits} {'networks' if trained else 'splits, networks'} of at most 2000 weights"
+    )
 
 
-def judge_paired(
-    claim: str, differences: np.ndarray, cells: Sequence[Mapping[str, Any]], text: str
-) -> Verdict:
-    """Reproduced where paired differences are above zero by two standard errors; nothing is decided where the chains
-    of a cell behind it are far apart."""
-    text = f"{text}; {convergence_of(cells)}; {SMALLER}"
-    if max(row["rhat"] for row in cells) > APART:
-        return Verdict(claim, NOT_RUN, f"nothing is decided, as chains are far apart: {text}")
-    return judge_better(claim, *paired(differences), text)
+def good(row: Mapping[str, Any]) -> bool:
+    """Whether the chains of a cell may stand for the distribution that they sample."""
+    return converged(row["rhat"], row["ess_bulk"])
 
 
-def judge_cold(rows: Sequence[Mapping[str, Any]], kind: str, prior: str) -> Verdict:
+def convergence_of(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the referee is told of the cells behind a claim: each of them must have converged."""
+    bad = [row for row in cells if not good(row)]
+    if not bad:
+        return {}
+    return {
+        "converged": False,
+        "why_not": f"{len(bad)} of the {len(cells)} runs of chains behind it have not; the largest R-hat is "
+        f"{np.max([row['rhat'] for row in cells]):.3f}, the smallest bulk ESS "
+        f"{np.min([row['ess_bulk'] for row in cells]):.0f}",
+    }
+
+
+@dataclass(frozen=True)
+class Case:
+    """The cells before the referee, and the rows of their splits."""
+
+    referee: Referee
+    cells: Sequence[Mapping[str, Any]]
+    train_rows: int
+    test_rows: int
+
+    def ran(self, key: str, kind: str, *names: str) -> bool:
+        """Whether these priors were run; the referee is told if not."""
+        found = was_run(self.cells, kind, *names)
+        if not found:
+            self.referee.not_run(key, "this prior is not among the sizes of this run")
+        return found
+
+    def judge(self, key: str, values: np.ndarray, cells: Sequence[Mapping[str, Any]], numbers: str) -> None:
+        """values: one for each split; cells: those that the values are computed from."""
+        estimate = mean_over_splits(values, self.test_rows, self.train_rows)
+        self.referee.measured(key, estimate, numbers, **convergence_of(cells))
+
+
+def judge_cold(case: Case, kind: str, prior: str) -> None:
     """Wenzel et al.: a cold posterior predicts better than the posterior."""
-    claim = f"a cold posterior predicts better than the posterior ({kind}, {prior}; recalled)"
-    if not was_run(rows, kind, prior):
-        return Verdict(claim, NOT_RUN, "this prior is not among the sizes of this run")
-    temperatures, values = curve(rows, kind, prior)
-    effect = cold_effect(values)
-    return judge_paired(
-        claim,
-        effect,
-        behind(rows, kind, prior),
-        f"log score {told_curve(temperatures, values)}; at the T of the other splits less T = 1: {told(effect)} over "
-        f"{len(effect)} splits",
-    )
+    key = f"cold-{KEYS[kind]}-{KEYS[prior]}"
+    if case.ran(key, kind, prior):
+        temperatures, values = curve(case.cells, kind, prior)
+        text = f"log score {told_curve(temperatures, values)}"
+        case.judge(key, cold_effect(values), behind(case.cells, kind, prior), text)
 
 
-def judge_better_prior(
-    rows: Sequence[Mapping[str, Any]], kind: str, prior: str, than: str, claim: str
-) -> Verdict:
-    """At T = 1, one prior against another, in log score."""
-    if not was_run(rows, kind, prior, than):
-        return Verdict(claim, NOT_RUN, "these priors are not among the sizes of this run")
-    ours, theirs = (curve(rows, kind, name)[1][-1] for name in (prior, than))
-    accuracy = [curve(rows, kind, name, "accuracy")[1][-1] for name in (prior, than)]
-    return judge_paired(
-        claim,
+def judge_better_prior(case: Case, kind: str, prior: str) -> None:
+    """At T = 1, a prior against the fan-in Gaussian, in log score."""
+    key = f"helps-{KEYS[prior]}"
+    if not case.ran(key, kind, prior, FAN_IN):
+        return
+    ours, theirs = (curve(case.cells, kind, name)[1][-1] for name in (prior, FAN_IN))
+    accuracy = [curve(case.cells, kind, name, "accuracy")[1][-1].mean() for name in (prior, FAN_IN)]
+    case.judge(
+        key,
         ours - theirs,
-        behind(rows, kind, prior, than, cold=False),
-        f"log score at T = 1 {told(ours)} against {told(theirs)} of the {than}, paired difference "
-        f"{told(ours - theirs)} over {len(ours)} splits; accuracy {np.mean(accuracy[0]):.3f} against "
-        f"{np.mean(accuracy[1]):.3f}",
+        behind(case.cells, kind, prior, FAN_IN, cold=False),
+        f"log score {ours.mean():.4f} against {theirs.mean():.4f} of the {FAN_IN}; accuracy {accuracy[0]:.3f} against "
+        f"{accuracy[1]:.3f}",
     )
 
 
-def judge_shrinks(rows: Sequence[Mapping[str, Any]], prior: str) -> Verdict:
+def judge_shrinks(case: Case, prior: str) -> None:
     """Fortuin et al.: the cold-posterior effect of a fully connected network is smaller under heavy tails."""
-    claim = f"heavy tails shrink the cold-posterior effect of a fully connected network ({prior}; recalled)"
-    if not was_run(rows, DENSE, prior, FAN_IN):
-        return Verdict(claim, NOT_RUN, "these priors are not among the sizes of this run")
-    of_normal, of_tails = (cold_effect(curve(rows, DENSE, name)[1]) for name in (FAN_IN, prior))
-    mean, error = paired(of_normal)
-    nothing = "" if mean > 2.0 * error else ": there is no effect that could shrink"
-    return judge_paired(
-        claim,
-        of_normal - of_tails,
-        behind(rows, DENSE, prior, FAN_IN),
-        f"effect in log score {told(of_normal)} under the {FAN_IN}{nothing}; {told(of_tails)} under {prior}; paired "
-        f"difference {told(of_normal - of_tails)}",
+    key = f"shrinks-{KEYS[prior]}"
+    if not case.ran(key, DENSE, prior, FAN_IN):
+        return
+    of_normal, of_tails = (cold_effect(curve(case.cells, DENSE, name)[1]) for name in (FAN_IN, prior))
+    cells = behind(case.cells, DENSE, prior, FAN_IN)
+    text = (
+        f"effect in log score {of_normal.mean():.4f} under the {FAN_IN}, {of_tails.mean():.4f} under {prior}"
     )
+    if of_normal.mean() < WORTH:
+        nothing = f"under the {FAN_IN} the effect is below {WORTH:g} nats per row: there is nothing to shrink"
+        why = convergence_of(cells).get("why_not")
+        case.referee.undecided(key, nothing, f"{text}; not converged ({why})" if why else text)
+    else:
+        case.judge(key, of_normal - of_tails, cells, text)
 
 
-def judge_stays(rows: Sequence[Mapping[str, Any]]) -> Verdict:
+def judge_stays(case: Case) -> None:
     """Fortuin et al.: with correlated kernels the cold-posterior effect is still there."""
-    claim = "under correlated kernels the cold-posterior effect of a convolutional network stays (recalled)"
-    if not was_run(rows, CONVOLUTION, CORRELATED, FAN_IN):
-        return Verdict(claim, NOT_RUN, "these priors are not among the sizes of this run")
-    of_normal, effect = (cold_effect(curve(rows, CONVOLUTION, name)[1]) for name in (FAN_IN, CORRELATED))
-    return judge_paired(
-        claim,
-        effect,
-        behind(rows, CONVOLUTION, CORRELATED, FAN_IN),
-        f"effect in log score {told(effect)} under correlated kernels, {told(of_normal)} under the {FAN_IN}, paired "
-        f"difference {told(effect - of_normal)}",
+    if not case.ran("stays", CONVOLUTION, CORRELATED):
+        return
+    temperatures, values = curve(case.cells, CONVOLUTION, CORRELATED)
+    text = f"log score {told_curve(temperatures, values)}"
+    if was_run(case.cells, CONVOLUTION, FAN_IN):
+        of_normal = cold_effect(curve(case.cells, CONVOLUTION, FAN_IN)[1])
+        text += f"; the effect under the {FAN_IN} is {of_normal.mean():.4f}"
+    case.judge("stays", cold_effect(values), behind(case.cells, CONVOLUTION, CORRELATED), text)
+
+
+def judge_tails(referee: Referee, rows: Sequence[Mapping[str, Any]], layer: str, sizes: Sizes) -> None:
+    """Fortuin et al.: weights of trained fully connected networks have heavy tails; a value for each network."""
+    chosen = [row for row in rows if row["network"] == DENSE and row["layer"] == layer]
+    freedom = np.median([row["degrees_of_freedom"] for row in chosen])
+    referee.measured(
+        f"tails-{layer}",
+        mean([row["excess_kurtosis"] for row in chosen]),
+        f"degrees of freedom of the most likely Student-t {freedom:.1f} (median; 100 stands for a normal)",
+        sizes=smaller(sizes, trained=True),
     )
 
 
-def judge_tails(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Fortuin et al.: weights of trained fully connected networks have heavy tails; by layers, split by split."""
-    chosen = [row for row in rows if row["network"] == DENSE]
-    splits = sorted({row["split"] for row in chosen})
-    means = [np.mean([row["excess_kurtosis"] for row in chosen if row["split"] == each]) for each in splits]
-    layers = list(dict.fromkeys(row["layer"] for row in chosen))
-    text = "; ".join(
-        f"{layer}: excess kurtosis {np.mean([row['excess_kurtosis'] for row in chosen if row['layer'] == layer]):.2f}"
-        f", degrees of freedom "
-        f"{np.median([row['degrees_of_freedom'] for row in chosen if row['layer'] == layer]):.1f} (median)"
-        for layer in layers
+def judge_kernels(referee: Referee, rows: Sequence[Mapping[str, Any]], layer: str, sizes: Sizes) -> None:
+    """Fortuin et al.: neighbouring weights of a trained kernel are correlated; a value for each network."""
+    chosen = [row for row in rows if row["layer"] == layer]
+    far = sorted({row["distance"] for row in chosen if row["distance"] > 1.0})
+    told = ", ".join(
+        f"{np.mean([row['correlation'] for row in chosen if row['distance'] == each]):.2f} at {each:.2f}"
+        for each in far
     )
-    return judge_better(
-        "weights of a trained fully connected network have heavier tails than a normal (recalled)",
-        *paired(means),
-        f"mean over layers of the excess kurtosis {told(np.array(means))} over {len(means)} networks; {text}; trained "
-        "by Adam on all rows with early stopping, from normal weights",
-    )
+    near = [row["correlation"] for row in chosen if row["distance"] == 1.0]
+    text = f"at larger distances, in pixels: {told}"
+    referee.measured(f"kernels-{layer}", mean(near), text, sizes=smaller(sizes, trained=True))
 
 
-def judge_kernels(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """Fortuin et al.: neighbouring weights of a trained kernel are correlated."""
-    splits = sorted({row["split"] for row in rows})
-    near = [
-        np.mean([row["correlation"] for row in rows if row["split"] == each and row["distance"] == 1.0])
-        for each in splits
-    ]
-    text = "; ".join(
-        f"{layer}: "
-        + ", ".join(
-            f"{np.mean([row['correlation'] for row in rows if row['layer'] == layer and row['distance'] == d]):.2f}"
-            f" at {d:.2f}"
-            for d in sorted({row["distance"] for row in rows})
-        )
-        for layer in dict.fromkeys(row["layer"] for row in rows)
-    )
-    return judge_better(
-        "weights of a trained kernel are alike at neighbouring places (recalled)",
-        *paired(near),
-        f"correlation at distance 1 {told(np.array(near))} over {len(near)} networks; {text}",
-    )
-
-
-def judge_convergence(rows: Sequence[Mapping[str, Any]]) -> Verdict:
-    """That all that stands in the table converged in function space."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row["verdict"]] = counts.get(row["verdict"], 0) + 1
-    bad = [row for row in rows if row["verdict"] != "converged"]
+def judge_convergence(referee: Referee, rows: Sequence[Mapping[str, Any]]) -> None:
+    """That the chains of every cell in the table converged in function space."""
+    bad = [row for row in rows if not good(row)]
     by_temperature = ", ".join(
         f"T = {each:g}: {sum(row['temperature'] == each for row in bad)}"
         for each in sorted({row["temperature"] for row in rows})
@@ -562,28 +564,53 @@ def judge_convergence(rows: Sequence[Mapping[str, Any]]) -> Verdict:
         if (number := sum(row["network"] == kind and row["prior"] == prior for row in bad))
     )
     rhat = np.array([row["rhat"] for row in rows])
-    return Verdict(
-        "the chains of every cell converged in function space (ours)",
-        NOT_REPRODUCED if bad else REPRODUCED,
-        f"{', '.join(f'{count} {name}' for name, count in counts.items())}; R-hat has the median "
-        f"{np.median(rhat):.3f}, nine in ten are below {np.quantile(rhat, 0.9):.3f} and all below {rhat.max():.3f}"
+    referee.measured(
+        "convergence",
+        exact(1.0 - len(bad) / len(rows)),
+        f"{len(rows) - len(bad)} converged, {len(bad)} not; R-hat has the median {np.median(rhat):.3f}, nine in ten "
+        f"are below {np.quantile(rhat, 0.9):.3f}, the largest is {rhat.max():.3f}"
         + (f"; not converged by temperature: {by_temperature}; by prior: {by_prior}" if bad else ""),
     )
 
 
-def judge_sampler(row: Mapping[str, Any]) -> Verdict:
-    """The chains with a bias against NUTS: within what two chains of NUTS differ by, where NUTS is a reference."""
-    claim = f"the {FAN_IN} at T = 1 is sampled as by NUTS ({DENSE}, first split; ours)"
-    text = (
-        f"total variation of test probabilities {row['total_variation']:.4f}, between two chains of NUTS "
-        f"{row['total_variation_of_its_chains']:.4f}; log score of NUTS {row['log_score']:.4f}; NUTS is "
-        f"{row['verdict']} after {row['gradients']:.3g} gradients (R-hat {row['rhat']:.3f}, bulk ESS "
-        f"{row['ess_bulk']:.0f})"
+def judge_sampler(
+    referee: Referee, row: Mapping[str, Any], cells: Sequence[Mapping[str, Any]], sizes: Sizes
+) -> None:
+    """The chains with a bias against NUTS: within what two chains of NUTS differ by, where both have converged."""
+    held = [each for each in behind(cells, DENSE, FAN_IN, cold=False) if each["split"] == row["split"]]
+    referee.measured(
+        "sampler",
+        exact(row["total_variation"] / row["total_variation_of_its_chains"]),
+        f"total variation {row['total_variation']:.4f}, between two chains of NUTS of {sizes.nuts_draws} draws "
+        f"{row['total_variation_of_its_chains']:.4f}; log score of NUTS {row['log_score']:.4f}, R-hat "
+        f"{row['rhat']:.3f}, bulk ESS {row['ess_bulk']:.0f}, {row['gradients']:.3g} gradients",
+        **convergence_of([row, *held]),
     )
-    if row["verdict"] != "converged":
-        return Verdict(claim, NOT_RUN, f"no reference: {text}")
-    good = row["total_variation"] <= row["total_variation_of_its_chains"]
-    return Verdict(claim, REPRODUCED if good else NOT_REPRODUCED, text)
+
+
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored tables."""
+    sizes, tables = study.sizes, study.tables
+    referee = Referee(read_claims("priors_and_temperature"), smaller(sizes))
+    case = Case(referee, tables["cells"], sizes.rows, sizes.test_rows)
+    for kind in (DENSE, CONVOLUTION):
+        for prior in (ISOTROPIC, FAN_IN):
+            judge_cold(case, kind, prior)
+    for prior in (LAPLACE, STUDENT):
+        judge_better_prior(case, DENSE, prior)
+        judge_shrinks(case, prior)
+    judge_better_prior(case, CONVOLUTION, CORRELATED)
+    judge_stays(case)
+    for layer in DENSE_LAYERS:
+        judge_tails(referee, tables["tails"], layer, sizes)
+    for layer in CONVOLUTIONS:
+        judge_kernels(referee, tables["kernels"], layer, sizes)
+    for prior in LEARNT:
+        judge_better_prior(case, DENSE, prior)
+    judge_convergence(referee, tables["cells"])
+    judge_sampler(referee, tables["nuts"][0], tables["cells"], sizes)
+    referee.not_run("sizes", "chains that converge on such networks are beyond this machine")
+    return referee.verdicts()
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -723,7 +750,7 @@ def draw_convergence(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
                 markersize=5,
                 label=name,
             )
-        panel.axhline(0.01, color=BLACK, linestyle="dashed", linewidth=1.0, label="the limit")
+        panel.axhline(RHAT - 1.0, color=BLACK, linestyle="dashed", linewidth=1.0, label="the limit")
         ticks = sorted({row["temperature"] for row in rows})
         panel.set(xscale="log", yscale="log", xlabel="temperature T", title=f"{kind} network")
         panel.set_xticks(ticks, [f"{each:g}" for each in ticks])
@@ -755,47 +782,6 @@ class Run:
                 f"{row['processor_seconds']:.1f} s"
             )
         return part
-
-
-def verdicts(tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Verdict]:
-    """One for each claim, the sources' first."""
-    cells = tables["cells"]
-    helps = "helps a convolutional network at T = 1 (recalled)"
-    return [
-        *(judge_cold(cells, kind, prior) for kind in (DENSE, CONVOLUTION) for prior in (ISOTROPIC, FAN_IN)),
-        *(
-            judge_better_prior(
-                cells,
-                DENSE,
-                prior,
-                FAN_IN,
-                f"heavy tails help a fully connected network at T = 1 ({prior}; recalled)",
-            )
-            for prior in (LAPLACE, STUDENT)
-        ),
-        *(judge_shrinks(cells, prior) for prior in (LAPLACE, STUDENT)),
-        judge_better_prior(cells, CONVOLUTION, CORRELATED, FAN_IN, f"a correlated prior {helps}"),
-        judge_stays(cells),
-        judge_tails(tables["tails"]),
-        judge_kernels(tables["kernels"]),
-        *(
-            judge_better_prior(
-                cells,
-                DENSE,
-                prior,
-                FAN_IN,
-                f"a prior with scales that are learnt helps a fully connected network at T = 1 ({prior}; ours)",
-            )
-            for prior in LEARNT
-        ),
-        judge_convergence(cells),
-        judge_sampler(tables["nuts"][0]),
-        Verdict(
-            "the effects in networks and data of the sources' size (MNIST, CIFAR-10, residual networks)",
-            NOT_RUN,
-            "chains that converge on them are beyond this machine; every verdict above is about 8 x 8 digits",
-        ),
-    ]
 
 
 def main(
@@ -836,13 +822,11 @@ def main(
         if index == 0:
             assert reference is not None
             run.take("nuts", partial(part_nuts, sizes, reference))
-    for verdict in verdicts(run.tables):
-        study.judge(verdict)
     draw_curves(study.out / "cold_posteriors.png", run.tables["cells"])
     draw_posteriors(study.out / "posteriors.png", run.tables["cells"])
     draw_weights(study.out / "weights.png", run.tables["tails"], run.tables["kernels"])
     draw_convergence(study.out / "convergence.png", run.tables["cells"])
-    study.write()
+    study.conclude(judge)
     study.say(f"written to {study.out}")
     return study
 
