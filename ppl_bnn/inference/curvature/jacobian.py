@@ -166,8 +166,9 @@ def _untransformed(problem: Problem, values: Mapping[str, Any], w: Mapping[str, 
     other = {name: value + 0.7 for name, value in values.items()}
     pairs = ((values, w), (other, program.constrain(other, *first_rows(problem))))
     same = {site.name for site in program.latents if site.shape == site.unconstrained_shape}
-    for pair in pairs:
-        same = {name for name in same if np.array_equal(*(system.to_numpy(each[name]) for each in pair))}
+    as_numpy = system.to_numpy
+    for u, constrained in pairs:
+        same = {name for name in same if np.array_equal(as_numpy(u[name]), as_numpy(constrained[name]))}
     return same
 
 

@@ -158,11 +158,14 @@ def conv1d(
     return _convolution(Layer("conv1d", name, prior, bias), 1, x, channels, kernel, stride, padding)
 
 
-def _convolution(layer: Layer, axes: int, x: Any, channels: int, kernel: Any, *around: Any) -> Any:
-    """The layer along so many axes; `around` are stride and padding."""
+def _convolution(
+    layer: Layer, axes: int, x: Any, channels: int, kernel: Any, stride: Any, padding: Any
+) -> Any:
+    """A convolution along so many axes."""
     channels = layer.whole("channels", channels, 16)
-    size, *_ = ops.windows(layer.word, x, kernel, *around, axes)
-    return conv(layer.name, x, *layer.weights("", (*size, int(x.shape[-1]), channels)), *around)
+    size, *_ = ops.windows(layer.word, x, kernel, stride, padding, axes)
+    weights = layer.weights("", (*size, int(x.shape[-1]), channels))
+    return conv(layer.name, x, *weights, stride, padding)
 
 
 # --- normalisation ----------------------------------------------------------------------------------

@@ -86,9 +86,8 @@ _CALLERS = ("torch.distributions.utils", "pyro.distributions.transforms.polynomi
 def _floating(torch: Any, value: Any) -> bool:
     """Whether a tensor or an array of floats is among the arguments of a function."""
     for leaf in torch.utils._pytree.tree_leaves(value):
-        dtype = getattr(leaf, "dtype", None)
-        if isinstance(leaf, torch.Tensor) and (dtype.is_floating_point or dtype.is_complex):
+        if isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
             return True
-        if getattr(dtype, "kind", "") in ("f", "c"):
+        if getattr(getattr(leaf, "dtype", None), "kind", "") in ("f", "c"):
             return True
     return False
