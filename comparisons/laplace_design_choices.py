@@ -14,8 +14,8 @@ diagonal, low rank} x curvature {GGN, empirical Fisher, Hessian} x hyper-paramet
 training, evidence during training, validation} x predictive {sampled, linearised, probit, probit with covariances,
 Laplace bridge, normalised bridge}. Each combination is a row of the table: what it scored, or the error by which it is
 refused. All choices start from one MAP for each task and split. Each split has its own training rows, test rows
-and network; differences to MAP are paired over splits, and their standard errors take splits as independent, which
-random splits of one table are not quite.
+and network; differences to MAP are paired over splits. The standard errors in the table and in the figures take splits
+as independent, which random splits of one table are not; the verdicts do not.
 
 Regression: diabetes (or --regression NAME), half of the rows for training; one hidden layer of tanh units, weights
 N(0, 1 / fan-in), the noise held at that of least squares on the training rows. Classification: breast cancer, trained
@@ -46,17 +46,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from study import (
-    CORRECTED,
-    NOT_REPRODUCED,
-    NOT_RUN,
-    REPRODUCED,
-    Study,
-    Verdict,
-    command_line,
-    kept,
-    new_figure,
-)
+from claims import Estimate, Referee, Verdict, exact, mean_over_splits, read_claims
+from study import Study, command_line, converged, kept, new_figure
 
 import ppl_bnn as bnn
 from ppl_bnn import data, dist, likelihoods, priors, scores
@@ -93,13 +84,21 @@ COLUMNS = (
     "log_evidence",
     "gap_mean",
     "gap_sd_ratio",
+    "rhat",
+    "ess_bulk",
+    "train_rows",
+    "test_rows",
     "seconds",
     "reason",
 )
+# What is judged split by split.
+BY_SPLIT = ("task", *AXES, "split", "log_score", "accuracy", "ece", "confidence", "coverage_90")
 # On the mean loss of a row, as networks are often trained.
 WEIGHT_DECAY = 5e-4
 # The paper's default for networks already trained.
 DEFAULT = ("last_layer", "kron", "ggn", AFTER, "linearised")
+# Nats per row: where the best of all choices gains less than this over MAP, there is nothing to decide.
+WORTH = 0.01
 # Okabe and Ito's colours, told apart with any kind of colour vision.
 COLOURS = {WRITTEN: "#000000", AFTER: "#0072B2", DURING: "#D55E00", VALIDATION: "#009E73"}
 MARKERS = {WRITTEN: "s", AFTER: "o", DURING: "D", VALIDATION: "^"}
@@ -320,7 +319,7 @@ def run_split(task: str, index: int, sizes: Sizes, checkpoint: str | None = None
     if index == 0:
         parts["nuts"] = lambda: {"rows": [nuts()[0]]}
     parts |= {"-".join(choice): partial(one, *choice) for choice in choices(sizes)}
-    base = {"task": task, "split": index}
+    base = {"task": task, "split": index, "train_rows": len(y), "test_rows": len(y_test)}
     return [
         base | row
         for name, compute in parts.items()
@@ -365,6 +364,7 @@ def run_nuts(
     prediction = posterior.predict(x)
     row = {"weights": "NUTS", "seconds": time.perf_counter() - begun} | scores_of(prediction, y)
     diagnosis = bnn.diagnose(posterior)
+    row |= {name: diagnosis.figures[name] for name in ("rhat", "ess_bulk")}
     if diagnosis.verdict != "converged":
         return row | {"reason": f"no reference: {diagnosis.verdict}: {diagnosis.reasons[0]}"}, None
     floor = scores.noise_floor(prediction, np.repeat(np.arange(chains), draws))
@@ -419,9 +419,18 @@ class Found:
                 "task": task,
                 **dict(zip(AXES, choice, strict=True)),
                 "splits": len(worked),
+                **{name: found[0].get(name) for name in ("train_rows", "test_rows")},
             }
             if worked:
-                for name in (*SCORES[task], "log_evidence", "gap_mean", "gap_sd_ratio", "seconds"):
+                for name in (
+                    *SCORES[task],
+                    "log_evidence",
+                    "gap_mean",
+                    "gap_sd_ratio",
+                    "rhat",
+                    "ess_bulk",
+                    "seconds",
+                ):
                     values = [each[name] for each in worked if each.get(name) is not None]
                     row[name] = float(np.mean(values)) if values else None
                 point = self.point(task)
@@ -442,10 +451,6 @@ def paired(differences: Sequence[float] | np.ndarray) -> tuple[float, float | No
     values = np.asarray(differences, float)
     error = float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else None
     return float(values.mean()), error
-
-
-def text(mean: float, error: float | None) -> str:
-    return f"{mean:+.3f}" + (f" (standard error {error:.3f})" if error is not None else "")
 
 
 # --- verdicts -------------------------------------------------------------------------------------------
@@ -472,19 +477,6 @@ def contrast(
     return np.array(differences) if differences else None
 
 
-def judge_contrast(claim: str, differences: np.ndarray | None) -> Verdict:
-    """Reproduced where the mean over choices, paired over splits, is above zero by two standard errors."""
-    if differences is None:
-        return Verdict(claim, NOT_RUN, "no pair of choices worked in every split")
-    mean, error = paired(differences.mean(axis=0))
-    ahead = differences.mean(axis=1) > 0.0
-    numbers = (
-        f"{text(mean, error)} nats per row over {len(differences)} pairs of choices (median pair "
-        f"{np.median(differences.mean(axis=1)):+.3f}), ahead in {ahead.sum()} of them"
-    )
-    return Verdict(claim, REPRODUCED if error is not None and mean > 2.0 * error else NOT_REPRODUCED, numbers)
-
-
 def ranked(found: Found, task: str, working: Sequence[Sequence[str]]) -> list[tuple[float, tuple[str, ...]]]:
     """Mean log score and choice, best first."""
     scored = []
@@ -495,32 +487,135 @@ def ranked(found: Found, task: str, working: Sequence[Sequence[str]]) -> list[tu
     return sorted(scored, reverse=True)
 
 
-def judge_default(found: Found, task: str) -> Verdict:
-    """Reproduced where the default beats MAP and has at least half of the gain of the best choice of all."""
-    claim = f"{task}: post hoc, last layer, Kronecker GGN is a good default"
-    order = ranked(found, task, found.working(task))
-    own, point = found.values(task, DEFAULT), found.point(task)
-    if own is None:
-        return Verdict(claim, NOT_RUN, "it did not work in every split")
-    place = 1 + [choice for _, choice in order].index(DEFAULT)
-    best = found.values(task, order[0][1])
-    assert best is not None
-    gain, gain_error = paired(own - point)
-    short, short_error = paired(best - own)
-    good = gain > 2.0 * (gain_error or math.inf) and gain >= 0.5 * (best - point).mean()
-    return Verdict(
-        claim,
-        REPRODUCED if good else NOT_REPRODUCED,
-        f"rank {place} of {len(order)}; {text(gain, gain_error)} nats per row against MAP; the best, "
-        f"{', '.join(order[0][1])}, is {text(short, short_error)} ahead of it (the best of so many on the test rows "
-        "themselves: that flatters it)",
+def best_elsewhere(values: np.ndarray) -> np.ndarray:
+    """values (choices, splits) -> (splits,): in each split, the choice that is best in the mean of the OTHER splits.
+
+    The best on the very rows on which it is judged is flattered; a single split leaves no other way.
+    """
+    count = values.shape[1]
+    if count == 1:
+        return values.max(axis=0)
+    others = (values.sum(axis=1, keepdims=True) - values) / (count - 1)
+    return values[others.argmax(axis=0), np.arange(count)]
+
+
+def from_summary(value: float, error: float | None, n: int, test_rows: float, train_rows: float) -> Estimate:
+    """`mean_over_splits` of n values, of which the mean and the standard error are known: it depends on no more."""
+    pattern = np.arange(n) - (n - 1) / 2.0
+    spread = 0.0 if error is None or n < 2 else error * math.sqrt(n) / pattern.std(ddof=1)
+    return mean_over_splits(value + spread * pattern, test_rows, train_rows)
+
+
+def smaller(sizes: Sizes) -> str:
+    """What every verdict has to say."""
+    return (
+        f"far smaller than the source (image classifiers): a hidden layer of {sizes.width} tanh units, two tables of "
+        f"hundreds of rows, {sizes.splits} splits of each"
     )
 
 
-def judge_structures(found: Found, task: str) -> Verdict:
-    """Which structure x curvature is best over all weights, linearised; the paper's choice is Kronecker GGN."""
-    claim = f"{task}: Kronecker GGN is as good as any structure and curvature (all weights, linearised)"
-    pairs: dict[tuple[str, str], np.ndarray] = {}
+@dataclass(frozen=True)
+class Case:
+    """The choices before the referee.
+
+    table: a row for each choice; means: the same as if they were of one split; splits: the scores of single splits,
+    None where they were not stored.
+    """
+
+    referee: Referee
+    table: Sequence[Mapping[str, Any]]
+    means: Found
+    splits: Found | None
+
+    @classmethod
+    def of(cls, referee: Referee, study: Study) -> Case:
+        table = study.tables["choices"]
+        point = {row["task"]: row["log_score"] for row in table if row["weights"] == "MAP"}
+        # In a stored table differences to MAP have more digits than log scores.
+        whole = [
+            row | {"split": 0, "log_score": point[row["task"]] + row.get("vs_map", 0.0)}
+            for row in table
+            if row["splits"] == study.sizes.splits
+        ]
+        rows = study.tables.get("splits")
+        return cls(referee, table, Found(whole), Found(rows) if rows else None)
+
+    def rows_of(self, task: str) -> tuple[float, float]:
+        """Test and training rows of a split. Where a table does not say, it is of halves."""
+        row = next(row for row in self.table if row["task"] == task)
+        return row.get("test_rows", 1), row.get("train_rows", 1)
+
+    def judge(self, key: str, task: str, of: Callable[[Found], np.ndarray | None], numbers: str) -> None:
+        """of: the quantity split by split, (splits,), or None where what it is computed from failed in some split."""
+        mean = of(self.means)
+        values = None if self.splits is None else of(self.splits)
+        if mean is None:
+            self.referee.undecided(key, "it did not work in every split", numbers)
+        elif values is None:
+            why = "the scores of single splits were not stored, so there is no interval"
+            self.referee.undecided(key, why, f"the mean is {float(mean.mean()):+.3f}; {numbers}")
+        else:
+            self.referee.measured(key, mean_over_splits(values, *self.rows_of(task)), numbers)
+
+
+def judge_contrast(
+    case: Case, claim: str, task: str, axis: str, first: str, second: str, **fixed: Sequence[str]
+) -> None:
+    """One value of an axis against another, in the mean over choices that have all else equal."""
+    differences = contrast(case.means, task, axis, first, second, **fixed)
+    numbers = "no pair of choices"
+    if differences is not None:
+        numbers = (
+            f"{len(differences)} pairs of choices, ahead in {np.sum(differences > 0.0)} of them; the median pair "
+            f"{np.median(differences):+.3f}"
+        )
+
+    def mean_over_pairs(found: Found) -> np.ndarray | None:
+        values = contrast(found, task, axis, first, second, **fixed)
+        return None if values is None else values.mean(axis=0)
+
+    case.judge(f"{task}-{claim}", task, mean_over_pairs, numbers)
+
+
+def judge_default(case: Case, task: str) -> None:
+    """The default against MAP, and what it has of the gain of the best choice."""
+    own = [f"{task}-{claim}" for claim in ("default-better", "default-half")]
+    working = case.means.working(task)
+    if DEFAULT not in working:
+        for key in own:
+            case.referee.undecided(key, "it did not work in every split")
+        return
+    order = ranked(case.means, task, working)
+    best, name = order[0]
+    most = best - float(case.means.point(task)[0])
+    place = 1 + [choice for _, choice in order].index(DEFAULT)
+    numbers = (
+        f"the default is at rank {place} of {len(order)} choices; the best on the test rows themselves, "
+        f"{', '.join(name)}, gains {most:+.4f} over MAP"
+    )
+    if most < WORTH:
+        nothing = f"no choice gains {WORTH:g} nats per row over MAP: there is nothing to decide"
+        for key in own:
+            case.referee.undecided(key, nothing, numbers)
+        return
+    row = case.means.by_choice[task, *DEFAULT][0]
+    gain = from_summary(row["vs_map"], row.get("vs_map_se"), row["splits"], *case.rows_of(task))
+    case.referee.measured(f"{task}-default-better", gain, numbers)
+
+    def over_half(found: Found) -> np.ndarray:
+        gains = {
+            choice: values - found.point(task)
+            for choice in found.working(task)
+            if (values := found.values(task, choice)) is not None
+        }
+        return gains[DEFAULT] - best_elsewhere(np.array(list(gains.values()))) / 2.0
+
+    case.judge(f"{task}-default-half", task, over_half, numbers)
+
+
+def structures(found: Found, task: str) -> dict[tuple[str, str], np.ndarray]:
+    """Log score (splits,) by structure and curvature, all weights, linearised: mean of tuning after and during."""
+    pairs = {}
     for structure, curvature in product(STRUCTURES, CURVATURES):
         values = [
             found.values(task, ("all", structure, curvature, hyper, "linearised"))
@@ -529,79 +624,77 @@ def judge_structures(found: Found, task: str) -> Verdict:
         worked = [each for each in values if each is not None]
         if len(worked) == len(values):
             pairs[structure, curvature] = np.mean(worked, axis=0)
-    if ("kron", "ggn") not in pairs:
-        return Verdict(claim, NOT_RUN, "it did not work in every split")
-    order = sorted(pairs, key=lambda pair: -pairs[pair].mean())
-    mean, error = paired(pairs[order[0]] - pairs["kron", "ggn"])
-    listing = ", ".join(f"{' '.join(pair)} {pairs[pair].mean():.3f}" for pair in order)
-    good = order[0] == ("kron", "ggn") or mean <= 2.0 * (error or 0.0)
-    return Verdict(
-        claim,
-        REPRODUCED if good else NOT_REPRODUCED,
-        f"log score, mean of tuning after and during training: {listing}; the first is {text(mean, error)} ahead of "
-        "kron ggn",
-    )
+    return pairs
 
 
-def judge_confidence(found: Found) -> Verdict:
-    """Reproduced where MAP is surer than it is right, and the default of Laplace has the lower ECE, both by two
-    standard errors. Two other choices are told and have no say.
-    """
-    claim = "classification: networks are over-confident, and the default of Laplace is better calibrated"
-    surplus = found.point(CLASSIFICATION, "confidence") - found.point(CLASSIFICATION, "accuracy")
-    error_of_map = found.point(CLASSIFICATION, "ece")
-    parts, improved = [], None
-    for choice in (
+def judge_structures(case: Case, task: str) -> None:
+    """The paper's choice, Kronecker GGN, against the best of the other structures and curvatures."""
+
+    def ahead(found: Found) -> np.ndarray | None:
+        pairs = structures(found, task)
+        own = pairs.pop(("kron", "ggn"), None)
+        return own - best_elsewhere(np.array(list(pairs.values()))) if own is not None and pairs else None
+
+    pairs = structures(case.means, task)
+    order = sorted(pairs, key=lambda pair: -pairs[pair][0])
+    listing = ", ".join(f"{' '.join(pair)} {pairs[pair][0]:.3f}" for pair in order)
+    case.judge(f"{task}-structure", task, ahead, f"log score: {listing}")
+
+
+def told(case: Case, task: str, others: Sequence[Sequence[str]], of: Callable[[Sequence[str]], str]) -> str:
+    """What choices besides the default say, for the reader alone."""
+    worked = set(case.means.working(task))
+    return "; ".join(f"{' '.join(choice[:4])} {of(choice)}" for choice in others if tuple(choice) in worked)
+
+
+def judge_confidence(case: Case) -> None:
+    """Whether MAP is surer than it is right, and whether the default of Laplace has the lower calibration error."""
+    task = CLASSIFICATION
+
+    def surplus(found: Found) -> np.ndarray:
+        return found.point(task, "confidence") - found.point(task, "accuracy")
+
+    def improved(found: Found) -> np.ndarray | None:
+        ece = found.values(task, DEFAULT, "ece")
+        return None if ece is None else found.point(task, "ece") - ece
+
+    def of(choice: Sequence[str]) -> str:
+        (row,) = case.means.by_choice[task, *choice]
+        return f"{row['confidence'] - row['accuracy']:+.3f} (ECE {row['ece']:.3f})"
+
+    shown = (
         DEFAULT,
         ("all", "full", "ggn", AFTER, "linearised"),
         ("all", "kron", "ggn", DURING, "linearised"),
-    ):
-        sure, right, ece = (
-            found.values(CLASSIFICATION, choice, name) for name in ("confidence", "accuracy", "ece")
-        )
-        if sure is None or right is None or ece is None:
-            continue
-        gain, se = paired(error_of_map - ece)
-        if choice == DEFAULT:
-            improved = gain > 2.0 * (se or math.inf)
-        parts.append(
-            f"{' '.join(choice[:4])}: confidence - accuracy {text(*paired(sure - right))}, ECE lower than MAP's by "
-            f"{text(gain, se)}"
-        )
-    mean, error = paired(surplus)
-    over = error is not None and mean > 2.0 * error
-    return Verdict(
-        claim,
-        NOT_RUN if improved is None else REPRODUCED if over and improved else NOT_REPRODUCED,
-        f"MAP: confidence - accuracy {text(mean, error)}, ECE {error_of_map.mean():.3f}; " + "; ".join(parts),
     )
+    accuracy, ece = (case.means.point(task, name)[0] for name in ("accuracy", "ece"))
+    case.judge("classification-overconfident", task, surplus, f"accuracy {accuracy:.3f}")
+    numbers = f"ECE of MAP {ece:.3f}; confidence - accuracy: {told(case, task, shown, of)}"
+    case.judge("classification-calibrated", task, improved, numbers)
 
 
-def judge_coverage(found: Found) -> Verdict:
-    """Reproduced where the intervals of MAP cover too little, by two standard errors, and those of the default of
-    Laplace cover more nearly 90 %. Two other choices are told and have no say.
-    """
-    claim = "regression: the 90 % intervals of MAP cover too little, and those of the default of Laplace come nearer"
-    point = found.point(REGRESSION, "coverage_90")
-    parts, nearer = [], None
-    for choice in (
+def judge_coverage(case: Case) -> None:
+    """Whether the intervals of MAP cover too little, and those of the default of Laplace come nearer to 90 %."""
+    task = REGRESSION
+
+    def covered(found: Found) -> np.ndarray:
+        return found.point(task, "coverage_90")
+
+    def nearer(found: Found) -> np.ndarray | None:
+        values = found.values(task, DEFAULT, "coverage_90")
+        return None if values is None else np.abs(covered(found) - 0.9) - np.abs(values - 0.9)
+
+    def of(choice: Sequence[str]) -> str:
+        return f"{case.means.by_choice[task, *choice][0]['coverage_90']:.3f}"
+
+    shown = (
         DEFAULT,
         ("all", "full", "ggn", WRITTEN, "linearised"),
         ("all", "full", "ggn", DURING, "linearised"),
-    ):
-        values = found.values(REGRESSION, choice, "coverage_90")
-        if values is None:
-            continue
-        parts.append(f"{' '.join(choice[:4])} {values.mean():.3f}")
-        if choice == DEFAULT:
-            nearer = abs(values.mean() - 0.9) < abs(point.mean() - 0.9)
-    mean, error = paired(point - 0.9)
-    low = error is not None and mean < -2.0 * error
-    return Verdict(
-        claim,
-        NOT_RUN if nearer is None else REPRODUCED if low and nearer else NOT_REPRODUCED,
-        f"MAP covers {point.mean():.3f}, {text(mean, error)} from 0.9; " + ", ".join(parts),
     )
+    numbers = f"MAP {covered(case.means)[0]:.3f}; {told(case, task, shown, of)}"
+    case.judge("regression-coverage-low", task, covered, numbers)
+    case.judge("regression-coverage-nearer", task, nearer, numbers)
 
 
 def distance(row: Mapping[str, Any]) -> float:
@@ -609,67 +702,69 @@ def distance(row: Mapping[str, Any]) -> float:
     return math.hypot(row["gap_mean"], math.log(row["gap_sd_ratio"]))
 
 
-def judge_reference(found: Found, task: str) -> Verdict:
-    """Reproduced where no choice is nearer to NUTS, in mean and spread together, by more than the noise floor.
+def judge_reference(referee: Referee, task: str, table: Sequence[Mapping[str, Any]]) -> None:
+    """How much nearer to NUTS another choice is, in mean and spread together, in units of the noise of NUTS.
 
     The mean alone is no distance: all choices that linearise at one mode have the same.
     """
-    claim = f"{task}: linearised GGN over all weights is the nearest to NUTS (hyper-parameters as written, one split)"
-    (nuts,) = found.by_choice[task, "NUTS", "", "", "", ""]
+    key = f"{task}-nuts"
+    own = [row for row in table if row["task"] == task]
+    (nuts,) = (row for row in own if row["weights"] == "NUTS")
+    if nuts.get("log_score") is None:
+        referee.not_run(key, nuts.get("reason", "no reference"))
+        return
     if nuts.get("gap_mean") is None:
-        return Verdict(claim, NOT_RUN, nuts["reason"])
+        referee.undecided(key, nuts.get("reason", "no reference"))
+        return
 
     def name(row: Mapping[str, Any]) -> str:
         return " ".join(row[axis] for axis in ("weights", "structure", "curvature", "predictive"))
 
     def gap(row: Mapping[str, Any]) -> str:
-        return f"{distance(row):.2f} (mean {row['gap_mean']:.2f}, sd ratio {row['gap_sd_ratio']:.2f})"
+        return f"{distance(row):.3f} (mean {row['gap_mean']:.3f}, sd ratio {row['gap_sd_ratio']:.2f})"
 
-    ranked = sorted(
-        (
-            row
-            for row in found.rows
-            if row["task"] == task and row.get("hyper") == WRITTEN and row.get("gap_sd_ratio")
-        ),
-        key=distance,
+    order = sorted(
+        (row for row in own if row.get("hyper") == WRITTEN and row.get("gap_sd_ratio")), key=distance
     )
-    place = [name(row) for row in ranked].index("all full ggn linearised")
-    own, first = ranked[place], ranked[0]
-    return Verdict(
-        claim,
-        REPRODUCED if distance(own) <= distance(first) + distance(nuts) else NOT_REPRODUCED,
-        "by the length of (gap of the mean in standard deviations of NUTS, log ratio of standard deviations) it is at "
-        f"{gap(own)}, rank {place + 1} of {len(ranked)}; the nearest, {name(first)}, at {gap(first)}; noise floor "
-        f"{distance(nuts):.2f}; log score of NUTS {nuts['log_score']:.3f}",
+    place = [name(row) for row in order].index("all full ggn linearised")
+    here, first = order[place], order[0]
+    known = nuts.get("rhat") is not None
+    referee.measured(
+        key,
+        exact((distance(here) - distance(first)) / distance(nuts)),
+        "distance: the length of (gap of the mean in standard deviations of NUTS, log ratio of standard deviations); "
+        f"linearised GGN {gap(here)}, rank {place + 1} of {len(order)}; the nearest, {name(first)}, {gap(first)}; "
+        f"between chains of NUTS {distance(nuts):.3f}; log score of NUTS {nuts['log_score']:.3f}",
+        converged=known and converged(nuts["rhat"], nuts["ess_bulk"]),
+        why_not=f"NUTS has R-hat {nuts['rhat']:.3f}, bulk ESS {nuts['ess_bulk']:.0f}"
+        if known
+        else "R-hat and effective sample size of NUTS were not stored",
     )
 
 
-def judge(found: Found) -> list[Verdict]:
-    """Every claim about the choices, from the rows alone."""
-    verdicts = []
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored tables."""
+    sizes, tables = study.sizes, study.tables
+    # Claims are declared of the usual table.
+    claims = {
+        key: replace(each, text=each.text.replace("diabetes", sizes.regression))
+        for key, each in read_claims("laplace_design_choices").items()
+    }
+    referee = Referee(claims, smaller(sizes))
+    case = Case.of(referee, study)
     for task in TASKS:
-        verdicts += [
-            judge_contrast(
-                f"{task}: linearised beats sampled for GGN",
-                contrast(found, task, "predictive", "linearised", "sampled", curvature=("ggn",)),
-            ),
-            judge_default(found, task),
-            judge_contrast(
-                f"{task}: tuning during training beats tuning after it (linearised, GGN or empirical Fisher)",
-                contrast(
-                    found,
-                    task,
-                    "hyper",
-                    DURING,
-                    AFTER,
-                    predictive=("linearised",),
-                    curvature=("ggn", "empirical"),
-                ),
-            ),
-            judge_structures(found, task),
-            judge_reference(found, task),
-        ]
-    return [*verdicts, judge_confidence(found), judge_coverage(found)]
+        judge_contrast(case, "linearised", task, "predictive", "linearised", "sampled", curvature=("ggn",))
+        judge_default(case, task)
+        alike = {"predictive": ("linearised",), "curvature": ("ggn", "empirical")}
+        judge_contrast(case, "during", task, "hyper", DURING, AFTER, **alike)
+        judge_structures(case, task)
+        judge_reference(referee, task, case.table)
+    judge_confidence(case)
+    judge_coverage(case)
+    judge_learnt_noise(referee, tables.get("learnt_noise", ()))
+    judge_moons(referee, tables.get("moons", ()))
+    judge_lost_term(referee, tables.get("lost_term", ()))
+    return referee.verdicts()
 
 
 # --- the lost term --------------------------------------------------------------------------------------
@@ -687,6 +782,11 @@ class LostTerm:
     library: float
     negative: int
     weights: int
+
+    def row(self) -> dict[str, float]:
+        """All but the curves; largest: the largest gamma that was allowed."""
+        names = ("best_right", "best_printed", "library", "negative", "weights")
+        return {name: getattr(self, name) for name in names} | {"largest": float(self.gamma[-1])}
 
 
 def lost_term(sizes: Sizes) -> LostTerm:
@@ -739,17 +839,24 @@ def lost_term(sizes: Sizes) -> LostTerm:
     )
 
 
-def judge_lost_term(lost: LostTerm) -> Verdict:
-    """Corrected where the right formula has the library's optimum and the printed one runs to the bound."""
-    agrees = abs(math.log(lost.best_right / lost.library)) < 1e-2
-    at_bound = lost.best_printed > 0.99 * lost.gamma[-1]
-    return Verdict(
-        "the evidence tunes gamma (printed without -D log gamma)",
-        CORRECTED if agrees and at_bound else NOT_REPRODUCED,
-        f"with the term the best gamma is {lost.best_right:.4g} (the library: {lost.library:.4g}); as printed it is "
-        f"{lost.best_printed:.4g}, where {lost.gamma[-1]:.4g} is the largest allowed; with both signs as printed "
-        f"{lost.negative} of {lost.weights} variances of Sigma are negative",
+def judge_lost_term(referee: Referee, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The derivative of the printed formula has one sign (see `lost_term`); numbers, if any, must show it."""
+    proof = "as printed, without -D log gamma, it rises with every gamma, so that it tunes nothing"
+    signs = (
+        "as printed, Sigma = -(H - gamma^-2 I)^-1 has a negative variance wherever the data determine a direction "
+        "better than the prior does"
     )
+    wrong = True
+    for row in rows:
+        agrees = abs(math.log(row["best_right"] / row["library"])) < 1e-2
+        wrong = agrees and row["best_printed"] > 0.99 * row["largest"]
+        proof += (
+            f"; with the term the best gamma is {row['best_right']:.4g} (the library: {row['library']:.4g}), as "
+            f"printed {row['best_printed']:.4g}, where {row['largest']:.4g} is the largest allowed"
+        )
+        signs += f": {row['negative']} of {row['weights']} here"
+    referee.proved("lost-term", wrong, proof)
+    referee.proved("signs", True, signs)
 
 
 # --- learnt noise ---------------------------------------------------------------------------------------
@@ -790,18 +897,20 @@ def _test_scores(fitted: Any, split: Split) -> dict[str, float]:
     return scores_of(fitted.predict(split.test[0]), split.test[1])
 
 
-def judge_learnt_noise(learnt: Learnt) -> Verdict:
-    """Reproduced where tuning the last layer and the noise during training is no worse than tuning them after it."""
-    rows = learnt.rows
-    after, during = (rows[f"last_layer, {hyper}"]["log_score"] for hyper in (AFTER, DURING))
-    return Verdict(
-        "regression with learnt noise: tuning during training is as good as after it for the last layer, too",
-        REPRODUCED if during >= after else NOT_REPRODUCED,
+def judge_learnt_noise(referee: Referee, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The last layer and the noise tuned during training, against tuned after it."""
+    if not rows:
+        referee.undecided("learnt-noise", "the scores of these fits were not stored")
+        return
+    scored = {row["choice"]: row["log_score"] for row in rows}
+    referee.measured(
+        "learnt-noise",
+        exact(scored[f"last_layer, {DURING}"] - scored[f"last_layer, {AFTER}"]),
         "; ".join(
-            f"{name}: noise {row['noise']:.3g}, log score {row['log_score']:.4g}, RMSE {row['rmse']:.3g}"
-            for name, row in rows.items()
+            f"{row['choice']}: noise {row['noise']:.3g}, log score {row['log_score']:.4g}, RMSE {row['rmse']:.3g}"
+            for row in rows
         )
-        + " (Kronecker GGN, one split; the evidence of the last layer alone charges nothing for the other weights)",
+        + " (the evidence of the last layer alone charges nothing for the other weights)",
     )
 
 
@@ -852,14 +961,15 @@ def run_moons(sizes: Sizes) -> Moons:
     )
 
 
-def judge_moons(found: Moons) -> Verdict:
-    """Reproduced where MAP is surer far from the data than every linearised Laplace shown."""
-    linearised = {name: value for name, value in found.edge.items() if "linearised" in name}
-    return Verdict(
-        "moons: far from the data MAP is surer than Laplace",
-        REPRODUCED if found.edge["MAP"] > max(linearised.values()) else NOT_REPRODUCED,
-        "mean confidence there: " + "; ".join(f"{name} {value:.3f}" for name, value in found.edge.items()),
-    )
+def judge_moons(referee: Referee, rows: Sequence[Mapping[str, Any]]) -> None:
+    """MAP against the surest of the linearised Laplace approximations."""
+    if not rows:
+        referee.undecided("moons", "the confidence of these fits was not stored")
+        return
+    edge = {row["choice"]: row["confidence"] for row in rows}
+    laplace = max(value for name, value in edge.items() if "linearised" in name)
+    listing = "; ".join(f"{name} {value:.3f}" for name, value in edge.items())
+    referee.measured("moons", exact(edge["MAP"] - laplace), f"mean confidence there: {listing}")
 
 
 # --- figures --------------------------------------------------------------------------------------------
@@ -1154,8 +1264,17 @@ def main(
     say("two moons")
     found = Found(run_all(sizes, workers, place, say))
     table = found.table()
-    verdicts = [*judge(found), judge_learnt_noise(learnt), judge_moons(pictured), judge_lost_term(lost)]
-    study.tables["choices"] = [{name: row.get(name) for name in COLUMNS} for row in table]
+    study.tables |= {
+        "choices": [{name: row.get(name) for name in COLUMNS} for row in table],
+        "splits": [
+            {name: row.get(name) for name in BY_SPLIT}
+            for row in found.rows
+            if row.get("log_score") is not None
+        ],
+        "lost_term": [lost.row()],
+        "learnt_noise": [{"choice": name} | row for name, row in learnt.rows.items()],
+        "moons": [{"choice": name, "confidence": value} for name, value in pictured.edge.items()],
+    }
     for task in TASKS:
         name = load_split(task, 0, sizes).name.replace("_", " ")
         draw_choices(folder / f"{task}.png", found, task, name, HYPER)
@@ -1164,11 +1283,9 @@ def main(
     draw_lost_term(folder / "lost_term.png", lost)
     draw_moons(folder / "moons.png", pictured)
     print_table(table)
-    for verdict in verdicts:
-        study.judge(verdict)
-    study.write()
+    study.conclude(judge)
     say(f"written to {folder}")
-    return {"table": table, "verdicts": verdicts, "folder": folder, "lost_term": lost, "found": found}
+    return {"table": table, "verdicts": study.verdicts, "folder": folder, "lost_term": lost, "found": found}
 
 
 if __name__ == "__main__":
