@@ -28,6 +28,7 @@ from ppl_bnn.inference.laplace.autolaplace import check_all_have_priors, guide_g
 from ppl_bnn.inference.laplace.computed_weights import REMAINDER_DRAWS, computed_names, linearisation_error
 from ppl_bnn.inference.laplace.hyperparameters import Tuning
 from ppl_bnn.inference.laplace.linearised import kinds_of
+from ppl_bnn.inference.laplace.noise import gaussian_noise, noise_sites
 from ppl_bnn.inference.laplace.search import marginal_mode
 from ppl_bnn.inference.laplace.tuned_fit import tune
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
@@ -124,11 +125,11 @@ class LaplaceFit:
         """Refuse impossible combinations of model and settings; u may be any point."""
         method, problem = self.method, self.problem
         positions = self.positions(u, any_largest=True)
-        weights = int(np.count_nonzero(~self.mask(hyperparameters.noise_sites(problem, u))[positions]))
+        weights = int(np.count_nonzero(~self.mask(noise_sites(problem, u))[positions]))
         good, expected = (method.rank or 0) <= weights, f"at most the {weights} weights there are"
         InputError.check(good, "Laplace rank", expected, method.rank, "structure='full'")
         if method.noise == "evidence":
-            hyperparameters.gaussian_noise(problem, u)
+            gaussian_noise(problem, u)
         prior = Tuning.of(problem, u, positions, method.tune).prior(u) if method.tunes else None
         if method.objective == "validation":
             self.validation_rows()
@@ -238,7 +239,7 @@ class LaplaceFit:
         """Log prior density of the sites outside the Gaussian; a noise that the evidence chose has none."""
         outside = np.setdiff1d(np.arange(self.size), positions)
         if self.method.noise == "evidence":
-            noise = self.mask(hyperparameters.noise_sites(self.problem, u))
+            noise = self.mask(noise_sites(self.problem, u))
             outside = outside[~noise[outside]]
         return hyperparameters.log_prior(self.problem, u, outside)
 
@@ -325,7 +326,7 @@ class LaplaceFit:
 
     def positions(self, u: Values, any_largest: bool = False) -> np.ndarray:
         """(Q,) positions of the flat vector, increasing; any_largest: any choice of the requested number."""
-        method, noise = self.method, hyperparameters.noise_sites(self.problem, u)
+        method, noise = self.method, noise_sites(self.problem, u)
         chosen = self.mask(self._chosen_sites(u, noise))
         chosen &= ~self.mask({*method.marginal, *(noise if method.noise != "gaussian" else ())})
         if str(method.weights).startswith("largest"):
@@ -371,7 +372,7 @@ class LaplaceFit:
         names = ("curvature", "fisher", "samples", "rank", "sharing", "memory")
         settings: dict[str, Any] = {name: getattr(self.method, name) for name in names}
         settings |= {"structure": structure or self.method.structure, "seed": self.problem.seed}
-        settings |= {"positions": positions, "apart": hyperparameters.noise_sites(self.problem, u)}
+        settings |= {"positions": positions, "apart": noise_sites(self.problem, u)}
         found, passes = data_curvature(self.problem, u, **settings)
         self.passes += passes
         nearest = isinstance(found, KroneckerCurvature) and self.method.prior_approximation == "kron"

@@ -13,8 +13,9 @@ from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.inference.curvature.gaussians import FlatGaussian
 from ppl_bnn.inference.flat_vector import Values, flat_sites
 from ppl_bnn.inference.laplace.evidence import Evidence
-from ppl_bnn.inference.laplace.hyperparameters import Tuning, gaussian_noise, log_prior
+from ppl_bnn.inference.laplace.hyperparameters import Tuning, log_prior
 from ppl_bnn.inference.laplace.maximisation import Tuned, alternate, fixed_point, maximise
+from ppl_bnn.inference.laplace.noise import gaussian_noise
 from ppl_bnn.inference.laplace.search import by_validation
 from ppl_bnn.inference.optimisation.mode import kinks
 

@@ -28,7 +28,7 @@ from ppl_bnn.language.distributions import SPECIAL, group_shape
 Array = Any
 
 
-# --- cross entropies: E_q[-log p(u_j)], summed over the coordinates of one site, in nats ---------------
+# Cross entropies E_q[-log p(u_j)] are sums over the coordinates of one site, in nats.
 
 
 def normal_cross_entropy(mean: Array, variance: Array, loc: Any, scale: Any) -> Array:
@@ -69,10 +69,8 @@ def empirical_scale(mean: Array, variance: Array, per: str) -> Array:
 
 
 def empirical_cross_entropy(mean: Array, variance: Array, per: str) -> Array:
-    """Sum of E[-log N(w; 0, s^2)] = (1 + log(2 pi) + log s^2) / 2 of w (..., I, O), at s of `empirical_scale`.
-
-    Derivatives are those at a fixed s, because s is at its optimum.
-    """
+    """Sum of E[-log N(w; 0, s^2)] = (1 + log(2 pi) + log s^2) / 2 of w (..., I, O), at s of `empirical_scale`."""
+    # Derivatives are those at a fixed s, because s is at its optimum.
     moments, size = _second_moments(mean, variance, per), math.prod(mean.shape)
     shared = size / int(moments.shape[0])
     return 0.5 * shared * ops.sum(ops.log(moments)) + 0.5 * size * (1.0 + LOG_2PI)
@@ -85,8 +83,7 @@ _K1, _K2, _K3 = 0.63576, 1.87320, 1.48695
 def log_uniform_divergence(mean: Array, variance: Array) -> Array:
     """KL of independent normals from a log-uniform prior p(w) proportional to 1 / |w|, summed over weights.
 
-    The approximation of Molchanov, Ashukha and Vetrov (2017), equation 14, with an error of -0.0044 to 0.0094 per
-    weight:
+    The approximation of Molchanov et al. (2017), equation 14, with an error of -0.0044 to 0.0094 per weight:
 
         KL = k1 (1 - sigmoid(k2 + k3 log alpha)) + 1/2 log(1 + 1 / alpha),   alpha = sigma^2 / mu^2.
 
@@ -104,8 +101,7 @@ def _log_uniform_cross_entropy(mean: Array, variance: Array) -> Array:
     return log_uniform_divergence(mean, variance) + entropy
 
 
-# Family of the prior -> (mean, variance, the system's distribution) -> cross entropy of a site. A LogNormal prior on w
-# = exp(u), with the volume of exp, is a Normal on u.
+# Family of the prior -> (mean, variance, distribution) -> cross entropy of a site. A LogNormal is a Normal on u.
 _FORMS: dict[str, Callable[[Array, Array, Any], Array]] = {
     "Normal": lambda mean, variance, base: normal_cross_entropy(mean, variance, base.loc, base.scale),
     "LogNormal": lambda mean, variance, base: normal_cross_entropy(mean, variance, base.loc, base.scale),
@@ -113,9 +109,6 @@ _FORMS: dict[str, Callable[[Array, Array, Any], Array]] = {
     "EmpiricalBayes": lambda mean, variance, base: empirical_cross_entropy(mean, variance, base.per),
     "ImproperLogUniform": lambda mean, variance, _: _log_uniform_cross_entropy(mean, variance),
 }
-
-
-# --- the divergence -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

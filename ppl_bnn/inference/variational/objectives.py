@@ -126,8 +126,6 @@ class Objective:
         with self._handler:
             self.problem.program.model(x, y)
 
-    # -- the loss
-
     def __call__(self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any) -> Costs:
         """(loss, (likelihood cost, complexity cost)) over all rows, from a batch."""
         system, count = self.problem.system, self.particles
@@ -191,8 +189,6 @@ class Objective:
         if self.estimator == "flipout":
             return Flipout(loc, randomness.sign)
         return LocalReparameterisation(loc, scale, randomness.normal, approximate=self.approximate)
-
-    # -- the result
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
         """The guide at fitted parameters, in NumPy."""
