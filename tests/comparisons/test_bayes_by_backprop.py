@@ -6,16 +6,19 @@ import csv
 import importlib
 import json
 import math
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import integrate, stats
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
+
+REPRODUCED, REFUTED, UNDECIDED, CORRECTED = "reproduced", "refuted", "undecided", "corrected"
 
 pytestmark = pytest.mark.slow
 
@@ -33,10 +36,11 @@ TABLES = (
 FIGURES = ("prediction", "costs", "slips", "noise", "evidence")
 
 
-@pytest.fixture
-def script(monkeypatch):
-    monkeypatch.syspath_prepend(str(FOLDER))
-    return importlib.import_module("bayes_by_backprop")
+@pytest.fixture(scope="module")
+def script() -> Iterator[Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        yield importlib.import_module("bayes_by_backprop")
 
 
 def test_the_setting_is_that_of_the_source(script):
@@ -78,6 +82,13 @@ def test_least_divergence_is_that_of_the_nearest_normal(script):
         found.append(float(np.mean(stats.norm.logpdf(w, 0.0, s) - script.log_mixture(w))))
     # The smallest of 40 means, of a standard error of 0.01 at most.
     assert abs(script.least_divergence() - min(found)) < 0.05
+
+
+def test_the_mean_of_one_unit_is_that_of_quadrature(script):
+    for loc, scale in ((0.0, 1.0), (0.7, 0.4), (-1.2, 2.0)):
+        q = stats.norm(loc, scale)
+        exact, _ = integrate.quad(lambda w, q=q: w * q.pdf(w), 0.0, loc + 12.0 * scale)
+        assert script.mean_of_relu(loc, scale) == pytest.approx(exact, rel=1e-6)
 
 
 def test_draws_of_the_prior_have_its_distribution(script):
@@ -141,153 +152,261 @@ def test_the_source_method_steps_at_one_rate_from_the_start_of_the_source(script
     assert np.allclose(script.forward(weights, x), posterior.predictor(x)[0, ..., 0], rtol=1e-9, atol=1e-9)
 
 
-def row(**columns: Any) -> dict[str, Any]:
-    return columns
+# --- verdicts -----------------------------------------------------------------------------------------
 
 
-def test_verdict_on_the_band_asks_for_three_times_on_all_data_sets(script):
-    held = {"truth_in_band_inside": 0.9, "truth_in_band_away": 0.2}
-    rows = [row(epistemic_ratio=ratio, **held) for ratio in (3.5, 9.0)]
-    assert script.judge_band(rows).verdict == script.REPRODUCED
-    assert script.judge_band([*rows, row(epistemic_ratio=2.9, **held)]).verdict == script.NOT_REPRODUCED
-    sd = {"epistemic_sd_inside": 1.0, "epistemic_sd_away": 2.0, "epistemic_sd_far": 3.0}
-    rows = [row(epistemic_ratio=ratio, method="NUTS", **held, **sd) for ratio in (1.5, 2.0)]
-    assert script.judge_higher(rows).verdict == script.REPRODUCED
-    assert script.judge_higher([*rows, rows[0] | {"epistemic_ratio": 0.9}]).verdict == script.NOT_REPRODUCED
-    good = [row(verdict="converged", reason="R-hat is good")] * 2
-    assert script.judge_posterior_band(rows[:1], good).verdict == script.NOT_REPRODUCED
-    assert (
-        script.judge_posterior_band([rows[0] | {"epistemic_ratio": 9.0}], good).verdict == script.REPRODUCED
-    )
-    bad = [good[0], row(verdict="not converged", reason="the chains disagree")]
-    assert script.judge_posterior_band(rows[:1], bad).verdict == script.NOT_RUN
+def outcomes(script: Any, judge: Callable[[Any], None], *keys: str) -> list[str]:
+    """What the referee makes of the evidence that `judge` gives on these claims alone."""
+    claims = script.read_claims("bayes_by_backprop")
+    referee = script.Referee({key: claims[key] for key in keys})
+    judge(referee)
+    return [each.verdict for each in referee.verdicts()]
 
 
-def test_verdict_on_the_pass_at_the_means_is_corrected_only_beyond_the_noise(script):
-    names = (
-        "gap_of_mean_inside",
-        "gap_of_mean_away",
-        "gap_in_epistemic_sd_inside",
-        "gap_in_epistemic_sd_away",
-    )
-    rest = dict.fromkeys((*names, "rmse_to_truth", "pass_to_truth"), 1.0)
-    far, near = (row(gap_in_standard_errors=z, **rest) for z in (9.0, 1.1))
-    assert script.judge_pass_at_means([far, far]).verdict == script.CORRECTED
-    assert script.judge_pass_at_means([far, near]).verdict == script.REPRODUCED
+def rows_of(**columns: Any) -> list[dict[str, Any]]:
+    """Rows of a table by its columns; a number is that of every row."""
+    count = max(len(value) for value in columns.values() if isinstance(value, list))
+    given = {name: value if isinstance(value, list) else [value] * count for name, value in columns.items()}
+    return [{name: value[at] for name, value in given.items()} for at in range(count)]
+
+
+def about(value: float) -> list[float]:
+    """Eight values of this mean, with an interval of about 0.01 to either side."""
+    return [value + 0.01 * sign for sign in (-1.0, 1.0) * 4]
+
+
+def test_verdicts_on_the_band_close_by_both_edges(script):
+    names = ("sd_inside", "sd_away", "sd_far")
+    rest = {f"epistemic_{name}": 1.0 for name in names}
+    rest |= {"truth_in_band_inside": 0.9, "truth_in_band_away": 0.2}
+
+    def found(ratio: list[float]) -> list[str]:
+        rows = rows_of(epistemic_ratio=ratio, **rest)
+        return outcomes(script, lambda referee: script.judge_band(referee, rows), "higher", "much-higher")
+
+    assert found(about(3.02)) == [REPRODUCED, REPRODUCED]
+    assert found(about(3.0)) == [REPRODUCED, UNDECIDED]
+    assert found(about(2.98)) == found(about(1.02)) == [REPRODUCED, REFUTED]
+    assert found(about(1.0)) == [UNDECIDED, REFUTED]
+    assert found(about(0.98)) == [REFUTED, REFUTED]
+    assert found([9.0]) == [UNDECIDED, UNDECIDED]
+
+
+def test_verdict_on_the_loss_of_the_last_steps_close_by_both_edges(script):
+    rest = {"elbo": -50.0, "likelihood_cost": 30.0, "complexity_cost": 20.0}
+
+    def found(difference: float) -> str:
+        rows = rows_of(loss_of_steps=[50.0 + each for each in about(difference)], **rest)
+        return outcomes(script, lambda referee: script.judge_costs(referee, rows), "loss-of-steps")[0]
+
+    assert found(0.98) == found(-0.98) == REPRODUCED
+    assert found(1.0) == found(-1.0) == UNDECIDED
+    assert found(1.02) == found(-1.02) == REFUTED
+
+
+def test_the_pass_at_the_means_is_corrected_by_one_unit_and_its_size_is_measured(script):
+    names = ("gap_of_mean_inside", "gap_of_mean_away", "rmse_to_truth", "pass_to_truth")
+    rest = dict.fromkeys((*names, "gap_in_standard_errors"), 1.0)
+
+    def found(inside: float, away: float) -> list[str]:
+        rows = rows_of(gap_in_epistemic_sd_inside=about(inside), gap_in_epistemic_sd_away=about(away), **rest)
+        keys = ("pass-at-means", "gap-inside", "gap-away")
+        return outcomes(script, lambda referee: script.judge_pass_at_means(referee, rows), *keys)
+
+    assert found(0.08, 0.12) == [CORRECTED, REPRODUCED, REFUTED]
+    assert found(0.12, 0.1) == [CORRECTED, REFUTED, UNDECIDED]
 
 
 def test_verdict_on_new_weights_needs_a_torn_curve_and_a_whole_one(script):
     rest = {"step_elsewhere": 1.0, "band_sd_away": 1.0, "sd_of_mean_over_right_side": 1.0}
-    whole = row(prediction="one", step_at_boundaries=1.1, **rest)
-    torn = row(prediction="many", step_at_boundaries=20.0, **rest)
-    assert script.judge_new_weights([whole, torn]).verdict == script.CORRECTED
-    assert script.judge_new_weights([whole, whole | {"prediction": "many"}]).verdict == script.REPRODUCED
+
+    def found(right: float, patched: float) -> str:
+        rows = rows_of(step_at_boundaries=[right, patched], **rest)
+        return outcomes(script, lambda referee: script.judge_new_weights(referee, rows), "one-network")[0]
+
+    assert found(1.1, 20.0) == found(2.9, 3.1) == CORRECTED
+    assert found(1.1, 1.1) == found(1.1, 2.9) == found(20.0, 20.0) == REPRODUCED
 
 
-def test_verdict_on_underflow_needs_a_first_step_that_meets_it(script):
-    met = row(
-        prior="p",
+def test_verdict_on_underflow_is_of_each_prior_and_needs_a_first_step_that_meets_it(script):
+    rows = rows_of(
         no_value_beyond=2.0,
-        first_losses_infinite_as_written=0.1,
-        first_losses_finite_by_logaddexp=1.0,
+        first_losses_infinite_as_written=[0.0, 0.01, 0.9, 0.9],
+        first_losses_finite_by_logaddexp=[1.0, 1.0, 1.0, 0.99],
     )
-    assert script.judge_underflow([met], 5.0, 0.0).verdict == script.CORRECTED
-    unmet = met | {"first_losses_infinite_as_written": 0.0}
-    assert script.judge_underflow([unmet], 5.0, 0.0).verdict == script.REPRODUCED
+    keys = ("underflow-source", "underflow-0-6", "underflow-1-7", "underflow-2-8")
+    assert outcomes(script, lambda referee: script.judge_underflow(referee, rows, 5.0, 0.0), *keys) == [
+        REPRODUCED,
+        CORRECTED,
+        CORRECTED,
+        REPRODUCED,
+    ]
 
 
 def test_verdicts_on_point_estimates_follow_paired_differences(script):
-    def rows(gains: tuple[float, ...], residual: float, train: float = -1.0) -> list[dict[str, Any]]:
-        rest = {"rmse_train_ml": residual, "rmse_to_truth_ml": 1.0, "rmse_to_truth_map": 0.5}
-        rest |= {"log_score_train_ml": train, "rmse_train_map": 0.9}
-        return [
-            row(log_score_ml=-2.0, log_score_map=-2.0 + gain, log_score_source=-2.0 + 2.0 * gain, **rest)
-            for gain in gains
-        ]
+    keys = ("overfit-residuals", "overfit-score", "regularised-residuals", "regularised-score", "averaging")
 
-    assert script.judge_overfit(rows((0.5, 0.6), 0.5)).verdict == script.REPRODUCED
-    assert script.judge_overfit(rows((0.5, 0.6), 1.5)).verdict == script.NOT_REPRODUCED
-    assert script.judge_overfit(rows((0.5, 0.6), 0.5, train=-2.1)).verdict == script.NOT_REPRODUCED
-    assert script.judge_regularised(rows((0.5, 0.6), 0.5)).verdict == script.REPRODUCED
-    assert script.judge_regularised(rows((0.5, -0.6), 0.5)).verdict == script.NOT_REPRODUCED
-    assert script.judge_regularised(rows((0.5, 0.6), 0.95)).verdict == script.NOT_REPRODUCED
-    assert script.judge_averaging(rows((0.5, 0.6), 0.5)).verdict == script.REPRODUCED
-    assert script.judge_averaging(rows((-0.5, -0.6), 0.5)).verdict == script.NOT_REPRODUCED
+    def found(residual: float, lost: float, wider: float, gain: float, averaged: float) -> list[str]:
+        # All vary alike, so that differences of two columns vary by what is added to one of them.
+        common = [0.1 * at for at in range(8)]
+
+        def plus(values: list[float]) -> list[float]:
+            return [a + b for a, b in zip(common, values, strict=True)]
+
+        rows = rows_of(
+            rmse_train_ml=about(residual),
+            rmse_train_map=[a + b for a, b in zip(about(residual), about(wider), strict=True)],
+            log_score_ml=common,
+            log_score_train_ml=plus(about(lost)),
+            log_score_map=plus(about(gain)),
+            log_score_source=[a + b for a, b in zip(plus(about(gain)), about(averaged), strict=True)],
+            rmse_to_truth_ml=1.0,
+            rmse_to_truth_map=1.0,
+        )
+        return outcomes(script, lambda referee: script.judge_points(referee, rows), *keys)
+
+    assert found(0.98, 0.12, 0.02, 0.02, 0.02) == [REPRODUCED] * 5
+    assert found(1.0, 0.1, 0.0, 0.0, 0.0) == [UNDECIDED] * 5
+    assert found(1.02, 0.08, -0.02, -0.02, -0.02) == [REFUTED] * 5
 
 
-def test_verdict_on_the_bound_allows_for_noise_and_no_more(script):
-    source = row(method="the source's run", elbo=-100.0, elbo_se=0.5)
-    assert script.judge_bound([source], -100.5, 0.5, 9.0).verdict == script.REPRODUCED
-    assert script.judge_bound([source], -102.0, 0.5, 9.0).verdict == script.NOT_REPRODUCED
-    better = row(method="from the mode", elbo=-90.0, elbo_se=0.5)
-    assert script.judge_steps([source, better]).verdict == script.NOT_REPRODUCED
-    assert script.judge_steps([source, better | {"elbo": -97.0}]).verdict == script.REPRODUCED
-
-
-def test_verdict_against_the_reference_is_not_run_without_one(script):
-    references = [row(reason="the chains disagree")] * 2
-    without = row(
-        method="the source's run", inside_mean_gap=script.NO_REFERENCE, away_mean_gap=script.NO_REFERENCE
+def test_verdict_on_estimators_is_of_each_place(script):
+    rows = rows_of(
+        estimator=["plain", "plain", "local", "local"],
+        place=["start", "end", "start", "end"],
+        variance_loc=[2.0, 2.0, 1.0, 2.01],
+        variance_scale=1.0,
     )
-    assert script.judge_reference(references, [without]).verdict == script.NOT_RUN
-    there = {"inside_sd_ratio": 1.1, "inside_sd_ratio_floor": 1.0, "inside_mean_gap_floor": 0.02}
-    close = without | there | {"inside_mean_gap": 0.2}
-    assert script.judge_reference(references, [close]).verdict == script.REPRODUCED
-    assert (
-        script.judge_reference(references, [close | {"inside_sd_ratio": 1.7}]).verdict
-        == script.NOT_REPRODUCED
+    keys = ("local-start", "local-end")
+    assert outcomes(script, lambda referee: script.judge_estimators(referee, rows, 400), *keys) == [
+        REPRODUCED,
+        REFUTED,
+    ]
+    rows[3]["variance_loc"] = 1.99
+    assert outcomes(script, lambda referee: script.judge_estimators(referee, rows, 400), *keys) == [
+        REPRODUCED,
+        REPRODUCED,
+    ]
+
+
+def test_verdicts_on_minibatches(script):
+    def found(wrong: float, off: float = 1e-15) -> list[str]:
+        rows = rows_of(elbo=[-50.0, -50.0, wrong], elbo_se=0.1, epistemic_sd_inside=0.5, rmse_to_truth=0.5)
+        return outcomes(
+            script, lambda referee: script.judge_minibatches(referee, rows, off), "epoch", "whole-cost"
+        )
+
+    assert found(-55.1) == [REPRODUCED, REPRODUCED]
+    assert found(-54.9) == [REPRODUCED, REFUTED]
+    assert found(-55.1, 1e-11) == found(-55.1, math.nan) == [CORRECTED, REPRODUCED]
+
+
+def test_verdict_on_the_bound_and_the_steps(script):
+    evidence = {"error": 0.1, "least_divergence_from_prior": 9.0}
+
+    def bound(elbo: float) -> str:
+        rows = rows_of(method=["a", "b"], elbo=[-100.0, elbo], elbo_se=0.5)
+        given = evidence | {"log_evidence": -60.0}
+        return outcomes(script, lambda referee: script.judge_bound(referee, rows, given), "bound")[0]
+
+    assert bound(-61.0) == bound(-59.1) == REPRODUCED
+    assert bound(-58.9) == REFUTED
+
+    def steps(best: float, method: str = "from the mode") -> str:
+        rows = rows_of(method=[script.SOURCE, method], elbo=[-100.0, best], elbo_se=0.5)
+        return outcomes(script, lambda referee: script.judge_steps(referee, rows), "enough-steps")[0]
+
+    assert steps(-95.1) == steps(-110.0) == REPRODUCED
+    assert steps(-94.9) == REFUTED
+    # A guide of another family is no rival.
+    assert steps(-50.0, "from the mode, rank 10 besides the diagonal") == REPRODUCED
+
+
+def test_the_elbos_of_other_models_are_not_compared(script):
+    methods = [script.SOURCE, *script.LEARNED, script.OF_INPUT, script.SAMPLED_NOISE]
+    rows = rows_of(method=methods, elbo=-1.0)
+    rows.append({"method": "tempered Monte Carlo", "elbo": ""})
+    rows.append({"method": script.SAMPLED})
+    assert [row["method"] for row in script.bounded(rows)] == [script.SOURCE]
+
+
+def reference(script: Any, inside: tuple[float, float], away: tuple[float, float]) -> Any:
+    figures = [inside, away]
+    return script.Reference(
+        [{"rhat": rhat, "ess_bulk": ess, "reason": "the chains disagree"} for rhat, ess in figures]
     )
 
 
-def test_other_verdicts_follow_their_numbers(script):
-    settled = row(loss_of_steps=50.0, elbo=-50.1, likelihood_cost=30.0, complexity_cost=20.1)
-    moving = settled | {"loss_of_steps": 60.0}
-    assert script.judge_costs([settled, settled]).verdict == script.REPRODUCED
-    assert script.judge_costs([moving, moving]).verdict == script.NOT_REPRODUCED
-    kinds = [
-        row(
-            method=name,
-            aleatoric_sd_inside=1.1,
+GOOD = (1.009, 401.0)
+BAD = ((1.011, 900.0), (1.0, 399.0), (math.nan, 900.0))
+
+
+def test_verdicts_against_the_reference_need_one(script):
+    keys = ("band-sd-inside", "band-mean-inside", "band-sd-away", "band-mean-away")
+
+    def found(ratio: Any, gap: Any, inside: Any = GOOD, away: Any = GOOD) -> list[str]:
+        row = {f"{place}_sd_ratio": ratio for place in ("inside", "away")}
+        row |= {f"{place}_mean_gap": gap for place in ("inside", "away")}
+        row |= {
+            f"{place}_{name}_floor": 1.0 for place in ("inside", "away") for name in ("sd_ratio", "mean_gap")
+        }
+        of = reference(script, inside, away)
+        return outcomes(script, lambda referee: script.judge_reference(referee, row, of), *keys)
+
+    # Cells are text where another row of the table has no reference.
+    assert found("1.49", "0.49") == found(0.67, 0.1) == [REPRODUCED] * 4
+    assert found(1.51, 0.51) == found(0.66, 2.0) == [REFUTED] * 4
+    for bad in BAD:
+        assert found(1.0, 2.0, away=bad) == [REPRODUCED, REFUTED, UNDECIDED, UNDECIDED]
+        assert found(1.0, 2.0, inside=bad) == [UNDECIDED] * 4
+    assert found(script.NO_REFERENCE, script.NO_REFERENCE) == [UNDECIDED] * 4
+
+
+def test_verdict_on_the_band_of_the_posterior_needs_a_reference_in_both_regions(script):
+    def found(ratio: float, inside: Any = GOOD, away: Any = GOOD) -> str:
+        row = {"epistemic_ratio": ratio, "truth_in_band_inside": 0.9, "truth_in_band_away": 0.2}
+        of = reference(script, inside, away)
+        return outcomes(
+            script, lambda referee: script.judge_posterior_band(referee, row, of), "posterior-much-higher"
+        )[0]
+
+    assert found(3.01) == REPRODUCED
+    assert found(2.99) == REFUTED
+    for bad in BAD:
+        assert found(9.0, inside=bad) == found(1.0, away=bad) == UNDECIDED
+
+
+def test_verdicts_on_both_kinds_of_uncertainty(script):
+    keys = [f"{what}-{of}" for of in ("one", "of-input", "posterior") for what in ("noise", "grows")]
+
+    def found(noise: float, ratio: float, more: tuple[Any, ...] = (), away: Any = GOOD) -> list[str]:
+        rows = rows_of(
+            method=[script.LEARNED[0], script.OF_INPUT, script.SAMPLED_NOISE],
+            aleatoric_sd_inside=noise,
             aleatoric_sd_away=1.0,
             rmse_to_truth=0.5,
             elbo=-20.0,
-            epistemic_ratio=5.0,
+            epistemic_ratio=ratio,
             coverage_95=0.95,
             noise_mean=1.1,
             noise_sd=0.1,
         )
-        for name in ("learned noise", "noise of the input", "learned noise, NUTS")
-    ]
-    begun = kinds[0] | {
-        "method": "learned noise, begun at the truth",
-        "elbo": -10.0,
-        "aleatoric_sd_inside": 2.0,
-    }
-    assert script.judge_both(kinds).verdict == script.REPRODUCED
-    assert script.judge_both([*kinds, begun]).verdict == script.NOT_REPRODUCED
-    assert script.judge_both([*kinds, begun | {"elbo": -30.0}]).verdict == script.REPRODUCED
-    assert (
-        script.judge_both([kinds[0], kinds[1] | {"aleatoric_sd_inside": 1.4}]).verdict
-        == script.NOT_REPRODUCED
-    )
-    assert script.judge_both([kinds[0] | {"epistemic_ratio": 2.0}, kinds[1]]).verdict == script.NOT_REPRODUCED
-    good = [row(verdict="converged", reason="R-hat is good")] * 2
-    bad = [good[0], row(verdict="not converged", reason="the chains disagree")]
-    assert script.judge_learned(kinds, good).verdict == script.REPRODUCED
-    assert script.judge_learned([kinds[2] | {"epistemic_ratio": 2.0}], good).verdict == script.NOT_REPRODUCED
-    assert script.judge_learned(kinds, bad).verdict == script.NOT_RUN
-    measured = [
-        row(estimator=estimator, place=place, variance_loc=variance, variance_scale=variance)
-        for estimator, variance in (("plain", 2.0), ("local", 1.0))
-        for place in ("start", "end")
-    ]
-    assert script.judge_estimators(measured).verdict == script.REPRODUCED
-    measured[3]["variance_loc"] = 4.0
-    assert script.judge_estimators(measured).verdict == script.NOT_REPRODUCED
-    fit = row(elbo=-50.0, elbo_se=0.1, epistemic_sd_inside=0.5, rmse_to_truth=0.5)
-    assert script.judge_minibatches([fit, fit, fit | {"elbo": -60.0}], 1e-15).verdict == script.REPRODUCED
-    assert script.judge_minibatches([fit, fit, fit], 1e-15).verdict == script.NOT_REPRODUCED
-    assert script.judge_minibatches([fit, fit, fit | {"elbo": -60.0}], 0.1).verdict == script.NOT_REPRODUCED
+        rows += [rows[0] | {"method": script.LEARNED[1]} | each for each in more]
+        of = reference(script, GOOD, away)
+        return outcomes(script, lambda referee: script.judge_noise(referee, rows, of), *keys)
+
+    assert found(1.24, 3.1) == found(0.76, 9.0) == [REPRODUCED] * 6
+    assert found(1.26, 2.9) == found(0.74, 1.0) == [REFUTED] * 6
+    for bad in BAD:
+        assert found(1.0, 9.0, away=bad) == [REPRODUCED] * 4 + [UNDECIDED] * 2
+    # Of two starts the higher ELBO counts.
+    assert found(1.0, 9.0, ({"elbo": -10.0, "aleatoric_sd_inside": 2.0},))[0] == REFUTED
+    assert found(1.0, 9.0, ({"elbo": -30.0, "aleatoric_sd_inside": 2.0},))[0] == REPRODUCED
+
+
+def test_sizes_of_a_full_run_are_those_of_the_source(script):
+    assert script.compared(script.FULL) == ""
+    assert script.compared(script.TINY)
 
 
 def test_variances_are_of_both_parameters_of_the_guide(script):
@@ -305,9 +424,9 @@ def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys)
     assert all(row["variance_scale"] > 0.0 for row in study.tables["estimators"])
     said = capsys.readouterr().out
     content = json.loads((tmp_path / "results.json").read_text())
-    assert len(content["verdicts"]) >= 13
+    assert [each["key"] for each in content["verdicts"]] == list(script.read_claims("bayes_by_backprop"))
     for verdict in content["verdicts"]:
-        assert verdict["verdict"] in ("reproduced", "not reproduced", "corrected", "not run")
+        assert verdict["verdict"] in (REPRODUCED, REFUTED, UNDECIDED, CORRECTED)
         assert verdict["numbers"]
         assert verdict["claim"] in said
     assert len((tmp_path / "verdicts.txt").read_text().splitlines()) == len(content["verdicts"])
@@ -329,5 +448,3 @@ def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys)
     assert content["numbers"]["pass_by_hand_off"] < 1e-10
     assert content["numbers"]["log_prior_by_hand_off"] < 1e-10
     assert content["numbers"]["epoch_with_1/M_off"] < 1e-12
-    assert script.judge_band(study.tables["protocol"]) in study.verdicts
-    assert script.judge_new_weights(study.tables["new_weights"]) in study.verdicts
