@@ -37,6 +37,8 @@ REPRODUCED, REFUTED, UNDECIDED = "reproduced", "refuted", "undecided"
 CORRECTED, NOT_RUN = "corrected", "not run"
 OUTCOMES = (REPRODUCED, REFUTED, UNDECIDED, CORRECTED, NOT_RUN)
 LEVEL = 0.95
+# Relative differences of units up to this one are rounding.
+ROUNDING = 1e-9
 # What must have converged: draws that stand for the exact posterior, or nothing where the output of an algorithm is
 # judged as it was run.
 EXACT, AS_RUN = "exact posterior", "as run"
@@ -74,9 +76,14 @@ class Estimate:
         return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}] (n = {self.n}, {self.rule})"
 
 
-def _t_estimate(value: float, error: float, n: int, rule: str) -> Estimate:
-    if n < 2:
+def _t_estimate(values: np.ndarray, factor: float, rule: str) -> Estimate:
+    """The mean, whose variance is `factor` times that of one unit. Units that are all alike have no interval: they say
+    nothing of the spread that others would have.
+    """
+    n, value = len(values), float(values.mean())
+    if n < 2 or np.ptp(values) <= ROUNDING * np.abs(values).max():
         return Estimate(value, -math.inf, math.inf, n, rule, lambda edge, above: 1.0)
+    error = float(values.std(ddof=1)) * math.sqrt(factor)
     reach = stats.t.ppf(0.5 + LEVEL / 2, n - 1) * error
 
     def tail(edge: float, above: bool) -> float:
@@ -89,8 +96,7 @@ def _t_estimate(value: float, error: float, n: int, rule: str) -> Estimate:
 def mean(values: Sequence[float] | np.ndarray) -> Estimate:
     """The mean over independent units, with Student's t on n - 1 degrees of freedom."""
     values = _finite(values)
-    error = float(values.std(ddof=1)) / math.sqrt(len(values)) if len(values) > 1 else math.inf
-    return _t_estimate(float(values.mean()), error, len(values), "Student t")
+    return _t_estimate(values, 1.0 / len(values), "Student t")
 
 
 def mean_over_splits(values: Sequence[float] | np.ndarray, test_rows: float, train_rows: float) -> Estimate:
@@ -100,10 +106,7 @@ def mean_over_splits(values: Sequence[float] | np.ndarray, test_rows: float, tra
     table.
     """
     values = _finite(values)
-    n = len(values)
-    factor = math.sqrt(1.0 / n + test_rows / train_rows)
-    error = float(values.std(ddof=1)) * factor if n > 1 else math.inf
-    return _t_estimate(float(values.mean()), error, n, "Nadeau-Bengio t")
+    return _t_estimate(values, 1.0 / len(values) + test_rows / train_rows, "Nadeau-Bengio t")
 
 
 def share(successes: int, n: int) -> Estimate:

@@ -143,10 +143,18 @@ def test_an_exact_quantity_decides_on_both_sides_of_an_edge() -> None:
     assert claims.outcome(claim(1.0), claims.exact(1.0 + 1e-12)) == REPRODUCED
     assert claims.outcome(claim(1.0), claims.exact(1.0)) == REPRODUCED
     assert claims.outcome(claim(1.0), claims.exact(1.0 - 1e-12)) == REFUTED
-    # So does a mean of units that are all equal.
-    assert claims.outcome(claim(0.0), claims.mean([0.0, 0.0, 0.0])) == REPRODUCED
-    assert claims.outcome(claim(0.0), claims.mean([-1e-9, -1e-9])) == REFUTED
     assert claims.outcome(claim(0.0, 1.0), claims.exact(2.0)) == REFUTED
+
+
+@pytest.mark.parametrize("values", [[0.0, 0.0, 0.0], [-0.3, -0.3], [0.1 + 0.2, 0.3, 0.3]])
+def test_units_that_are_all_alike_decide_nothing(values: list[float]) -> None:
+    """Up to rounding: three data sets without a difference do not show that there never is one."""
+    for estimate in (claims.mean(values), claims.mean_over_splits(values, 10, 90)):
+        assert claims.outcome(claim(0.0), estimate) == UNDECIDED
+        assert "no interval" in str(estimate)
+    assert claims.outcome(claim(0.0), claims.mean([*values, values[0] + 1e-6])) == (
+        REPRODUCED if values[0] > 0 else UNDECIDED if values[0] == 0 else REFUTED
+    )
 
 
 def with_p(p: float) -> claims.Estimate:
