@@ -153,6 +153,8 @@ def posterior_datatree(
     shape = (chains, len(index))
     new = None if x is None else posterior.fit_inputs(x)
     flat = flat_draws(u)
+    # The draws behind the default prediction, also if that is made without draws.
+    kind = posterior.approximation.kinds[0]
 
     def evaluated(problem: Problem) -> tuple[Draws, Draws, Mapping[str, Any]]:
         """Constrained draws, log priors, and the sites."""
@@ -160,7 +162,7 @@ def posterior_datatree(
         return w, _site_log_priors(problem, flat), problem.program.sites
 
     w, log_prior, sites = posterior.with_problem(evaluated)
-    training = posterior.prediction_of_draws(flat, posterior.inputs)
+    training = posterior.prediction_of_draws(flat, posterior.inputs, kind)
     y = np.asarray(posterior.original_targets)
     y = y.astype(np.int64).reshape(-1) if training.is_classes else y
     rng = np.random.default_rng(site_seed("export", posterior.info.seed))
@@ -186,7 +188,7 @@ def posterior_datatree(
     if not undefined:
         groups["log_likelihood"] = of_y(log_likelihood)
     if new is not None:
-        groups["predictions"] = of_y(_one_per_draw(posterior.prediction_of_draws(flat, new), rng))
+        groups["predictions"] = of_y(_one_per_draw(posterior.prediction_of_draws(flat, new, kind), rng))
         groups["predictions_constant_data"] = _input_group(x, coords)
     if prior:
         prior_w, predicted = posterior.with_problem(_prior_draws)

@@ -426,17 +426,22 @@ class Posterior:
             if self.labels is not None:
                 y = checks.label_codes(np.asarray(y), self.labels)
             targets = checks.check_targets(y, row_count(inputs), column=self.targets.ndim == 2)
-        prediction = self.prediction_of_draws(self._flat_draws if u is None else u, inputs, kind)
+        prediction = self.prediction_of_draws(
+            self._flat_draws if u is None else u, inputs, self.drawn_kind(kind)
+        )
         # Targets in a single column are flattened.
         targets = targets.reshape(prediction.shape) if targets.shape[1:] == (1,) else targets
         values = prediction.component_log_prob(targets)
         return values.reshape(*self.shape, -1) if u is None else values
 
-    def prediction_of_draws(self, u: Draws, x: Any, kind: str | None = None) -> Prediction:
+    def prediction_of_draws(self, u: Draws, x: Any, kind: str) -> Prediction:
         """The prediction of draws u of equal weight, in original units, at inputs x in the units of the fit."""
-        eta = self._predictor(u, x, kind, MEMORY)
-        found = self.with_problem(lambda problem: problem.program.likelihood.mixture_parameters(eta))
-        return self.in_original_units(Prediction(*found))
+
+        def found(problem: Problem) -> Any:
+            eta = self.approximation.predictor_draws(problem, u, x, kind, 0, MEMORY)
+            return problem.program.likelihood.mixture_parameters(eta)
+
+        return self.in_original_units(Prediction(*self.with_problem(found)))
 
     @property
     def original_inputs(self) -> Any:
