@@ -22,16 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from claims import CORRECTED as CORRECTED
-from claims import NOT_RUN as NOT_RUN
-from claims import REPRODUCED as REPRODUCED
-from claims import Verdict as Verdict
+from claims import Verdict
 
 from ppl_bnn import data
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.inference.method import versions
 
-NOT_REPRODUCED = "not reproduced"
 # The library's own limits of convergence: rank-normalised R-hat below, bulk effective sample size above.
 RHAT, ESS = 1.01, 400.0
 # Okabe and Ito's colours; lines differ in style, too.
@@ -182,27 +178,6 @@ def paired(differences: Sequence[float] | np.ndarray) -> tuple[float, float]:
     if len(values) < 2:
         return float(values.mean()), math.inf
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
-
-
-def judge_better(claim: str, mean: float, error: float, text: str) -> Verdict:
-    """Reproduced where a paired difference is above zero by two standard errors."""
-    return Verdict(claim, REPRODUCED if mean > 2.0 * error else NOT_REPRODUCED, text)
-
-
-def no_worse(mean: float, error: float, margin: float) -> str:
-    """The verdict on a difference that is not to be below zero, from its mean and standard error.
-
-    Not reproduced where it is below zero by two errors; reproduced where it is not below -margin by as much; else the
-    error is too wide to tell, which is no verdict: not run.
-    """
-    if mean + 2.0 * error < 0.0:
-        return NOT_REPRODUCED
-    return REPRODUCED if mean - 2.0 * error >= -margin else NOT_RUN
-
-
-def told(mean: float, error: float, more: str = "better", less: str = "worse", digits: int = 3) -> str:
-    """A difference in words, as in "worse by 0.054 +- 0.041"."""
-    return f"{less if mean < 0.0 else more} by {abs(mean):.{digits}f} +- {error:.{digits}f}"
 
 
 def new_figure(width: float, height: float) -> Any:

@@ -51,27 +51,47 @@ def test_numbers_that_are_asked_for_take_the_place_of_those_of_the_sizes(study: 
         study.Study.begin(Sizes(), "any", True, tmp_path, splits=7)
 
 
-def test_no_worse_is_shown_refuted_or_cannot_be_told(study: Any) -> None:
-    for mean, error, expected in (
-        (0.5, 0.1, study.REPRODUCED),
-        (-0.02, 0.03, study.REPRODUCED),
-        (-0.02, 0.005, study.NOT_REPRODUCED),
-        (-0.5, 0.1, study.NOT_REPRODUCED),
-        (-0.054, 0.041, study.NOT_RUN),
-        (0.05, 1.5, study.NOT_RUN),
-    ):
-        assert study.no_worse(mean, error, 0.1) == expected, (mean, error)
-    assert study.told(-0.054, 0.041) == "worse by 0.054 +- 0.041"
-    assert study.told(0.054, 0.041, "lower", "higher") == "lower by 0.054 +- 0.041"
-
-
-def test_what_is_written_says_when_and_with_which_versions(study: Any, tmp_path: Path) -> None:
+def test_what_is_written_says_when_where_and_with_which_versions(study: Any, tmp_path: Path) -> None:
     found = study.Study(Sizes(), tmp_path)
-    found.judge(study.Verdict("claim", study.CORRECTED, "numbers"))
+    found.judge(study.Verdict("claim", "corrected", "numbers"))
     found.write()
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["stamp"]["versions"]["numpy"] == np.__version__
+    assert {"date", "cores", "commit", "seconds"} <= set(content["stamp"])
     assert (tmp_path / "verdicts.txt").read_text() == "CORRECTED: claim: numbers\n"
+
+
+def test_a_study_judges_what_stands_in_its_files(study: Any, tmp_path: Path) -> None:
+    """Six digits, an empty cell that is absent, types by column, and lists that are tuples again."""
+    seen: list[Any] = []
+
+    def judge(stored: Any) -> list[Any]:
+        seen.append(stored)
+        return [study.Verdict("claim", "refuted", f"{stored.tables['rows'][0]['value']}")]
+
+    run = study.Study(Sizes(rows=9), tmp_path, numbers={"left": [1, 2]})
+    run.tables["rows"] = [
+        {"name": "5", "value": 1.0 / 3.0, "good": True, "count": 3, "mixed": 1},
+        {"name": "5-5", "value": None, "good": False, "count": 4, "mixed": "x"},
+    ]
+    run.conclude(judge)
+    (stored,) = seen
+    assert stored.sizes == Sizes(rows=9)
+    assert stored.numbers == {"left": [1, 2]}
+    assert stored.tables["rows"] == [
+        {"name": "5", "value": 0.333333, "good": True, "count": 3, "mixed": "1"},
+        {"name": "5-5", "good": False, "count": 4, "mixed": "x"},
+    ]
+    content = json.loads((tmp_path / "results.json").read_text())
+    assert [each["verdict"] for each in content["verdicts"]] == ["refuted"]
+    assert (tmp_path / "verdicts.txt").read_text() == "REFUTED: claim: 0.333333\n"
+
+
+@pytest.mark.parametrize(
+    ("rhat", "ess", "expected"), [(1.009, 401.0, True), (1.011, 1e4, False), (1.0, 399.0, False)]
+)
+def test_convergence_has_one_limit(study: Any, rhat: float, ess: float, expected: bool) -> None:
+    assert study.converged(rhat, ess) == expected
 
 
 def test_a_part_is_computed_once_and_comes_back_bit_by_bit(study: Any, tmp_path: Path) -> None:
