@@ -224,8 +224,10 @@ class Guide:
 
     def log_weights(self, params: Parameters) -> Array:
         """Log probabilities (S,) of the strata."""
-        each = (block.log_weights(own) for block, own in self._bound(params))
-        return functools.reduce(lambda a, b: (a[:, None] + b).reshape(-1), each)
+        weights = [block.log_weights(own) for block, own in self._bound(params) if block.strata > 1]
+        if not weights:
+            return self.blocks[0].log_weights(self.parameters_of(params, 0))
+        return functools.reduce(lambda a, b: (a[:, None] + b).reshape(-1), weights)
 
     def log_prob(self, params: Parameters, u: Mapping[str, Array]) -> Array:
         """log q(u) (...) at unconstrained coordinates by site, (..., *shape)."""
