@@ -304,7 +304,7 @@ def judge_choice(
     )
     at_end = mean((ours - random)[:, -1])
     text = f"from {labels[1]} to {labels[-1]} labels; at the end {at_end}; {enough}"
-    # The pool of a table and its test rows are drawn at random for each seed; the plane is simulated anew.
+    # The pool of a table and its test rows are drawn at random for each seed; the plane is simulated for each seed.
     pooled = {"digits": (sizes.test_rows, sizes.pool), "diabetes": (DIABETES_TEST, DIABETES_POOL)}
     estimate = mean_over_splits(gains, *pooled[task.name]) if task.name in pooled else mean(gains)
     referee.measured(f"{task.name}-{strategy}", estimate, text)

@@ -24,6 +24,7 @@ noise: rows at both ends of an interval, and the standard deviation of f in the 
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -34,7 +35,7 @@ from typing import Any
 
 import numpy as np
 from claims import Referee, Verdict, exact, mean_over_splits, read_claims
-from study import BLACK, BLUE, GREY, RHAT, SKY, VERMILION, Study, command_line, kept, panels
+from study import BLACK, BLUE, GREY, RHAT, SKY, VERMILION, Study, command_line, converged, kept, panels
 from uci_regression import (
     MAP,
     MEAN_FIELD,
@@ -63,6 +64,7 @@ from uci_regression import Sizes as UCISizes
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
 from ppl_bnn.datasets.tables import Splits, Table
+from ppl_bnn.diagnostics.function_space import convergence
 
 LINEARISED, THROUGH = "Laplace, linearised", "Laplace, sampled"
 TABLES = ("yacht", "energy", "concrete")
@@ -176,6 +178,8 @@ def curve_of(sizes: Sizes, label: str, method: Any, device: str) -> dict[str, An
     }
     if label == NUTS:
         found["verdict"] = bnn.diagnose(posterior).verdict
+        in_gap = convergence(posterior, grid[(grid > LEFT[1]) & (grid < RIGHT[0])][:, None]).quantities["f"]
+        found |= {"gap_rhat": in_gap.rhat, "gap_ess_bulk": in_gap.ess_bulk}
     return found
 
 
@@ -201,6 +205,7 @@ def curve_rows(curves: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
         row["reference"] = curves[NUTS]["verdict"] if good else f"{NO_REFERENCE}: {curves[NUTS]['verdict']}"
         if good:
             row |= {"in_gap_to_nuts": in_gap / of_gap, "amid_rows_to_nuts": amid / of_rows}
+        row |= {key: curves[name][key] for key in ("gap_rhat", "gap_ess_bulk") if key in curves[name]}
         rows.append(row)
     return rows
 
@@ -304,9 +309,15 @@ def judge_curve(referee: Referee, rows: Sequence[Mapping[str, Any]]) -> None:
             for name, row in own.items()
             if name not in (NUTS, MAP, MEAN_FIELD)
         )
-        referee.measured(
-            key, exact(ratio), f"others: {each}", converged=own[NUTS]["reference"] == "converged"
-        )
+        nuts = own[NUTS]
+        more: dict[str, Any] = {"converged": own[NUTS]["reference"] == "converged", "why_not": ""}
+        if key == "curve-gap":
+            rhat, ess = nuts.get("gap_rhat", math.inf), nuts.get("gap_ess_bulk", 0.0)
+            known = "gap_rhat" in nuts
+            figures = f"R-hat in the gap {rhat:.3f}, bulk ESS {ess:.0f}"
+            more["why_not"] = figures if known else "R-hat in the gap was not stored"
+            more["converged"] = more["converged"] and converged(rhat, ess)
+        referee.measured(key, exact(ratio), f"others: {each}", **more)
 
 
 def judge(study: Study) -> list[Verdict]:

@@ -66,6 +66,7 @@ from study import (
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops, priors, scores
+from ppl_bnn.diagnostics.function_space import convergence
 
 DENSE, CONVOLUTION = "fully connected", "convolutional"
 ISOTROPIC, FAN_IN, LAPLACE, STUDENT = "isotropic Gaussian", "fan-in Gaussian", "Laplace", "Student-t"
@@ -86,6 +87,8 @@ PRIORS: dict[str, Any] = {
 LEARNT = (HORSESHOE, HIERARCHICAL)
 # A gradient costs half as much as in float64, and energy errors are far above the rounding of the log density.
 DTYPE = "float32"
+# Components of f at the test rows that are judged, at most.
+FUNCTIONS = 200
 # What stands for no prior where networks are only trained.
 WEAK = 10.0
 # As the claims are named in claims/priors_and_temperature.toml.
@@ -248,6 +251,7 @@ def part_cell(sizes: Sizes, kind: str, prior: str, temperature: float, index: in
         "train_log_score": float(np.mean(scores.log_score(posterior.predict(data.x), data.y))),
         "verdict": diagnosis.verdict,
         **{name: figures[name] for name in ("rhat", "ess_bulk", "ess_tail", "rhat_within", "between_share")},
+        **at_test_rows(posterior, data.test_x),
         **{name: figures[name] for name in ("energy_variance", "bias_allowance", "divergence_share")},
         "weights": sum(site.size for site in _sites(posterior)),
         "gradients": float(posterior.info.gradient_evaluations or math.nan),
@@ -255,6 +259,13 @@ def part_cell(sizes: Sizes, kind: str, prior: str, temperature: float, index: in
         **provenance(posterior, index),
     }
     return {"tables": {"cells": [row]}, "probabilities": prediction.probabilities}
+
+
+def at_test_rows(posterior: Any, x: np.ndarray) -> dict[str, float]:
+    """Convergence of f at the first test rows, at most `FUNCTIONS` components of it."""
+    rows = x[: max(1, FUNCTIONS // posterior.predictor(x[:1], draws=1).shape[-1])]
+    found = convergence(posterior, rows).quantities["f"]
+    return {"test_rhat": found.rhat, "test_ess_bulk": found.ess_bulk}
 
 
 def _sites(posterior: Any) -> list[np.ndarray]:
@@ -282,6 +293,7 @@ def part_nuts(sizes: Sizes, cell: np.ndarray) -> Part:
         **scores.scores_of(prediction, data.test_y),
         "verdict": diagnosis.verdict,
         **{name: diagnosis.figures[name] for name in ("rhat", "ess_bulk", "ess_tail")},
+        **at_test_rows(posterior, data.test_x),
         "draws": posterior.shape[1],
         "gradients": float(posterior.info.gradient_evaluations or math.nan),
         "total_variation": total_variation(cell, prediction.probabilities),
@@ -436,16 +448,22 @@ def good(row: Mapping[str, Any]) -> bool:
     return converged(row["rhat"], row["ess_bulk"])
 
 
+def good_at_test_rows(row: Mapping[str, Any]) -> bool:
+    """The same at the test rows, where claims about scores are made; False if that was not stored."""
+    return converged(row.get("test_rhat", math.inf), row.get("test_ess_bulk", 0.0))
+
+
 def convergence_of(cells: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What the referee is told of the cells behind a claim: each of them must have converged."""
-    bad = [row for row in cells if not good(row)]
+    """Arguments of the referee for the cells behind a claim: each must have converged at training and test rows."""
+    bad = [row for row in cells if not (good(row) and good_at_test_rows(row))]
     if not bad:
         return {}
     return {
         "converged": False,
         "why_not": f"{len(bad)} of the {len(cells)} runs of chains behind it have not; the largest R-hat is "
         f"{np.max([row['rhat'] for row in cells]):.3f}, the smallest bulk ESS "
-        f"{np.min([row['ess_bulk'] for row in cells]):.0f}",
+        f"{np.min([row['ess_bulk'] for row in cells]):.0f}"
+        + ("" if all("test_rhat" in row for row in cells) else "; at the test rows they were not stored"),
     }
 
 

@@ -470,7 +470,13 @@ def judge_narrow(referee: Referee, cells: Sequence[Mapping[str, Any]]) -> None:
     text = (
         f"{data}: geometric mean of the ratio {ratio:.3f} over the {len(logs)} splits on which NUTS converged"
     )
-    referee.measured("narrow", mean_over_splits(logs, *rows_of(cells, data)), text)
+    referee.measured(
+        "narrow",
+        mean_over_splits(logs, *rows_of(cells, data)),
+        text,
+        converged=False,
+        why_not="convergence is known at training rows only, and the claim is about test rows",
+    )
 
 
 def judge(study: Study) -> list[Verdict]:

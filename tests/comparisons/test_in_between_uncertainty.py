@@ -165,7 +165,7 @@ def curves_of(script: Any, in_gap: float, amid: float, verdict: str) -> dict[str
     between = (x > script.LEFT[1]) & (x < script.RIGHT[0])
     found = {name: {"x": x, "sd": np.ones(131), "verdict": ""} for name in script.COLOURS}
     found[script.MEAN_FIELD]["sd"] = np.where(between, in_gap, amid)
-    found[script.NUTS]["verdict"] = verdict
+    found[script.NUTS] |= {"verdict": verdict, "gap_rhat": 1.009, "gap_ess_bulk": 401.0}
     return found
 
 
@@ -195,6 +195,19 @@ def test_the_curve_tells_the_gap_from_the_rows(
         assert {each.verdict for each in found} == {UNDECIDED}
         assert "in_gap_to_nuts" not in rows[0]
         assert script.NO_REFERENCE in found[0].numbers
+
+
+@pytest.mark.parametrize("figures", [{"gap_rhat": 1.011}, {"gap_ess_bulk": 399.0}, None])
+def test_a_gap_in_which_chains_disagree_decides_nothing(script: Any, figures: Any) -> None:
+    curves = curves_of(script, 0.2, 0.9, "converged")
+    curves[script.NUTS] |= figures or {}
+    rows = script.curve_rows(curves)
+    if figures is None:
+        rows = [{key: value for key, value in row.items() if not key.startswith("gap_")} for row in rows]
+    claims = script.read_claims("in_between_uncertainty")
+    referee = script.Referee({key: claims[key] for key in ("curve-gap", "curve-rows")})
+    script.judge_curve(referee, rows)
+    assert [each.verdict for each in referee.verdicts()] == [UNDECIDED, REPRODUCED]
 
 
 # --- all of it ----------------------------------------------------------------------------------------

@@ -218,6 +218,8 @@ def cells(script: Any, changed: Any = None) -> list[dict[str, Any]]:
             "accuracy": 0.9,
             "rhat": 1.005,
             "ess_bulk": 900.0,
+            "test_rhat": 1.005,
+            "test_ess_bulk": 900.0,
         }
         for place, ((kind, prior), (effect, level)) in enumerate((AS_CLAIMED | (changed or {})).items())
         for temperature in (0.3, 1.0)
@@ -259,6 +261,8 @@ def nuts(**figures: Any) -> dict[str, Any]:
         "gradients": 1e5,
         "rhat": 1.004,
         "ess_bulk": 500.0,
+        "test_rhat": 1.004,
+        "test_ess_bulk": 500.0,
         **figures,
     }
 
@@ -319,6 +323,8 @@ def test_each_verdict_follows_its_quantity(script: Any, key: str, prior: Any, va
     [
         ({"rhat": 1.0101}, UNDECIDED),
         ({"ess_bulk": 399.0}, UNDECIDED),
+        ({"test_rhat": 1.0101}, UNDECIDED),
+        ({"test_ess_bulk": 399.0}, UNDECIDED),
         ({"rhat": 1.0099, "ess_bulk": 401.0}, REPRODUCED),
     ],
 )
@@ -336,6 +342,14 @@ def test_one_cell_that_has_not_converged_decides_nothing(
     found = judged(script, cells=rows)[key]
     assert found.verdict == expected
     assert ("1 of the " in found.numbers) == (expected == UNDECIDED)
+
+
+def test_convergence_at_training_rows_alone_decides_nothing(script: Any) -> None:
+    """The scores are those of test rows."""
+    rows = [{key: value for key, value in row.items() if "test_" not in key} for row in cells(script)]
+    found = judged(script, cells=rows)
+    assert {found[key].verdict for key, _, _ in QUANTITIES} == {UNDECIDED}
+    assert "at the test rows they were not stored" in found["helps-laplace"].numbers
 
 
 def test_what_is_not_behind_a_claim_has_no_say(script: Any) -> None:
