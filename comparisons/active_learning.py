@@ -16,30 +16,55 @@ Three tasks: two classes in a plane, where a fifth of the pool has labels of a c
 labels at a time (the source asks for one); and the diabetes table, a regression with much noise, which is known. The
 posterior is Laplace's, linearised; each mode is looked for from the one before.
 
+Beside these, small pools in the plane tell whether the criterion fails or Laplace does: the posterior is that of NUTS
+at every choice, and so are the scores of all choices, once its chains agree at the rows where it is used. The same
+pools and test rows have choices by Laplace and at random.
+
 Two choices were made by hand after a first run, whose verdicts on digits and diabetes said nothing of choosing. With
 weights of digits of scale 1 / sqrt(fan-in) the mode of few labels is the network of zeros, to which all rows are worth
 the same: the scale is three times as large, by the log score of random labels of one seed among 1, 2, 3 and 5. And
 where noise is inferred the mode of fewer labels than weights has none: what is known is about what 100 random labels
 tell.
 
-    python comparisons/active_learning.py [--tiny] [--out DIR] [--checkpoint DIR] [--task NAME]
+    python comparisons/active_learning.py [--tiny] [--out DIR] [--checkpoint DIR] [--task NAME] [--cache DIR]
 
-Within an hour of one core. With --checkpoint each finished run is kept, and an interrupted study goes on.
+Within an hour of one core, and 25 minutes for small pools. With --checkpoint each finished run is kept, and an
+interrupted study goes on. `--task small` runs the small pools alone and leaves the other tables of the folder as they
+are.
 """
 
 from __future__ import annotations
 
+import json
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from claims import Referee, Verdict, mean, mean_over_splits, read_claims
-from study import BLUE, GREY, VERMILION, Study, command_line, kept, panels
+from study import (
+    BLACK,
+    BLUE,
+    GREY,
+    VERMILION,
+    Study,
+    command_line,
+    converged,
+    kept,
+    mark_unconverged,
+    panels,
+    run,
+    stamp,
+    unconverged_handle,
+    write_table,
+    write_verdicts,
+)
 
 import ppl_bnn as bnn
+from ppl_bnn.diagnostics.function_space import convergence
 
 INFORMATION, ENTROPY, RANDOM = "information", "entropy", "random"
 COIN = 1.2
@@ -79,6 +104,53 @@ TINY = Sizes(
     batch=10,
     steps=60,
     again=40,
+)
+
+
+@dataclass(frozen=True)
+class Small:
+    """How much is computed on small pools. first_seed: seeds are counted from here, as no other task has them.
+
+    every: labels between two scores. draws: of each chain of NUTS, after as many of warm-up, and twice as many where
+    the chains do not agree, at most `doublings` times. steps, again: see `Sizes`.
+    """
+
+    seeds: int = 14
+    first_seed: int = 100
+    pool: int = 80
+    test_rows: int = 300
+    labels: int = 26
+    every: int = 4
+    steps: int = 1500
+    again: int = 300
+    chains: int = 4
+    draws: int = 500
+    doublings: int = 2
+
+    @property
+    def sizes(self) -> Sizes:
+        return Sizes(
+            pool=self.pool,
+            test_rows=self.test_rows,
+            plane_labels=self.labels,
+            steps=self.steps,
+            again=self.again,
+        )
+
+
+SMALL = Small()
+TINY_SMALL = Small(
+    seeds=2,
+    first_seed=500,
+    pool=20,
+    test_rows=15,
+    labels=9,
+    every=3,
+    steps=60,
+    again=40,
+    chains=2,
+    draws=20,
+    doublings=0,
 )
 
 
@@ -242,6 +314,74 @@ def rounds(
         known += unknown[np.argsort(-values, kind="stable")[:wanted]].tolist()
 
 
+# --- small pools: the exact posterior beside Laplace's ------------------------------------------------
+
+NUTS, LAPLACE = "NUTS", "Laplace"
+# How labels are chosen on small pools, and the posterior whose information it is.
+CHOICES = {"information under NUTS": NUTS, "information under Laplace": LAPLACE, "random": ""}
+BY_NUTS, BY_LAPLACE, AT_RANDOM = CHOICES
+
+
+def by_nuts(
+    model: Any, x: np.ndarray, y: np.ndarray, rows: np.ndarray, small: Small, seed: int
+) -> tuple[Any, dict[str, Any]]:
+    """The posterior by NUTS, and the worst R-hat and bulk ESS of f at `rows`, where it is used."""
+    for doubling in range(small.doublings + 1):
+        draws = small.draws * 2**doubling
+        method = bnn.NUTS(
+            ppl="numpyro", chains=small.chains, warmup=draws, draws=draws, chain_method="sequential"
+        )
+        posterior = bnn.fit(model, x, y, method, seed=seed, device="cpu")
+        f = convergence(posterior, rows).quantities["f"]
+        if converged(f.rhat, f.ess_bulk):
+            break
+    return posterior, {"draws": draws, "rhat": f.rhat, "ess_bulk": f.ess_bulk}
+
+
+def small_run(choice: str, seed: int, small: Small) -> dict[str, Any]:
+    """What one choice comes to on one pool: scores by either posterior, every fit by NUTS, and the share of coins."""
+    sizes = small.sizes
+    task = tasks(sizes)["plane"]
+    data = task.data(sizes, seed)
+    rng = np.random.default_rng(5000 + seed)
+    known, mode = list(data.first), None
+    begun = len(known)
+    scores: list[dict[str, Any]] = []
+    fits: list[dict[str, Any]] = []
+    while True:
+        x, y = data.x[known], data.y[known]
+        unknown = np.setdiff1d(np.arange(len(data.y)), known)
+        scored = len(known) > begun and (len(known) - begun) % small.every == 0
+        more = len(known) < small.labels
+        named = {"seed": seed, "choice": choice, "labels": len(known)}
+        posteriors: dict[str, Any] = {}
+        if scored or (more and choice == BY_NUTS):
+            used = [data.x_test] * scored + [data.x[unknown]] * (more and choice == BY_NUTS)
+            posteriors[NUTS], figures = by_nuts(task.model, x, y, np.concatenate(used), small, seed)
+            fits.append(named | figures)
+        if scored or (more and choice == BY_LAPLACE):
+            steps = small.steps if mode is None else small.again
+            posteriors[LAPLACE], mode = posterior_of(task.model, x, y, steps, seed, mode)
+        if scored:
+            for name, posterior in posteriors.items():
+                prediction = posterior.predict(data.x_test)
+                row = named | {"posterior": name}
+                row["log_score"] = float(prediction.log_prob(data.y_test).mean())
+                row["accuracy"] = float((prediction.probabilities.argmax(axis=1) == data.y_test).mean())
+                scores.append(row)
+        if not more:
+            break
+        if choice == AT_RANDOM:
+            known.append(int(rng.choice(unknown)))
+        else:
+            values = worth(INFORMATION, posteriors[CHOICES[choice]].predict(data.x[unknown]), rng)
+            known.append(int(unknown[np.argmax(values)]))
+    coin = data.x[:, 0] > COIN
+    at_first = np.isin(np.arange(len(coin)), data.first)
+    shares = {"share": float(coin[known[begun:]].mean()), "share_of_pool": float(coin[~at_first].mean())}
+    return {"scores": scores, "fits": fits, "coins": [{"seed": seed, "choice": choice} | shares]}
+
+
 # --- what came of it ----------------------------------------------------------------------------------
 
 
@@ -317,6 +457,65 @@ def judge_coins(referee: Referee, rows: Sequence[Mapping[str, Any]]) -> None:
     referee.measured("coins", mean(shares[ENTROPY] - shares[INFORMATION]), each)
 
 
+def small_gains(
+    rows: Sequence[Mapping[str, Any]], first: tuple[str, str], second: tuple[str, str]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of labels (L,), and log score of the first (choice, posterior) minus that of the second, (seed, L)."""
+    at = {(row["choice"], row["posterior"], row["seed"], row["labels"]): row["log_score"] for row in rows}
+    labels = sorted({row["labels"] for row in rows})
+    seeds = sorted({row["seed"] for row in rows})
+    gains = [[at[*first, seed, count] - at[*second, seed, count] for count in labels] for seed in seeds]
+    return np.array(labels), np.array(gains)
+
+
+def unconverged(fits: Sequence[Mapping[str, Any]], choices: Sequence[str]) -> list[Mapping[str, Any]]:
+    """The fits by NUTS after labels chosen in these ways whose chains do not agree where they are used."""
+    own = [fit for fit in fits if fit["choice"] in choices]
+    return [fit for fit in own if not converged(fit.get("rhat", np.inf), fit.get("ess_bulk", 0.0))]
+
+
+# The two sides of the claims on small pools: how labels are chosen, and the posterior that is scored.
+SIDES = {
+    "small-nuts": ((BY_NUTS, NUTS), (AT_RANDOM, NUTS)),
+    "small-laplace": ((BY_LAPLACE, LAPLACE), (AT_RANDOM, LAPLACE)),
+    "small-laplace-by-nuts": ((BY_LAPLACE, NUTS), (AT_RANDOM, NUTS)),
+    "small-choices": ((BY_NUTS, NUTS), (BY_LAPLACE, NUTS)),
+    "small-predictions": ((AT_RANDOM, NUTS), (AT_RANDOM, LAPLACE)),
+}
+
+
+def judge_small(referee: Referee, tables: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Whether the criterion fails on small pools, or Laplace."""
+    if not tables.get("small_scores"):
+        for key in (*SIDES, "small-coins"):
+            referee.not_run(key, "small pools are not in this run")
+        return
+    rows, fits = tables["small_scores"], tables["small_fits"]
+    pools = {row["seed"] for row in rows}
+    sizes = f"{len(pools)} pools of a plane, up to {max(row['labels'] for row in rows)} labels, one at a time"
+
+    def state(choices: Sequence[str]) -> dict[str, Any]:
+        bad, count = unconverged(fits, choices), sum(fit["choice"] in choices for fit in fits)
+        worst = f"{len(bad)} of {count} fits by NUTS" if bad else ""
+        return {"converged": not bad, "why_not": worst, "sizes": sizes}
+
+    for key, (first, second) in SIDES.items():
+        labels, gains = small_gains(rows, first, second)
+        exact = NUTS in (first[1], second[1])
+        text = f"from {labels[0]} to {labels[-1]} labels; at the end {mean(gains[:, -1])}"
+        more = state((first[0], second[0])) if exact else {"sizes": sizes}
+        referee.measured(key, mean(gains.mean(axis=1)), text, **more)
+    coins = [row for row in tables["small_coins"] if row["choice"] == BY_NUTS]
+    fewer = [row["share_of_pool"] - row["share"] for row in coins]
+    shares = {
+        choice: np.mean([row["share"] for row in tables["small_coins"] if row["choice"] == choice])
+        for choice in CHOICES
+    }
+    each = ", ".join(f"{share:.1%} by {choice}" for choice, share in shares.items())
+    of_pool = np.mean([row["share_of_pool"] for row in coins])
+    referee.measured("small-coins", mean(fewer), f"{of_pool:.1%} of the pool; {each}", **state((BY_NUTS,)))
+
+
 def judge(study: Study) -> list[Verdict]:
     """The verdicts from the stored tables."""
     sizes, rows = study.sizes, study.tables["curves"]
@@ -336,12 +535,19 @@ def judge(study: Study) -> list[Verdict]:
         referee.undecided(
             "coins", "the shares of single seeds were not stored, so there is no interval", means
         )
+    judge_small(referee, study.tables)
     return referee.verdicts()
 
 
 # --- figures ------------------------------------------------------------------------------------------
 
 STYLES = {INFORMATION: (BLUE, "-"), ENTROPY: (VERMILION, "--"), RANDOM: (GREY, ":")}
+# The comparisons that are drawn of small pools: key of the claim, colour, line and words.
+SMALL_STYLES = {
+    "small-nuts": (BLACK, "-", "NUTS chooses, NUTS predicts"),
+    "small-laplace-by-nuts": (BLUE, "--", "Laplace chooses, NUTS predicts"),
+    "small-laplace": (VERMILION, "-.", "Laplace chooses, Laplace predicts"),
+}
 
 
 def draw_curves(path: Path, done: Mapping[str, Task], rows: Sequence[Mapping[str, Any]]) -> None:
@@ -367,6 +573,59 @@ def draw_curves(path: Path, done: Mapping[str, Task], rows: Sequence[Mapping[str
     figure.savefig(path)
 
 
+def draw_small(path: Path, rows: Sequence[Mapping[str, Any]], fits: Sequence[Mapping[str, Any]]) -> None:
+    """What choosing gains over random labels on small pools, by who chooses and who predicts."""
+    figure, axes = panels(8.6, 4.4)
+    panel = axes[0, 0]
+    marked = False
+    for place, (key, (colour, line, words)) in enumerate(SMALL_STYLES.items()):
+        labels, gains = small_gains(rows, *SIDES[key])
+        found = [mean(column) for column in gains.T]
+        at = labels + 0.22 * (place - 1)
+        middle = np.array([each.value for each in found])
+        panel.plot(at, middle, line, color=colour, linewidth=1.8, marker="o", markersize=5, label=words)
+        for where, each in zip(at, found, strict=True):
+            if np.isfinite(each.low):
+                panel.plot([where, where], [each.low, each.high], color=colour, linewidth=1.2)
+        sides = [side for side in SIDES[key] if side[1] == NUTS]
+        bad = {fit["labels"] for fit in unconverged(fits, [choice for choice, _ in sides])}
+        crossed = np.isin(labels, list(bad))
+        if crossed.any():
+            mark_unconverged(panel, at[crossed], middle[crossed])
+            marked = True
+    panel.axhline(0.0, color=GREY, linewidth=1.0, zorder=0)
+    panel.set(
+        xlabel="labels known",
+        xticks=labels,
+        ylabel="test log score less that of random labels,\nnats per row",
+    )
+    pools = len({row["seed"] for row in rows})
+    panel.set_title(
+        f"Above zero, labels chosen by information are better than random ones\n(means over {pools} pools, bars: 95 %)",
+        fontsize=11,
+    )
+    handles, _ = panel.get_legend_handles_labels()
+    figure.legend(
+        handles=[*handles, *([unconverged_handle()] if marked else [])],
+        loc="outside lower center",
+        ncols=1 if marked else 3,
+        frameon=False,
+        fontsize=9,
+    )
+    figure.savefig(path)
+
+
+def draw(study: Study) -> None:
+    """The figures, from the tables."""
+    rows = study.tables.get("curves", [])
+    names = {row["task"] for row in rows}
+    done = {name: task for name, task in tasks(study.sizes).items() if name in names}
+    if done:
+        draw_curves(study.out / "curves.png", done, rows)
+    if study.tables.get("small_scores"):
+        draw_small(study.out / "small_pools.png", study.tables["small_scores"], study.tables["small_fits"])
+
+
 # --- all of it ----------------------------------------------------------------------------------------
 
 
@@ -378,44 +637,94 @@ def run_of(task: Task, strategy: str, seed: int, sizes: Sizes) -> dict[str, Any]
     return {"curve": table, "coins": float((asked > COIN).mean()) if task.name == "plane" else None}
 
 
+def run_small_pools(
+    small: Small, checkpoint: str | Path | None, say: Callable[[str], None]
+) -> dict[str, list[dict[str, Any]]]:
+    """The tables of small pools."""
+    tables: dict[str, list[dict[str, Any]]] = {"scores": [], "fits": [], "coins": []}
+    for number in range(small.seeds):
+        seed = small.first_seed + number
+        for choice in CHOICES:
+            part = kept(
+                checkpoint,
+                f"small-{choice.replace(' ', '-')}-{seed}",
+                small,
+                lambda choice=choice, seed=seed: small_run(choice, seed, small),
+            )
+            for name, rows in tables.items():
+                rows += part[name]
+        say(f"small pools: {number + 1} of {small.seeds}")
+    return {f"small_{name}": rows for name, rows in tables.items()}
+
+
+def joined(folder: Path, tables: Mapping[str, list[dict[str, Any]]], words: Mapping[str, Any]) -> Study:
+    """The stored results with the tables of small pools beside those of an earlier run, which stay as they are.
+
+    The sizes and the stamp of small pools go among the numbers; those of the earlier run are left.
+    """
+    for name, rows in tables.items():
+        write_table(folder / f"{name}.csv", rows)
+    content = json.loads((folder / "results.json").read_text())
+    content["numbers"]["small pools"] = dict(words)
+    found = Study.read(folder, FULL)
+    found.verdicts = judge(found)
+    content.pop("verdicts", None)
+    write_verdicts(folder, content, found.verdicts)
+    return Study.read(folder, FULL)
+
+
 def main(
     tiny: bool = False,
     out: str | Path | None = None,
     checkpoint: str | Path | None = None,
     task: str | None = None,
+    cache: str | None = None,
 ) -> Study:
-    """Run the study and write tables, the figure and verdicts to `out`; see `Study.begin` for where that is.
+    """Run the study and write tables, figures and verdicts to `out`; see `Study.begin` for where that is.
 
-    checkpoint: a folder in which finished runs are kept. task: the one to run alone.
+    checkpoint: a folder in which finished runs are kept. task: the one to run alone; "small" adds small pools to the
+    results that are in `out`. cache: a folder for compiled programs.
     """
-    sizes = TINY if tiny else FULL
+    sizes, small = (TINY, TINY_SMALL) if tiny else (FULL, SMALL)
     study = Study.begin(sizes, "active_learning", tiny, out)
+    if cache is not None:
+        bnn.enable_compilation_cache(cache)
     done = {name: each for name, each in tasks(sizes).items() if task in (None, name)}
-    if not done:
-        raise SystemExit(f"no task {task!r}: there are {', '.join(tasks(sizes))}")
+    if not done and task != "small":
+        raise SystemExit(f"no task {task!r}: there are {', '.join(tasks(sizes))}, small")
     rows: list[dict[str, Any]] = []
     coins: list[dict[str, Any]] = []
     for name, each in done.items():
         for seed in range(sizes.seeds):
             for strategy in each.strategies:
-                run = kept(
+                one = kept(
                     checkpoint,
                     f"{name}-{strategy}-{seed}",
                     sizes,
                     lambda each=each, strategy=strategy, seed=seed: run_of(each, strategy, seed, sizes),
                 )
-                rows += run["curve"]
-                if run["coins"] is not None:
-                    coins.append({"strategy": strategy, "seed": seed, "share": run["coins"]})
+                rows += one["curve"]
+                if one["coins"] is not None:
+                    coins.append({"strategy": strategy, "seed": seed, "share": one["coins"]})
             study.say(f"{name}: seed {seed + 1} of {sizes.seeds}")
+    if task in (None, "small"):
+        pools = run_small_pools(small, checkpoint, study.say)
+        seconds = round(time.perf_counter() - study.begun)
+        words = {"sizes": asdict(small), "stamp": stamp() | {"seconds": seconds}}
+        if task == "small":
+            study = joined(study.out, pools, words)
+            draw(study)
+            return study
+        study.tables |= pools
+        study.numbers["small pools"] = words
     study.tables["curves"] = rows
     study.tables |= {"coins": coins} if coins else {}
-    draw_curves(study.out / "curves.png", done, rows)
+    draw(study)
     study.conclude(judge)
     return study
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, "checkpoint")
-    parser.add_argument("--task", help="plane, digits or diabetes alone")
-    main(**vars(parser.parse_args()))
+    parser = command_line(__doc__, "checkpoint", "cache", "figures")
+    parser.add_argument("--task", help="plane, digits, diabetes or small alone")
+    run(parser, main, "active_learning", FULL, draw)

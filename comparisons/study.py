@@ -199,12 +199,73 @@ def panels(width: float, height: float, columns: int = 1, rows: int = 1) -> tupl
     return figure, axes
 
 
+# --- the mark of what has not converged -------------------------------------------------------------
+
+# What the mark says, in a legend or beside a figure; see RHAT and ESS.
+NOT_CONVERGED = "not converged"
+
+
+def mark_unconverged(axes: Any, x: Any, y: Any, size: float = 9.0) -> Any:
+    """A cross of two lines, with a white rim, over each point (x, y) whose chains or optimiser have not converged.
+
+    No figure of a study has this cross for anything else. It goes over a point that is drawn as any other, so that
+    colour and shape still tell the method.
+    """
+    from matplotlib import patheffects
+
+    (found,) = axes.plot(
+        x,
+        y,
+        linestyle="none",
+        marker="x",
+        color=BLACK,
+        markersize=size,
+        markeredgewidth=1.3,
+        zorder=6,
+        clip_on=False,
+        label="_unconverged",
+    )
+    found.set_path_effects([patheffects.withStroke(linewidth=3.0, foreground="white")])
+    return found
+
+
+def unconverged_handle(
+    text: str = f"{NOT_CONVERGED} (R-hat < {RHAT} and bulk ESS > {ESS:.0f} not met)",
+) -> Any:
+    """The entry of a legend for that mark."""
+    from matplotlib.lines import Line2D
+
+    return Line2D(
+        [], [], linestyle="none", marker="x", color=BLACK, markersize=8, markeredgewidth=1.3, label=text
+    )
+
+
+def say_unconverged(axes: Any, text: str) -> Any:
+    """The mark in the upper left corner of `axes`, with words: for a figure of one fit that has not converged."""
+    from matplotlib.offsetbox import AnchoredOffsetbox, DrawingArea, HPacker, TextArea
+
+    cross = DrawingArea(12, 12)
+    handle = unconverged_handle()
+    handle.set_data([6], [6])
+    cross.add_artist(handle)
+    words = TextArea(f"{NOT_CONVERGED}{f': {text}' if text else ''}")
+    packed = HPacker(children=[cross, words], align="center", pad=2, sep=4)
+    box = AnchoredOffsetbox("upper left", child=packed, frameon=True, pad=0.1, borderpad=0.2)
+    box.patch.set(edgecolor="none", facecolor="white", alpha=0.85)
+    box.set_zorder(7)
+    return axes.add_artist(box)
+
+
 # --- the command line -------------------------------------------------------------------------------
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "checkpoint": {"help": "folder where finished parts are kept, so that an interrupted run goes on"},
     "seeds": {"type": int, "help": "how many"},
     "splits": {"type": int, "help": "how many splits of the data, two at least"},
+    "figures": {
+        "action": "store_true",
+        "help": "draw the figures of the stored tables again, and run nothing",
+    },
     "cache": {"help": "folder for compiled programs"},
     "shared": {"action": "store_true", "help": "keep no seconds: the machine has other work"},
 }
@@ -223,6 +284,24 @@ def command_line(
     for name in options:
         parser.add_argument(f"--{name}", **OPTIONS[name])
     return parser
+
+
+def run(
+    parser: argparse.ArgumentParser,
+    main: Callable[..., Any],
+    name: str,
+    sizes: Any,
+    draw: Callable[[Study], None],
+) -> None:
+    """Run a study as its command line says; with --figures only draw what its stored tables hold.
+
+    draw: draws the figures of `study.tables` to `study.out`. sizes: of any run, as in `Study.read`.
+    """
+    options = vars(parser.parse_args())
+    if options.pop("figures"):
+        draw(Study.read(options["out"] or Path(__file__).parent / "results" / name, sizes))
+    else:
+        main(**options)
 
 
 # --- parts of a run that are kept -------------------------------------------------------------------
