@@ -401,14 +401,24 @@ class Images:
         return self.train.shape[1] * self.train.shape[2]
 
 
-def load_images(table: str, rows: int, test_rows: int, elsewhere_rows: int, seed: int) -> Images:
+def load_images(
+    table: str, rows: int, test_rows: int, elsewhere_rows: int, seed: int, disjoint: bool = False
+) -> Images:
     """Rows drawn by `seed` from each part. table: "mnist", whose elsewhere is KMNIST; or "digits", scikit-learn's of
     8 x 8 pixels, which are always there and whose elsewhere are digits with their pixels in another order.
+
+    disjoint: the rows of one seed are of no other seed. ValueError where a part has too few rows for so many seeds.
     """
     rng = np.random.default_rng(seed)
 
     def some(count: int, of: int) -> np.ndarray:
-        return rng.choice(of, count, replace=False)
+        if not disjoint:
+            return rng.choice(of, count, replace=False)
+        if (seed + 1) * count > of:
+            raise ValueError(
+                f"{table}: seed {seed} needs rows up to {(seed + 1) * count}, and there are {of}"
+            )
+        return np.random.default_rng(0).permutation(of)[seed * count : (seed + 1) * count]
 
     if table == "mnist":
         x, y = _pixels("mnist", "train")

@@ -1,0 +1,465 @@
+"""Turned digits and no digits: is what Laplace gains on the last layer a gain of the posterior that it approximates?
+
+`out_of_distribution.py` finds that a Laplace approximation of the last layer is better calibrated on turned digits than
+the point it is taken at, as its source says, while sampling that same posterior predicts them worse than the point
+does. This study settles it where everything can be certified: the posterior of the last layer (weights W, biases b)
+given the features phi of a trained network,
+
+    y_n ~ Categorical(softmax(W' phi_n + b)),    every weight and bias ~ N(0, (c gamma)^2),
+
+whose log density is strictly concave. It has one mode, and chains have one place to go to. gamma is the scale that
+the source's weight decay stands for; c runs over six factors. At each factor: the mode itself; the Laplace
+approximation at that mode (all weights of the layer, full GGN, which is the Hessian here, linearised predictions); and
+Hamiltonian Monte Carlo with trajectories of a quarter period and the precision of the Laplace approximation as its mass
+matrix, whose R-hat and bulk ESS are taken on 200 functions of each set of images.
+
+Sets of images: test digits; the first of them turned by 30 to 180 degrees, as one set; KMNIST; test digits with their
+pixels in another order. A seed has its own training rows, test rows and network, and no row is in two seeds: seeds are
+independent, and intervals are Student's t.
+
+Quantities are those of `out_of_distribution.py`. Log evidences are those of the Laplace approximation; "the scale that
+the evidence chooses" is the factor with the largest one, in each seed. Sizes, and the sampler, were set on one pilot
+network whose rows were drawn otherwise; its scores had been seen when the claims were written.
+
+    python comparisons/out_of_distribution_priors.py [--tiny] [--out DIR] [--checkpoint DIR] [--seeds N]
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from claims import Referee, Verdict, mean, read_claims
+from out_of_distribution import (
+    LENET,
+    TRANSFORMER,
+    Sizes,
+    Task,
+    detection,
+    features,
+    gamma_of,
+    inputs,
+    last_layer,
+    network,
+    probes,
+    rotated,
+)
+from study import BLACK, BLUE, VERMILION, Study, command_line, converged, kept, load_images, paired, panels
+
+import ppl_bnn as bnn
+from ppl_bnn import scores
+from ppl_bnn.posterior.convergence import mixing
+
+MODE, LAPLACE, HMC = "mode", "Laplace at the mode", "HMC"
+METHODS = (MODE, LAPLACE, HMC)
+TEST, TURNED, ELSEWHERE, SHUFFLED = "test", "turned", "elsewhere", "shuffled"
+# What is compared: (name in claims, set of images, score, sign of what is better).
+COMPARED = (
+    ("log_score", TURNED, "log_score", 1.0),
+    ("ece", TURNED, "ece", -1.0),
+    ("elsewhere", ELSEWHERE, "confidence", -1.0),
+    ("shuffled", SHUFFLED, "confidence", -1.0),
+)
+WRITTEN, SMALL = 1.0, 0.125
+
+
+@dataclass(frozen=True)
+class PriorSizes(Sizes):
+    """Sizes of the networks as in `out_of_distribution.py`; the rest is of the last layer.
+
+    factors: of the prior scale gamma; steps: of the search for the mode; hmc: chains, warm-up and draws of each.
+    """
+
+    seeds: int = 10
+    factors: tuple[float, ...] = (SMALL, 0.25, 0.5, WRITTEN, 2.0, 4.0)
+    steps: int = 1000
+    hmc: tuple[int, int, int] = (4, 150, 1500)
+
+
+FULL = PriorSizes()
+TINY = PriorSizes(
+    table="digits",
+    seeds=2,
+    rows=80,
+    test=40,
+    turned=20,
+    elsewhere=30,
+    angles=(90,),
+    architectures=(LENET,),
+    channels=(2,),
+    widths=(4,),
+    kernel=3,
+    epochs=3,
+    batch=20,
+    rate=0.02,
+    dtype="float64",
+    factors=(SMALL, WRITTEN),
+    steps=200,
+    hmc=(2, 50, 50),
+)
+
+
+# --- the run ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One set of images as the last layer sees it: features (N, H), and labels (N,) where they are digits."""
+
+    name: str
+    x: np.ndarray
+    labels: np.ndarray | None
+
+
+def sets_of(task: Task, seen: Callable[[np.ndarray], np.ndarray]) -> Iterator[Shown]:
+    """The four sets; test digits first."""
+    images, sizes = task.images, task.sizes
+    yield Shown(TEST, seen(images.test), images.test_labels)
+    first, labels = images.test[: sizes.turned], images.test_labels[: sizes.turned]
+    turned = np.concatenate([rotated(first, angle) for angle in sizes.angles])
+    yield Shown(TURNED, seen(turned), np.tile(labels, len(sizes.angles)))
+    yield Shown(ELSEWHERE, seen(images.elsewhere), None)
+    flat = images.test.reshape(len(images.test), -1)
+    order = np.random.default_rng(task.seed).permutation(flat.shape[1])
+    yield Shown(SHUFFLED, seen(flat[:, order].reshape(images.test.shape)), None)
+
+
+def scored(predict: Callable[[np.ndarray], Any], sets: list[Shown]) -> list[dict[str, Any]]:
+    """A row of scores for each set; where there are no digits, the area under the ROC curve against test digits."""
+    rows: list[dict[str, Any]] = []
+    known = np.zeros(0)
+    for each in sets:
+        prediction = predict(each.x)
+        confidence = prediction.probabilities.max(axis=1)
+        row: dict[str, Any] = {
+            "set": each.name,
+            "images": len(each.x),
+            "confidence": float(confidence.mean()),
+        }
+        if each.labels is None:
+            row["auroc"] = detection(known, confidence)
+        else:
+            row |= scores.scores_of(prediction, each.labels)
+        if each.name == TEST:
+            known = confidence
+        rows.append(row)
+    return rows
+
+
+def trained(task: Task) -> dict[str, np.ndarray]:
+    """The weights of the network, by descent on mini-batches."""
+    found = task.fit(task.descent())
+    return {name: np.asarray(value[0, 0], float) for name, value in found.draws.items()}
+
+
+def at_scale(
+    task: Task, weights: Mapping[str, np.ndarray], phi: np.ndarray, sets: list[Shown], factor: float
+) -> dict[str, Any]:
+    """The last layer with the prior scale factor * gamma: scores of the three methods, convergence and costs."""
+    sizes = task.sizes
+    assert isinstance(sizes, PriorSizes)
+    chains, warmup, draws = sizes.hmc
+    model = partial(last_layer, classes=10, gamma=gamma_of(sizes.rows) * factor)
+
+    def fit(method: Any) -> Any:
+        return bnn.fit(model, phi, task.images.labels, method, seed=task.seed)
+
+    begun = time.process_time()
+    held = {name: weights[name] for name in ("output.weight", "output.bias")}
+    mode = fit(bnn.MAP(start=held, steps=sizes.steps, learning_rate=1e-3))
+    laplace = fit(bnn.Laplace(start=mode, optimise=False))
+    sampler = bnn.HMC(
+        chains=chains, warmup=warmup, draws=draws, start=laplace, mass_matrix="dense", adapt_mass_matrix=False
+    )
+    exact = fit(sampler)
+    seconds = time.process_time() - begun
+    convergence = []
+    for each in sets:
+        f = exact.predictor(each.x[probes(len(each.x))])
+        found = mixing(f.reshape(*f.shape[:2], -1))
+        convergence.append(
+            {"set": each.name, "functions": found.components, "rhat": found.rhat, "ess_bulk": found.ess_bulk}
+        )
+    return {
+        "scores": {
+            MODE: scored(mode.predict, sets),
+            LAPLACE: scored(laplace.predict, sets),
+            HMC: scored(lambda x: exact.predict(x, draws=chains * draws), sets),
+        },
+        "convergence": convergence,
+        "log_evidence": float(laplace.info.figures["log_evidence"]),
+        "gradients": exact.info.gradient_evaluations,
+        "processor_seconds": seconds,
+        # Laplace says whether it was taken at a mode.
+        "reason": "; ".join(dict.fromkeys([*laplace.info.warnings, *exact.info.warnings])),
+    }
+
+
+def run_seed(
+    architecture: str, seed: int, sizes: PriorSizes, checkpoint: str | Path | None, study: Study
+) -> str:
+    """Rows of one network for the tables; parts that are in the folder are not computed again."""
+    images = load_images(sizes.table, sizes.rows, sizes.test, sizes.elsewhere, seed, disjoint=True)
+    task = Task(architecture, seed, sizes, images, network(architecture, sizes, images.pixels))
+    name = f"{architecture.lower()}-{seed}"
+    weights = kept(checkpoint, f"{name}-network", sizes, lambda: dict(trained(task)))
+
+    def seen(x: np.ndarray) -> np.ndarray:
+        return features(task.model, weights, inputs(architecture, x))
+
+    phi, sets = seen(images.train), list(sets_of(task, seen))
+    for factor in sizes.factors:
+        part = kept(
+            checkpoint, f"{name}-{factor:g}", sizes, partial(at_scale, task, weights, phi, sets, factor)
+        )
+        base = {"architecture": architecture, "factor": factor, "seed": seed}
+        for method, rows in part["scores"].items():
+            study.tables["scores"] += [base | {"method": method} | row for row in rows]
+        study.tables["convergence"] += [base | row for row in part["convergence"]]
+        plain = ("log_evidence", "gradients", "processor_seconds", "reason")
+        study.tables["costs"].append(base | {key: part[key] for key in plain})
+        study.say(f"{architecture}, seed {seed}, {factor:g} gamma: {part['processor_seconds']:.0f} s")
+    return images.what
+
+
+# --- what was found ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """One architecture before the referee. tables: those of the study."""
+
+    referee: Referee
+    architecture: str
+    tables: Mapping[str, list[dict[str, Any]]]
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        return [row for row in self.tables.get(table, []) if row["architecture"] == self.architecture]
+
+    def seeds(self) -> list[int]:
+        return sorted({row["seed"] for row in self.rows("scores")})
+
+    def factors(self) -> list[float]:
+        return sorted({row["factor"] for row in self.rows("scores")})
+
+    def values(self, method: str, of: str, score: str, factor: Mapping[int, float]) -> np.ndarray:
+        """The score for each seed, at that seed's factor of the prior scale."""
+        found = {
+            row["seed"]: row[score]
+            for row in self.rows("scores")
+            if row["method"] == method and row["set"] == of and row["factor"] == factor[row["seed"]]
+        }
+        return np.array([found[seed] for seed in self.seeds()])
+
+    def at(self, factor: float) -> dict[int, float]:
+        return dict.fromkeys(self.seeds(), factor)
+
+    def chosen(self) -> dict[int, float]:
+        """The factor with the largest log evidence in each seed."""
+        best: dict[int, dict[str, Any]] = {}
+        for row in self.rows("costs"):
+            if row["seed"] not in best or row["log_evidence"] > best[row["seed"]]["log_evidence"]:
+                best[row["seed"]] = row
+        return {seed: row["factor"] for seed, row in best.items()}
+
+    def convergence(self, of: str, factor: Mapping[int, float] | None = None) -> dict[str, Any]:
+        """Whether HMC has converged on a set in every seed, at its factor or at all, as the referee takes it."""
+        rows = [
+            row
+            for row in self.rows("convergence")
+            if row["set"] == of and (factor is None or row["factor"] == factor[row["seed"]])
+        ]
+        rhat, ess = max(row["rhat"] for row in rows), min(row["ess_bulk"] for row in rows)
+        why = f"on this set HMC has R-hat {rhat:.3f} and bulk ESS {ess:.0f} at worst"
+        return {"converged": converged(rhat, ess), "why_not": why}
+
+    def means(self, of: str, score: str, factor: Mapping[int, float]) -> str:
+        found = {method: self.values(method, of, score, factor).mean() for method in METHODS}
+        return ", ".join(f"{method} {value:.4f}" for method, value in found.items())
+
+    def measured(self, claim: str, values: np.ndarray, numbers: str, convergence: dict[str, Any]) -> None:
+        key = f"{self.architecture.lower()}-{claim}"
+        self.referee.measured(key, mean(values), numbers, **convergence)
+
+
+def judge_posterior(case: Case, prefix: str, factor: Mapping[int, float], told: str = "") -> None:
+    """HMC is better than the mode; less sure where there are no digits."""
+    for name, of, score, sign in COMPARED:
+        exact, mode = (case.values(method, of, score, factor) for method in (HMC, MODE))
+        case.measured(
+            f"{prefix}-{name}",
+            sign * (exact - mode),
+            case.means(of, score, factor) + told,
+            case.convergence(of, factor),
+        )
+
+
+def judge_ahead(case: Case) -> None:
+    """Laplace is ahead of HMC, with the prior as written."""
+    factor = case.at(WRITTEN)
+    for name, of, score, sign in COMPARED:
+        laplace, exact = (case.values(method, of, score, factor) for method in (LAPLACE, HMC))
+        case.measured(
+            f"ahead-{name}",
+            sign * (laplace - exact),
+            case.means(of, score, factor),
+            case.convergence(of, factor),
+        )
+
+
+def judge_every_scale(case: Case) -> None:
+    """Laplace is ahead of HMC by log score on turned digits at the scale where it is least so, in each seed."""
+    gains = np.array(
+        [
+            case.values(LAPLACE, TURNED, "log_score", case.at(factor))
+            - case.values(HMC, TURNED, "log_score", case.at(factor))
+            for factor in case.factors()
+        ]
+    )
+    by_factor = ", ".join(
+        f"{factor:g} gamma {gain:+.3f}"
+        for factor, gain in zip(case.factors(), gains.mean(axis=1), strict=True)
+    )
+    case.measured("ahead-every-scale", gains.min(axis=0), by_factor, case.convergence(TURNED))
+
+
+def judge_share(case: Case, claim: str, factor: Mapping[int, float], told: str = "") -> None:
+    """Less than half of what Laplace gains over the mode on turned digits is gained by HMC."""
+    mode, laplace, exact = (case.values(method, TURNED, "log_score", factor) for method in METHODS)
+    case.measured(
+        claim,
+        (exact - mode) - 0.5 * (laplace - mode),
+        f"gain of HMC {(exact - mode).mean():.4f}, of Laplace {(laplace - mode).mean():.4f} nats per image{told}",
+        case.convergence(TURNED, factor),
+    )
+
+
+def judge_near(case: Case) -> None:
+    """The log score of Laplace is that of HMC within the margin, with the prior as written."""
+    factor = case.at(WRITTEN)
+    for of in (TEST, TURNED):
+        laplace, exact = (case.values(method, of, "log_score", factor) for method in (LAPLACE, HMC))
+        case.measured(
+            f"near-{of}", laplace - exact, case.means(of, "log_score", factor), case.convergence(of, factor)
+        )
+
+
+def judge_scale(case: Case) -> None:
+    """An eighth of the prior scale gains more for the mode than the posterior does at the prior as written."""
+    small, written = case.at(SMALL), case.at(WRITTEN)
+    mode = case.values(MODE, TURNED, "log_score", written)
+    gain = case.values(HMC, TURNED, "log_score", written) - mode
+    smaller = case.values(MODE, TURNED, "log_score", small) - mode
+    case.measured(
+        "scale",
+        smaller - gain,
+        f"gain of the mode by the smaller scale {smaller.mean():.4f}, of HMC over the mode {gain.mean():.4f} nats "
+        "per image",
+        case.convergence(TURNED, written),
+    )
+
+
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored tables."""
+    sizes = study.sizes
+    note = (
+        f"smaller than the source: {sizes.rows} of 60000 training rows of each seed, the last layer alone, "
+        "MNIST in place of colour images"
+    )
+    referee = Referee(read_claims("out_of_distribution_priors"), note)
+    for architecture in (LENET, TRANSFORMER):
+        case = Case(referee, architecture, study.tables)
+        if not case.seeds():
+            for claim in referee.claims:
+                if claim.startswith(architecture.lower()):
+                    referee.not_run(claim, f"{architecture} was not run")
+            continue
+        chosen = case.chosen()
+        told = "; chosen: " + ", ".join(f"{chosen[seed]:g}" for seed in case.seeds()) + " gamma"
+        judge_posterior(case, "written", case.at(WRITTEN))
+        judge_posterior(case, "evidence", chosen, told)
+        judge_ahead(case)
+        judge_every_scale(case)
+        judge_share(case, "share-written", case.at(WRITTEN))
+        judge_share(case, "share-evidence", chosen, told)
+        judge_near(case)
+        judge_scale(case)
+    return referee.verdicts()
+
+
+# --- figure -----------------------------------------------------------------------------------------
+
+STYLE = {MODE: (BLACK, "o", ":"), LAPLACE: (BLUE, "v", "-"), HMC: (VERMILION, "s", "-")}
+
+
+def draw(path: Path, tables: Mapping[str, list[dict[str, Any]]], architecture: str, what: str) -> None:
+    """Scores against the prior scale: a line for each method, bars of one standard error over seeds."""
+    case = Case(Referee({}), architecture, tables)
+    titles = {
+        "log_score": "turned digits: log score, nats (higher is better)",
+        "ece": "turned digits: calibration error (lower is better)",
+        "elsewhere": f"{what}: confidence (lower is better)",
+        "shuffled": "pixels shuffled: confidence (lower is better)",
+    }
+    figure, axes = panels(13.0, 3.9, len(COMPARED))
+    factors = case.factors()
+    for axis, (name, of, score, _) in zip(axes[0], COMPARED, strict=True):
+        for method, (color, marker, line) in STYLE.items():
+            found = [paired(case.values(method, of, score, case.at(factor))) for factor in factors]
+            centre, error = map(np.array, zip(*found, strict=True))
+            bars = np.where(np.isfinite(error), error, 0.0)
+            axis.errorbar(
+                factors, centre, bars, color=color, marker=marker, linestyle=line, markersize=5, label=method
+            )
+        axis.axvline(WRITTEN, color="#CCCCCC", linewidth=1.0, zorder=0)
+        axis.set_xscale("log", base=2)
+        axis.set_xticks(factors, [f"{factor:g}" for factor in factors])
+        axis.set_title(titles[name], fontsize=9, loc="left")
+        axis.set_xlabel("prior scale / gamma (grey line: as written)")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    whole = max(row["rhat"] for row in case.rows("convergence"))
+    figure.suptitle(
+        f"{architecture}, last layer: the approximation, and the posterior that it approximates "
+        f"({len(case.seeds())} networks; largest R-hat of HMC {whole:.3f})",
+        fontsize=11,
+    )
+    figure.savefig(path)
+
+
+def main(
+    tiny: bool = False,
+    out: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    seeds: int | None = None,
+) -> Study:
+    """Run the study and write tables, figures and verdicts; the arguments are those of the command line.
+
+    What is kept in `checkpoint` is each network, and each prior scale of it.
+    """
+    study = Study.begin(TINY if tiny else FULL, "out_of_distribution_priors", tiny, out, seeds=seeds)
+    sizes = study.sizes
+    study.tables = {"scores": [], "convergence": [], "costs": []}
+    what = ""
+    for seed in range(sizes.seeds):
+        for architecture in sizes.architectures:
+            what = run_seed(architecture, seed, sizes, checkpoint, study)
+    study.numbers = {"what is no digit": what, "gamma": gamma_of(sizes.rows)}
+    for architecture in sizes.architectures:
+        draw(study.out / f"priors_{architecture.lower()}.png", study.tables, architecture, what)
+    study.conclude(judge)
+    study.say(f"written to {study.out}")
+    return study
+
+
+if __name__ == "__main__":
+    main(
+        **vars(
+            command_line(__doc__, "checkpoint", "seeds", tiny="a few small images, in seconds").parse_args()
+        )
+    )
