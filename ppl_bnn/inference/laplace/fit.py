@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,22 +15,20 @@ from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, un
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference import flat_vector
 from ppl_bnn.inference.curvature import kronecker
+from ppl_bnn.inference.curvature import prior as priors
 from ppl_bnn.inference.curvature.curvature import check_blocks_fit, check_fisher, data_curvature
 from ppl_bnn.inference.curvature.gaussians import FlatGaussian, Rotated
 from ppl_bnn.inference.curvature.jacobian import check_separable_rows, linear_maps
 from ppl_bnn.inference.curvature.kronecker import KroneckerBlock, KroneckerCurvature, TensorPrior
-from ppl_bnn.inference.curvature.prior import check_bounded, check_smooth, prior_curvature, site_curvatures
 from ppl_bnn.inference.curvature.structures import DataCurvature, DiagonalCurvature, FullCurvature
 from ppl_bnn.inference.flat_vector import Values, Where
-from ppl_bnn.inference.laplace import hyperparameters
 from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
 from ppl_bnn.inference.laplace.autolaplace import check_all_have_priors, guide_gaussian
 from ppl_bnn.inference.laplace.computed_weights import REMAINDER_DRAWS, computed_names, linearisation_error
-from ppl_bnn.inference.laplace.hyperparameters import Tuning
 from ppl_bnn.inference.laplace.linearised import kinds_of
-from ppl_bnn.inference.laplace.noise import gaussian_noise, noise_sites
+from ppl_bnn.inference.laplace.noise import noise_sites
 from ppl_bnn.inference.laplace.search import marginal_mode
-from ppl_bnn.inference.laplace.tuned_fit import tune
+from ppl_bnn.inference.laplace.tuned_fit import TunedFit
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.mode import RISE, Mode, Refinement, find_mode, kinks, starting_point
 from ppl_bnn.inference.start import central_start, fitted_start, missing_sites
@@ -74,10 +72,17 @@ class LaplaceFit:
         if sentence not in self.warnings:
             self.warnings += (sentence,)
 
-    def mask(self, names: Sequence[str] | set[str]) -> np.ndarray:
+    def mask(self, names: Collection[str]) -> np.ndarray:
         """Which positions of the flat vector are of these sites, (P,)."""
-        slices = self.slices.items()
-        return np.concatenate([np.full(at.stop - at.start, name in names) for name, at in slices])
+        return np.concatenate(
+            [np.full(site.size, site.name in names) for site in self.problem.program.latents]
+        )
+
+    def by_site(self, positions: np.ndarray) -> dict[str, np.ndarray]:
+        """For each latent site, which of its elements are among the positions of the flat vector."""
+        inside = np.zeros(self.size, dtype=bool)
+        inside[positions] = True
+        return {name: inside[at] for name, at in self.slices.items()}
 
     # -- what is not supported
 
@@ -88,7 +93,7 @@ class LaplaceFit:
             check_all_have_priors(problem)
             self._check_kinks()
             return
-        check_smooth(problem)
+        priors.check_smooth(problem)
         if method.curvature == "hessian":
             self._check_kinks()
         else:
@@ -101,7 +106,7 @@ class LaplaceFit:
         self.kinds()
         if problem.program.language:
             anywhere = flat_vector.somewhere(problem)
-            check_bounded(problem, anywhere, method.marginal)
+            priors.check_bounded(problem, anywhere, method.marginal)
             self._check_at(anywhere)
 
     def _check_kinks(self) -> None:
@@ -128,16 +133,15 @@ class LaplaceFit:
         weights = int(np.count_nonzero(~self.mask(noise_sites(problem, u))[positions]))
         good, expected = (method.rank or 0) <= weights, f"at most the {weights} weights there are"
         InputError.check(good, "Laplace rank", expected, method.rank, "structure='full'")
-        if method.noise == "evidence":
-            gaussian_noise(problem, u)
-        prior = Tuning.of(problem, u, positions, method.tune).prior(u) if method.tunes else None
+        if method.tunes:
+            TunedFit(self, u, positions).prior(u)
         if method.objective == "validation":
             self.validation_rows()
         if method.structure == "kron":
             check_blocks_fit(problem, u, Where.of(problem, positions).sites)
             # A given mode is checked with the prior at that point and before anything else: there is nothing to train.
             if method.prior_approximation is None and method.optimise:
-                self._check_kronecker_prior(u, self._tensor_priors(u, positions, prior))
+                self._check_kronecker_prior(u, self._tensor_priors(u, positions))
 
     def _check_kronecker_prior(self, u: Values, prior: Mapping[str, TensorPrior]) -> None:
         """Refuse a prior of a weight that is not one precision, at a point where no two elements are equal."""
@@ -184,7 +188,7 @@ class LaplaceFit:
         else:
             positions = self.positions(u)
             if method.tunes:
-                u, gaussian, tuned = tune(self, u, positions)
+                u, gaussian, tuned = TunedFit(self, u, positions).tune(u)
             else:
                 gaussian = self._gaussian(u, positions)
                 if not method.optimise and not method.marginal:
@@ -192,8 +196,7 @@ class LaplaceFit:
         approximation = self.approximation(u, gaussian, positions, kinds=self.kinds(), **tuned)
         self._check_weights(approximation)
         if "log_evidence" not in self.figures:
-            log_prior = hyperparameters.log_prior(problem, u, positions)
-            joint = hyperparameters.log_likelihood(problem, u) + log_prior
+            joint = self.log_likelihood(u) + self.log_prior(u, positions)
             self.figures["log_evidence"] = float(joint + gaussian.log_volume)
         if method.restarts > 1:
             self.score = self.figures["log_evidence"] + self._log_prior_held(u, positions)
@@ -241,7 +244,36 @@ class LaplaceFit:
         if self.method.noise == "evidence":
             noise = self.mask(noise_sites(self.problem, u))
             outside = outside[~noise[outside]]
-        return hyperparameters.log_prior(self.problem, u, outside)
+        return self.log_prior(u, outside)
+
+    def log_likelihood(self, u: Values) -> float:
+        """The log likelihood log p(y | x, w(u)), over all rows."""
+        problem, program = self.problem, self.problem.program
+
+        def total_of(u: Any, x: Any, y: Any) -> Any:
+            return program.log_likelihood(u, x, y).sum()
+
+        total = program.cached("log likelihood", lambda: problem.system.compile(total_of))
+        return float(total(flat_vector.system_values(problem, u), problem.x, problem.y))
+
+    def log_prior(self, u: Values, positions: np.ndarray) -> float:
+        """The log prior density (with log |dw/du|) of the positions of the flat vector, at u.
+
+        `UnsupportedError` if the positions are part of a site whose elements depend on each other.
+        """
+        if not len(positions):
+            return 0.0
+        total, densities = 0.0, priors.site_densities(self.problem, u)
+        for name, chosen in self.by_site(positions).items():
+            elements, volume = densities[name]
+            if chosen.all():
+                total += float(elements.sum() + volume)
+            elif chosen.any():
+                where, expected = f"site {name!r}", "a prior that is independent over elements"
+                good = len(elements) == len(chosen)
+                UnsupportedError.check(good, where, expected, "one that is not", "whole layers")
+                total += float(elements[chosen].sum())
+        return total
 
     # -- the mode
 
@@ -380,7 +412,7 @@ class LaplaceFit:
 
     def prior(self, u: Values, positions: np.ndarray, dense: bool = True) -> np.ndarray:
         """The prior's curvature over the positions: (Q,), or (Q, Q) if sites depend on each other."""
-        prior = prior_curvature(self.problem, u)
+        prior = priors.prior_curvature(self.problem, u)
         if prior.ndim == 1:
             return prior[positions]
         prior = prior[np.ix_(positions, positions)]
@@ -389,15 +421,13 @@ class LaplaceFit:
         independent = np.abs(off).max(initial=0.0) <= INDEPENDENT * np.abs(prior).max()
         return np.diag(prior).copy() if independent or not dense else prior
 
-    def _tensor_priors(
-        self, u: Values, positions: np.ndarray, prior: np.ndarray | None = None
-    ) -> dict[str, TensorPrior]:
-        """The prior's curvature tensor by tensor, for positions of whole sites; `prior` if it is known already."""
+    def _tensor_priors(self, u: Values, positions: np.ndarray) -> dict[str, TensorPrior]:
+        """The prior's curvature tensor by tensor, for positions of whole sites."""
         sites = Where.of(self.problem, positions).sites
-        known = site_curvatures(self.problem, u) if prior is None else None
+        known = priors.site_curvatures(self.problem, u)
         if known is not None and not all(kronecker.is_diagonal(known[name]) for name in sites):
             return {name: known[name] for name in sites}
-        prior = self.prior(u, positions) if prior is None else prior
+        prior = self.prior(u, positions)
         slices = flat_vector.site_slices(self.problem, sites)
         if prior.ndim == 1:
             return {name: prior[at] for name, at in slices.items()}
@@ -444,13 +474,12 @@ class LaplaceFit:
             self.warn(f"{text} {widest:.3g} times their mean{rest}")
         return means
 
-    def independent_prior(
-        self, curvature: DataCurvature, u: Values, positions: np.ndarray, prior: np.ndarray
-    ) -> np.ndarray:
+    def independent_prior(self, curvature: DataCurvature, prior: np.ndarray) -> np.ndarray:
         """A diagonal prior (Q,) as the structure of the curvature requires it."""
         if not isinstance(curvature, KroneckerCurvature):
             return prior
-        parts: dict[str, Any] = self._kronecker_prior(curvature, self._tensor_priors(u, positions, prior))
+        by_block = {block.name: prior[block.positions] for block in curvature.blocks}
+        parts: dict[str, Any] = self._kronecker_prior(curvature, by_block)
         return np.concatenate(list(parts.values()))
 
     def _repaired(self, curvature: Any, prior: Any) -> FlatGaussian:
