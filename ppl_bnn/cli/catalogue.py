@@ -9,19 +9,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ppl_bnn import zoo
 from ppl_bnn.cli import complete, console, options
 from ppl_bnn.cli.options import argument, option
 from ppl_bnn.cli.plan import card_of, load_model, plan_of, settings_of, sketch_of
 from ppl_bnn.core.errors import InputError, check_known
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.core.warning_filters import ignored
+from ppl_bnn.datasets import tables
+from ppl_bnn.zoo import studies
+from ppl_bnn.zoo.support import declared
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ppl_bnn.datasets.tables import Table
     from ppl_bnn.prediction.prediction import Prediction
-    from ppl_bnn.zoo import Sketch
 
 PRIOR = "prior.png"
 CARD = "Show the whole card of this model."
@@ -62,8 +64,6 @@ def bench(
     Further options are those of the study: --tiny runs all of it in seconds or a few minutes, --help lists the others.
     Tables, figures and verdicts go to ./ppl-bnn-results/NAME, or to --out.
     """
-    from ppl_bnn.zoo import studies
-
     if name is None:
         known = ((each, studies.summary(file)) for each, file in studies.studies().items())
         console.new_console().print(console.listing(("study", "what it is"), known))
@@ -82,10 +82,6 @@ def bench(
 def models(name: Annotated[str | None, argument(CARD, "NAME", complete.models)] = None) -> None:
     """List the models of the zoo with what fits them, or show one as `ppl-bnn show` does."""
     from rich.text import Text
-
-    from ppl_bnn import zoo
-    from ppl_bnn.datasets import tables
-    from ppl_bnn.zoo.support import declared
 
     if name is not None:
         show(name)
@@ -124,8 +120,6 @@ def show(
     set_: options.Set = None,
 ) -> None:
     """Show a model: its card, its sites with priors and shapes, its number of parameters, and what cannot fit it."""
-    from ppl_bnn.datasets import tables
-
     card, is_file = card_of(model, "show")
     known = tables.datasets()
     check_known("data set", [] if data is None else [data], known)
@@ -155,7 +149,7 @@ def show(
         _show_methods(screen, card.name)
 
 
-def _show_sites(screen: Console, sketch: Sketch) -> None:
+def _show_sites(screen: Console, sketch: zoo.Sketch) -> None:
     rows = []
     for site in sketch.sites:
         shape = " x ".join(map(str, site.shape)) or "-"
@@ -174,8 +168,6 @@ def _show_sites(screen: Console, sketch: Sketch) -> None:
 
 def _show_methods(screen: Console, name: str) -> None:
     """The methods that fit a model of the zoo, and why the others do not."""
-    from ppl_bnn.zoo.support import declared
-
     support = declared()
     screen.print(f"\nMethods that fit it: {support.summary(name)}.", markup=False, style="bold")
     for heading, rules in (("does not fit", support.missing(name)), ("may fail", support.doubtful(name))):
@@ -228,7 +220,7 @@ def prior(
     console.say(screen, f"Kept: {file}", "bold")
 
 
-def _expected(prediction: Prediction, table: Table) -> str:
+def _expected(prediction: Prediction, table: tables.Table) -> str:
     """The prior predictive of the rows of `table` in a sentence, beside the observed values."""
     import numpy as np
 
@@ -258,8 +250,6 @@ def _expected(prediction: Prediction, table: Table) -> str:
 
 def data() -> None:
     """List the data sets."""
-    from ppl_bnn.datasets import tables
-
     screen, cards = console.new_console(), tables.datasets().values()
     headings = ("data set", "task", "rows", "features", "where from", "bytes to fetch")
     rows = []

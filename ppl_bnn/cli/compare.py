@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from pathlib import Path
@@ -10,11 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.cli import complete, console, options, plan
 from ppl_bnn.cli.options import option
 from ppl_bnn.core.errors import ClusterError, InputError
 from ppl_bnn.core.progress import Bars
 from ppl_bnn.inference.registry import ROWS
+from ppl_bnn.reporting.terminal import Column, cell, show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,8 +95,6 @@ def compare(
     console.check_seed(seed)
     sizes = {"draws": draws, "warmup": warmup, "chains": chains, "steps": steps, "budget": budget}
     chosen = plan.methods_of(systems, quick, sizes)
-    from ppl_bnn.backends.protocol import resolve_device
-
     resolve_device(device)
     planned = plan.plan_of(model, data, target, drop or [], task, set_ or [], seed, quick, out)
     errors = console.new_console(error=True)
@@ -117,7 +116,6 @@ def _fit_and_show(
     """Fit, show and save what was planned; returns whether a method failed."""
     from ppl_bnn.evaluation.comparison.folder import ComparisonNotWrittenError
     from ppl_bnn.evaluation.comparison.run import compare as run
-    from ppl_bnn.reporting.terminal import show
 
     table, bars, screen = planned.table, console.StatusBars(errors), console.new_console()
     card, kept = table.card(), ("name", "description", "provenance", "licence")
@@ -228,8 +226,16 @@ def _bytes_of(memory: str | None, engine: str) -> int | None:
     return count
 
 
-_GRID_SCORES = ("log_score", "rmse", "accuracy", "crps", "ece")
-_GRID_COSTS = {"gap_mean": "gap (sd)", "run_seconds": "run (s)", "failures": "failed"}
+BEHIND = Column("behind best", "log_score_to_best", 3, "log_score_to_best_se")
+GRID = (
+    Column("splits", "splits", 0),
+    Column("log score", "log_score", 3, "log_score_se"),
+    BEHIND,
+    *(Column(score, score, 3) for score in ("rmse", "accuracy", "crps", "ece")),
+    Column("gap (sd)", "gap_mean", 2),
+    Column("run (s)", "run_seconds", 2),
+    Column("failed", "failures", 0),
+)
 
 
 def _show_grid(screen: Console, result: GridResult) -> None:
@@ -240,21 +246,11 @@ def _show_grid(screen: Console, result: GridResult) -> None:
     table: Any = result.table()
     for (model, data), block in table.groupby(level=["model", "data"], sort=False):
         screen.print(f"\n{model} on {data}", markup=False, style="bold")
-        scores = [name for name in _GRID_SCORES if name in block]
-        costs = [name for name in _GRID_COSTS if name in block]
-        # The differences are those of the first score.
-        compared = [scores[0], f"{scores[0]}_to_best"] if scores else [""]
-        named = [name.replace("log_score", "log score") for name in scores[:1]]
-        headings = ["splits", *named, "behind best", *scores[1:], *(_GRID_COSTS[name] for name in costs)]
-        rows = [
-            [
-                *(method, f"{row['splits']:.0f}", *(_with_error(row, name) for name in compared)),
-                *(_plain(row[name], 3) for name in scores[1:]),
-                *(_plain(row[name], 0 if name == "failures" else 2) for name in costs),
-            ]
-            for (_, _, method), row in block.iterrows()
-        ]
-        grid = console.listing(("method", *headings), rows, range(1, len(headings) + 1))
+        # A single method is behind none: the table has no such column, and here it is blank.
+        columns = [column for column in GRID if column.source in block or column is BEHIND]
+        headings = ("method", *(column.heading for column in columns))
+        rows = [(name, *(cell(row, column) for column in columns)) for (_, _, name), row in block.iterrows()]
+        grid = console.listing(headings, rows, range(1, len(headings)))
         for column in grid.columns:
             column.no_wrap = True
         screen.print(grid)
@@ -276,18 +272,6 @@ def _show_grid(screen: Console, result: GridResult) -> None:
     if result.missing:
         screen.print(f"{result.missing} of {result.asked} cells have not been computed.", markup=False)
     console.say(screen, f"Kept in {result.folder}/", "bold")
-
-
-def _plain(value: float, digits: int) -> str:
-    from ppl_bnn.reporting.terminal import number
-
-    return "-" if math.isnan(value) else number(value, digits)
-
-
-def _with_error(row: Any, column: str) -> str:
-    # Columns that are blank in all rows are left out, such as differences to the best if there is a single method.
-    value, error = row.get(column, math.nan), row.get(f"{column}_se", math.nan)
-    return _plain(value, 3) + ("" if math.isnan(error) else f" ± {_plain(error, 3)}")
 
 
 def _announce(screen: Console, planned: plan.Plan, methods: dict[str, Method]) -> None:

@@ -8,9 +8,14 @@ from pathlib import Path
 
 import typer
 
+from ppl_bnn import zoo
+from ppl_bnn.backends.protocol import SYSTEMS
 from ppl_bnn.cli.plan import card_of
 from ppl_bnn.core.errors import BNNError
+from ppl_bnn.datasets import tables
+from ppl_bnn.datasets.columns import header_of
 from ppl_bnn.inference.registry import ROWS
+from ppl_bnn.zoo.studies import studies as known_studies
 
 
 def _words(names: Callable[[], Iterable[str]], several: bool = False) -> Callable[[str], list[str]]:
@@ -24,51 +29,19 @@ def _words(names: Callable[[], Iterable[str]], several: bool = False) -> Callabl
     return complete
 
 
-def _models() -> Iterable[str]:
-    from ppl_bnn import zoo
-
-    return zoo.names()
-
-
-def _datasets() -> Iterable[str]:
-    from ppl_bnn.datasets import tables
-
-    return tables.datasets()
-
-
-def _studies() -> Iterable[str]:
-    from ppl_bnn.zoo import studies
-
-    return studies.studies()
-
-
-def _tasks() -> Iterable[str]:
-    from ppl_bnn.datasets.tables import TASKS
-
-    return TASKS
-
-
-def _systems() -> list[str]:
-    from ppl_bnn.backends.protocol import SYSTEMS
-
-    return [*SYSTEMS, *(f"{name}={system}" for name in ROWS for system in SYSTEMS)]
-
-
 # The shell itself offers files if no model matches.
-models = _words(_models)
-datasets = _words(_datasets)
-studies = _words(_studies)
-tasks = _words(_tasks)
+models = _words(zoo.names)
+datasets = _words(tables.datasets)
+studies = _words(known_studies)
+tasks = _words(lambda: tables.TASKS)
 method = _words(lambda: ROWS)
 methods = _words(lambda: ROWS, several=True)
 # A system for all methods, or for one of them.
-systems = _words(_systems, several=True)
+systems = _words(lambda: [*SYSTEMS, *(f"{name}={each}" for name in ROWS for each in SYSTEMS)], several=True)
 
 
 def columns(context: typer.Context, incomplete: str) -> list[str]:
     """The columns of the CSV file named on the command line."""
-    from ppl_bnn.datasets.columns import header_of
-
     source = context.params.get("data")
     with contextlib.suppress(OSError, BNNError):
         if source and Path(source).is_file():

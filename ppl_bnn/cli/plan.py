@@ -9,20 +9,22 @@ import ast
 import contextlib
 import dataclasses
 import re
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ppl_bnn import zoo
+from ppl_bnn.backends.protocol import SYSTEMS
 from ppl_bnn.core.errors import BNNError, InputError, check_known, unknown_name
+from ppl_bnn.core.files import writable
 from ppl_bnn.core.names import clean, for_file
+from ppl_bnn.datasets import tables
+from ppl_bnn.datasets.columns import header_of
 from ppl_bnn.inference.registry import ROWS, method_class, row
 
 if TYPE_CHECKING:
-    from ppl_bnn.datasets.tables import Table
     from ppl_bnn.inference.method import Method
-    from ppl_bnn.zoo import Card, Sketch
 
 DEFAULT = ("nuts", "svi", "laplace", "map")
 # Methods that run in Pyro by default, so that the main command shows both systems; the others run in NumPyro.
@@ -59,7 +61,7 @@ class Plan:
 
     name: str
     model: Callable[..., Any]
-    table: Table
+    table: tables.Table
     train: Any
     test: Any
     out: Path
@@ -77,8 +79,6 @@ def method_names(methods: str) -> list[str]:
 
 def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
     """Method -> system. `ppl`: one system for all, `svi=pyro,nuts=numpyro`, or both; the later entry counts."""
-    from ppl_bnn.backends.protocol import SYSTEMS
-
     systems = {name: "pyro" if name in IN_PYRO else "numpyro" for name in names}
     if ppl is None:
         return systems
@@ -164,8 +164,6 @@ def plan_of(
     keeps: bool = True,
 ) -> Plan:
     """Make the plan, checking first what needs no data; `keeps`: whether anything will be written to the folder."""
-    from ppl_bnn.datasets import tables
-
     check_known("task", [] if task is None else [task], tables.TASKS)
     card, is_file = (None, False) if model is None else card_of(model, "compare")
     source = data or (card.data if card is not None else "diabetes")
@@ -212,11 +210,8 @@ def plan_of(
     return Plan(name, function, table, train, test, folder, size, unread, quick)
 
 
-def card_of(model: str, command: str) -> tuple[Card, bool]:
+def card_of(model: str, command: str) -> tuple[zoo.Card, bool]:
     """The card of a model of the zoo or of a file, and whether it is a file."""
-    from ppl_bnn import zoo
-    from ppl_bnn.datasets import tables
-
     if model.endswith(".py") or "/" in model:
         return zoo.read_card(model), True
     known = zoo.models()
@@ -230,8 +225,6 @@ def card_of(model: str, command: str) -> tuple[Card, bool]:
 
 def load_model(model: str, is_file: bool, arguments: Mapping[str, Any]) -> Callable[..., Any]:
     """A model of the zoo, or of a file, with its arguments; InputError for a number from which no model can be made."""
-    from ppl_bnn import zoo
-
     card = zoo.read_card(model) if is_file else zoo.models().get(model)
     for name, value in arguments.items():
         default = "" if card is None else card.arguments.get(name) or ""
@@ -242,15 +235,13 @@ def load_model(model: str, is_file: bool, arguments: Mapping[str, Any]) -> Calla
     return zoo.from_file(model, **arguments) if is_file else zoo.load(model, **arguments)
 
 
-def sketch_of(model: Callable[..., Any], inputs: Any, strict: bool = False) -> tuple[Sketch | None, str]:
+def sketch_of(model: Callable[..., Any], inputs: Any, strict: bool = False) -> tuple[zoo.Sketch | None, str]:
     """Size and task of a model; or None and the error in one line, for example for a plain model of a system.
 
     A user's file is run here and may raise anything; `compare` then continues, and a fit reports the error. With
     `strict`, for a model of the zoo, the error is that of an argument and is raised. A model that is too large is
     refused.
     """
-    from ppl_bnn import zoo
-
     try:
         return zoo.sketch(model, inputs), ""
     except zoo.TooLargeError:
@@ -269,15 +260,13 @@ def sketch_of(model: Callable[..., Any], inputs: Any, strict: bool = False) -> t
         return None, found
 
 
-def _check_task(name: str, sketch: Sketch | None, table: str, task: str | None) -> None:
+def _check_task(name: str, sketch: zoo.Sketch | None, table: str, task: str | None) -> None:
     if task is not None and sketch is not None and sketch.task != task:
         expected, got = f"a model for {task}, as {table} is meant for", f"{name}, a model for {sketch.task}"
         raise InputError.of("MODEL", expected, got, _DEFAULT_MODEL[task])
 
 
 def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str], task: str | None) -> None:
-    from ppl_bnn.datasets import tables
-
     if not is_csv:
         if source not in tables.datasets():
             error = unknown_name("data set", source, tables.datasets())
@@ -289,8 +278,6 @@ def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str]
     got, advice = f"{source}, which does not exist", "its full path, or a name from `ppl-bnn data`"
     InputError.check(Path(source).is_file(), "--data", "a CSV file", got, advice)
     if target is None:
-        from ppl_bnn.datasets.columns import header_of
-
         columns = header_of(Path(source))
         shown = ", ".join(columns[:30]) + (", ..." if len(columns) > 30 else "")
         expected = f"the column of {source} to predict"
@@ -298,9 +285,7 @@ def _check_source(source: str, is_csv: bool, target: str | None, drop: list[str]
 
 
 def _folder(out: Path | None, model: str, source: str, quick: bool) -> Path:
-    from ppl_bnn.datasets.tables import name_of
-
-    name = for_file(f"{Path(model).stem}-{name_of(source)}") + ("-quick" if quick else "")
+    name = for_file(f"{Path(model).stem}-{tables.name_of(source)}") + ("-quick" if quick else "")
     return out or Path("ppl-bnn-results") / name
 
 
@@ -308,12 +293,7 @@ def _check_folder(folder: Path) -> None:
     """Refuse a folder that cannot be written, without leaving files behind."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        got, advice = f"{folder} ({error.strerror or error})", "another folder with --out DIR"
-        raise InputError.of("--out", "a folder that can be written", got, advice) from None
+        writable(folder, "--out")
     finally:
         for path in missing:
             with contextlib.suppress(OSError):

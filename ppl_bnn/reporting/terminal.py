@@ -209,8 +209,8 @@ def noise_floors(table: pd.DataFrame, reference: str | None) -> dict[str, float]
 
 
 def cell(row: Mapping[Any, Any], column: Column) -> str:
-    """One cell of the table as text: "-" for a blank."""
-    value = row[column.source]
+    """One cell of the table as text: "-" for a blank, or for a column that the table does not have."""
+    value = row.get(column.source, math.nan)
     if isinstance(value, str):
         return {"yes": "yes", "": "-"}.get(value, f"[bold red]{value}[/]")
     return "-" if math.isnan(value) else in_digits(row, column)
@@ -220,7 +220,7 @@ def in_digits(row: Mapping[Any, Any], column: Column) -> str:
     """A number of the table with its standard error, as text."""
     if row[column.source] < column.least:
         return f"< {column.least:g}"
-    error = float(row[column.error]) if column.error else math.nan
+    error = float(row.get(column.error, math.nan))
     text = number(row[column.source], column.digits)
     return text if math.isnan(error) else f"{text} ± {number(error, column.digits)}"
 
