@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,8 +17,6 @@ from ppl_bnn.core.progress import Progress, Silent, Task
 
 # Seconds for which a thread keeps its turn while others wait: a change of threads costs some microseconds.
 SLICE = 0.005
-# The lock that a waiting thread blocks on; the thread that passes the turn on releases it once.
-gate = threading.Lock
 
 
 class Turn:
@@ -35,11 +32,12 @@ class Turn:
             os.register_at_fork(after_in_child=self._reset)
 
     def _reset(self) -> None:
-        self._guard = threading.Lock()
+        self._changed = threading.Condition()
         self._owner: int | None = None
         self._depth = 0
         self._since = 0.0
-        self._waiting: deque[tuple[int, Any]] = deque()
+        # The threads that wait, in the order in which they asked.
+        self._waiting: list[int] = []
 
     @property
     def held(self) -> bool:
@@ -57,52 +55,34 @@ class Turn:
         KeyboardInterrupt: this thread was interrupted while it waited, and does not hold the lock.
         """
         me = threading.get_ident()
-        if self._owner == me:
-            self._depth += depth
-            return
-        with self._guard:
-            if self._owner is None:
-                self._give(me)
-                self._depth = depth
-                return
-            opens = gate()
-            opens.acquire()
-            self._waiting.append((me, opens))
-        try:
-            opens.acquire()
-        except BaseException:
-            with self._guard:
-                if (me, opens) in self._waiting:
-                    self._waiting.remove((me, opens))
-                else:
-                    self._pass_on()
-            raise
-        self._depth = depth
+        if self._owner != me:
+            with self._changed:
+                self._waiting.append(me)
+                try:
+                    self._changed.wait_for(lambda: self._owner is None and self._waiting[0] == me)
+                    self._owner, self._since = me, time.perf_counter()
+                finally:
+                    self._waiting.remove(me)
+                    # After an interrupt the next thread may be the first that waits.
+                    self._changed.notify_all()
+        self._depth += depth
 
     def release(self) -> None:
         """Undo one acquisition."""
         self._depth -= 1
         if self._depth == 0:
-            with self._guard:
-                self._pass_on()
+            self._free()
 
     def release_all(self) -> int:
         """Undo all acquisitions; returns their number, for `acquire`."""
         depth, self._depth = self._depth, 0
-        with self._guard:
-            self._pass_on()
+        self._free()
         return depth
 
-    def _give(self, thread: int | None) -> None:
-        self._owner, self._since = thread, time.perf_counter()
-
-    def _pass_on(self) -> None:
-        if not self._waiting:
-            self._give(None)
-            return
-        thread, opens = self._waiting.popleft()
-        self._give(thread)
-        opens.release()
+    def _free(self) -> None:
+        with self._changed:
+            self._owner = None
+            self._changed.notify_all()
 
     def __enter__(self) -> Turn:
         self.acquire()

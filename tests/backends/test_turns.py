@@ -398,25 +398,14 @@ def test_turns_go_by_the_order_of_asking_and_can_be_taken_again() -> None:
 
 @pytest.mark.parametrize("late", [False, True], ids=["while it waits", "as it is given the turn"])
 def test_an_interrupt_while_waiting_passes_the_turn_on(monkeypatch: pytest.MonkeyPatch, late: bool) -> None:
-    turn, real = turns.Turn(), threading.Lock
-    begun, go = threading.Event(), threading.Event()
+    turn, begun = turns.Turn(), threading.Event()
+    real = turn._changed.wait
 
-    class Gate:
-        def __init__(self) -> None:
-            self.lock, self.times = real(), 0
-
-        def acquire(self) -> None:
-            self.times += 1
-            if self.times == 2:
-                begun.set()
-                go.wait()
-                if late:
-                    self.lock.acquire()
-                raise KeyboardInterrupt
-            self.lock.acquire()
-
-        def release(self) -> None:
-            self.lock.release()
+    def wait(timeout: float | None = None) -> None:
+        begun.set()
+        if late:
+            real(timeout)
+        raise KeyboardInterrupt
 
     caught: list[bool] = []
 
@@ -428,12 +417,11 @@ def test_an_interrupt_while_waiting_passes_the_turn_on(monkeypatch: pytest.Monke
 
     thread = threading.Thread(target=interrupted)
     turn.acquire()
-    monkeypatch.setattr(turns, "gate", Gate)
+    monkeypatch.setattr(turn._changed, "wait", wait)
     thread.start()
     assert begun.wait(PATIENCE)
     if late:
         turn.release()
-    go.set()
     thread.join()
     if not late:
         turn.release()
