@@ -5,30 +5,30 @@ The estimate combines the number of gradients of a method (`Method.effort`) with
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import math
 import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ppl_bnn.backends.program import Program, threads_for
 from ppl_bnn.backends.protocol import SYSTEMS, Model
-from ppl_bnn.backends.systems import system, written_in
+from ppl_bnn.backends.systems import written_in
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import cores, map_data, row_count
 from ppl_bnn.core.errors import BNNError, InputError, ModelError, UnsupportedError
 from ppl_bnn.core.settings import between
+from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.comparison.run import check_method
 from ppl_bnn.evaluation.grid.engines import machine_memory
 from ppl_bnn.evaluation.grid.grid import labelled
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.cost import Effort, Size
-from ppl_bnn.inference.method import Method, labels
+from ppl_bnn.inference.method import Method
 from ppl_bnn.zoo.support import declared
 
 if TYPE_CHECKING:
@@ -186,9 +186,8 @@ def advise(
     fitting = {label: method for label, method in named.items() if label not in refused}
     # A model written in one system is fitted in it.
     ppl = {label: written if written in SYSTEMS else method.ppl for label, method in fitting.items()}
-    served = [name for name in SYSTEMS if name in ppl.values()]
-    given = (model, checked, targets, written == "language", observed, device)
-    probes = {name: _probe(name, *given) for name in served}
+    served = {name: [fitting[label] for label in ppl if ppl[label] == name] for name in SYSTEMS}
+    probes = {name: _probe(each, (model, x, y), options) for name, each in served.items() if each}
     memory = machine_memory()
     rows: dict[str, dict[str, Any]] = {}
     for label, method in named.items():
@@ -203,8 +202,8 @@ def advise(
         facts["memory"] = memory / 1e6
     for name, probe in probes.items():
         facts |= {"parameters": float(probe.size.parameters), "outputs": float(probe.size.outputs)}
-        facts[f"gradient_seconds_{name}"], facts[f"compile_seconds_{name}"] = probe.alone
-        if "together" in vars(probe):
+        facts |= {f"gradient_seconds_{name}": probe.alone, f"compile_seconds_{name}": probe.compiling}
+        if not math.isnan(probe.together):
             facts[f"gradient_seconds_{name}_together"] = probe.together
     return Advice(_table(rows), facts, float(seconds))
 
@@ -239,69 +238,59 @@ def _named(name: str, written: str) -> Any:
 # --- measurements -----------------------------------------------------------------------------------------
 
 
-@dataclass
-class _Probe:
-    """The size of a problem, and the seconds of the gradients of its log joint in one system, measured on first use.
+class _Probe(NamedTuple):
+    """The size of a problem, and the seconds of the gradients of its log joint in the system `ppl`.
 
-    `measured` maps a number of gradients computed at once to the seconds of a call and those of compiling it.
+    `alone` is one gradient, `compiling` its compilation, and `together` one among `MANY` that are computed at once (NaN
+    if no method does so).
     """
 
     size: Size
     ppl: str
-    measured: Callable[[int], tuple[float, float]]
-
-    @cached_property
-    def alone(self) -> tuple[float, float]:
-        """Seconds of one gradient, and of compiling it."""
-        return self.measured(1)
-
-    @cached_property
-    def together(self) -> float:
-        """Seconds of one gradient among `MANY` computed at once."""
-        return self.measured(MANY)[0] / MANY
+    alone: float
+    compiling: float
+    together: float = math.nan
 
 
-def _probe(
-    name: str, model: Model, x: Any, y: np.ndarray, language: bool, observed: str | None, device: str
-) -> _Probe:
-    chosen: Any = system(name)
-    with chosen.session("float64", "cpu", threads=1):
-        data = map_data(chosen.asarray, x), chosen.asarray(y.astype(float))
-        program = Program.of(chosen, model, *data, language=language, observed=observed)
-        size = Size(row_count(x), program.parameter_count, program.outputs or 1)
-        given = y.astype(float) if program.likelihood.task == "regression" else labels(program, y)
+def _probe(methods: Sequence[Method], data: tuple[Model, Any, Any], options: Mapping[str, Any]) -> _Probe:
+    """Measure what methods of one system compute. Warnings about the data are left to their fits."""
+    first = dataclasses.replace(methods[0], dtype="auto")
+    with ignored(), first.prepared(*data, seed=0, **options) as (_, problem, _, _):
+        system = problem.system
+        # A method that streams has the first rows only in its session.
+        x, y = map_data(system.asarray, problem.inputs), system.asarray(problem.targets)
+        program = problem.program.rebound(x, y)
+        size = Size(problem.rows, program.parameter_count, program.outputs or 1)
 
-    def measured(count: int) -> tuple[float, float]:
-        with chosen.session("float64", device) as where:
-            dtype = "float32" if where.startswith("cuda") else "float64"
-        with chosen.session(dtype, device, threads_for(size.rows, size.parameters)):
-            inputs, targets = map_data(chosen.asarray, x), chosen.asarray(given)
-            program = Program.of(chosen, model, inputs, targets, language=language, observed=observed)
+        def log_joint(flat: Any, x: Any, y: Any) -> Any:
+            return program.log_joint(program.unravel(flat), x, y)
 
-            def log_joint(flat: Any, x: Any, y: Any) -> Any:
-                return program.log_joint(program.unravel(flat), x, y)
+        def total(flats: Any, x: Any, y: Any) -> Any:
+            return system.vmap(log_joint, in_axes=(0, None, None))(flats, x, y).sum()
 
-            def total(flats: Any, x: Any, y: Any) -> Any:
-                return chosen.vmap(lambda flat: log_joint(flat, x, y))(flats).sum()
-
-            gradient = chosen.compile(chosen.value_and_grad(log_joint if count == 1 else total))
+        def measured(function: Callable[..., Any], *shape: int) -> tuple[float, float]:
+            """Seconds of a gradient at an array of this shape, and of compiling it."""
+            gradient = system.compile(system.value_and_grad(function))
             # Small numbers like those of weights; the time of the arithmetic does not depend on the values.
-            shape = size.parameters if count == 1 else (count, size.parameters)
-            at = chosen.asarray(0.1 * np.random.default_rng(0).standard_normal(shape))
+            at = system.asarray(0.1 * np.random.default_rng(0).standard_normal(shape))
 
             def once() -> float:
                 begun = time.perf_counter()
-                chosen.to_numpy(gradient(at, inputs, targets)[1])
+                system.to_numpy(gradient(at, x, y)[1])
                 return time.perf_counter() - begun
 
             first = once()
             taken = [once()]
             while len(taken) < FEWEST or (sum(taken) < MEASURING and len(taken) < MOST):
                 taken.append(once())
-        middle = float(np.median(taken))
-        return middle, max(first - middle, 0.0)
+            middle = float(np.median(taken))
+            return middle, max(first - middle, 0.0)
 
-    return _Probe(size, name, measured)
+        found = _Probe(size, system.name, *measured(log_joint, size.parameters))
+        efforts = (method.effort(size) for method in methods)
+        if any(effort is not None and effort.together > 1 for effort in efforts):
+            found = found._replace(together=measured(total, MANY, size.parameters)[0] / MANY)
+        return found
 
 
 # --- report -----------------------------------------------------------------------------------------------
@@ -332,10 +321,9 @@ def _row(
 def _seconds(effort: Effort, probe: _Probe) -> tuple[float, float, float]:
     """Seconds of the shortest, the usual and the longest fit."""
     shared = min(effort.parallel, cores())
-    alone, compiling = probe.alone
-    each = probe.together if effort.together > 1 else alone
+    each = probe.together if effort.together > 1 else probe.alone
     least, most = STEP[probe.ppl]
-    beside = COMPILING[probe.ppl] * compiling
+    beside = COMPILING[probe.ppl] * probe.compiling
     algebra = effort.operations / OPERATIONS
 
     def fit(gradients: float, step: float) -> float:

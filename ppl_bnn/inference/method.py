@@ -5,7 +5,6 @@ A method is a frozen dataclass of hyper-parameters. Users call `fit`, which is f
 
 from __future__ import annotations
 
-import contextvars
 import copy
 import dataclasses
 import importlib.metadata
@@ -14,7 +13,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any, ClassVar, NoReturn, Self, final
 
 import numpy as np
@@ -28,8 +26,8 @@ from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import map_data, row_count
 from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.names import clean_all
-from ppl_bnn.core.progress import Progress, resolve
-from ppl_bnn.core.settings import check_settings
+from ppl_bnn.core.progress import Progress, Silent, resolve
+from ppl_bnn.core.settings import OneOf, check_settings, setting
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.start import check_start
@@ -103,7 +101,7 @@ class Method(ABC):
     """
 
     ppl: str = field(default="numpyro", kw_only=True)
-    dtype: str = field(default="auto", kw_only=True)
+    dtype: str = setting("auto", OneOf(DTYPES), kw_only=True)
     systems: ClassVar[tuple[str, ...]] = SYSTEMS
     serves_local: ClassVar[bool] = True
     finds_centre: ClassVar[bool] = True
@@ -123,8 +121,6 @@ class Method(ABC):
         if self.ppl not in self.systems:
             wanted, advice = f"ppl in {self.systems}", f"ppl={self.systems[0]!r}"
             raise UnsupportedError.of(self.name, wanted, repr(self.ppl), advice)
-        if self.dtype not in DTYPES:
-            raise unknown_name("dtype", self.dtype, DTYPES)
         check_settings(self, self.name)
         self.check()
 
@@ -243,8 +239,13 @@ class Method(ABC):
         # Before anything is computed: a wrong name would lose the fit.
         feature_names, class_names = clean_all(feature_names), clean_all(class_names)
         shown = resolve(progress)
-        prepared = self._prepared(model, x, y, seed, device, observed, standardise)
+        prepared = self.prepared(model, x, y, seed, device, observed, standardise)
         with prepared as (method, problem, standardisation, original):
+            if isinstance(shown, _DryRun):
+                # The fit stops at its first random draw. All else works, as methods look at curvatures to refuse.
+                problem.program.system = copy.copy(problem.system)
+                problem.program.system.seeds = shown.task
+                check_start(problem, getattr(method, "start", None))
             outcome = method.run(problem, progress_outside(shown, problem.system.outside))
         if original is not None and class_names is None:
             class_names = tuple(map(str, original))
@@ -289,18 +290,15 @@ class Method(ABC):
             The error; None if the fit would begin.
         """
         method = dataclasses.replace(self, checkpoint=None) if hasattr(self, "checkpoint") else self
-        token = _DRY.set(True)
         try:
             with ignored(), suppress(_Begun):
-                method.fit(model, x, y, **{**options, "progress": SimpleNamespace(task=_begin)})
+                method.fit(model, x, y, **{**options, "progress": _DryRun()})
         except BNNError as error:
             return error
-        finally:
-            _DRY.reset(token)
         return None
 
     @contextmanager
-    def _prepared(
+    def prepared(
         self, model: Model, x: Any, y: Any, seed: int, device: str, observed: str | None, standardise: bool
     ) -> Iterator[tuple[Method, Problem, Standardisation | None, tuple[Any, ...] | None]]:
         """All checks of a fit; gives the method, its problem inside a session, standardisation and original labels."""
@@ -316,10 +314,6 @@ class Method(ABC):
         method, language = self._in_the_system_of(model, x, y)
         digest = checks.data_hash(x, y)
         chosen: Any = system(method.ppl)
-        if _DRY.get():
-            # The fit stops at its first random draw. All else works, as methods look at curvatures to refuse.
-            chosen = copy.copy(chosen)
-            chosen.seeds = _begin
         try:
             with chosen.session("float64", "cpu", threads=1):
                 data, targets = map_data(chosen.asarray, x), chosen.asarray(y.astype(float))
@@ -343,8 +337,6 @@ class Method(ABC):
                     program, data, targets, x, y, int(seed), where, dtype, digest, streamed=method.streams
                 )
                 method.check_support(problem)
-                if _DRY.get():
-                    check_start(problem, getattr(method, "start", None))
                 yield method, problem, standardisation, original
         except (TypeError, RuntimeError) as error:
             if language and (foreign := checks.foreign_function(error)):
@@ -353,7 +345,13 @@ class Method(ABC):
 
     def _in_the_system_of(self, model: Model, x: Any, y: np.ndarray) -> tuple[Method, bool]:
         """This method in the system that a model is written in, and whether it is written in the language."""
-        strict = _refused_in_the_language(x, y)
+        # A plain model may have inputs and targets that one in the language may not.
+        strict = None
+        try:
+            checks.check_inputs(x)
+            checks.check_targets(y, row_count(x))
+        except InputError as error:
+            strict = error
         try:
             written = written_in(model, x, y, self.ppl)
         except BNNError as error:
@@ -419,16 +417,6 @@ def _checked_targets(
     return y, text
 
 
-def _refused_in_the_language(x: Any, y: np.ndarray) -> InputError | None:
-    """The error that a model in the language raises for inputs and targets that a plain model may have, or None."""
-    try:
-        checks.check_inputs(x)
-        checks.check_targets(y, row_count(x))
-    except InputError as error:
-        return error
-    return None
-
-
 def labels(program: Program, y: np.ndarray) -> np.ndarray:
     """Checked class labels 0..K-1, (N,) or (N, 1); a Bernoulli target is a float in both systems."""
     bernoulli = program.likelihood.family == "Bernoulli"
@@ -437,17 +425,15 @@ def labels(program: Program, y: np.ndarray) -> np.ndarray:
     return checked.astype(np.float64) if bernoulli else checked
 
 
-# --- refusal: a fit that stops before its first computation ---------------------------------------
-
-_DRY = contextvars.ContextVar("dry", default=False)
-
-
 class _Begun(BaseException):
     """Raised at the first computation of a fit. Not an `Exception`, so that error handlers do not catch it."""
 
 
-def _begin(*_: Any, **__: Any) -> NoReturn:
-    raise _Begun
+class _DryRun(Silent):
+    """The progress of a fit that stops before its first computation. Fits within the fit get it, too, and stop."""
+
+    def task(self, *_: Any) -> NoReturn:
+        raise _Begun
 
 
 def plain(value: Any) -> Any:

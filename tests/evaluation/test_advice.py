@@ -180,7 +180,7 @@ def test_each_word_is_for_the_fit_that_the_budget_allows(
     problem: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A machine on which a gradient takes 10 ms and compiling it 50 ms, whatever else it does.
-    measured = module._Probe(Size(25, 14, 1), "numpyro", lambda count: (0.01, 0.05))
+    measured = module._Probe(Size(25, 14, 1), "numpyro", alone=0.01, compiling=0.05)
     monkeypatch.setattr(module, "_probe", lambda *_: measured)
     monkeypatch.setattr(module, "STEP", {"numpyro": (0.5, 2.0)})
     monkeypatch.setattr(module, "COMPILING", {"numpyro": 4.0})
@@ -310,7 +310,7 @@ def test_an_unsupported_system_is_a_refusal(problem: Any) -> None:
 
 
 def test_time_and_memory_of_a_fit_are_those_of_its_effort() -> None:
-    probe = module._Probe(None, "numpyro", lambda count: (0.01, 2.0))  # type: ignore[arg-type]
+    probe = module._Probe(None, "numpyro", alone=0.01, compiling=2.0)  # type: ignore[arg-type]
     effort = Effort(100, 200, 400, operations=6e9)
     fewest, usual, most = module._seconds(effort, probe)
     plain = module._seconds(dataclasses.replace(effort, operations=0.0), probe)
@@ -323,7 +323,7 @@ def test_time_and_memory_of_a_fit_are_those_of_its_effort() -> None:
 
 @pytest.mark.parametrize(("share", "feasible"), [(0.49, "yes"), (0.51, "no")])
 def test_a_fit_may_hold_half_of_the_memory(share: float, feasible: str) -> None:
-    probe = module._Probe(None, "numpyro", lambda count: (1e-6, 0.0))  # type: ignore[arg-type]
+    probe = module._Probe(None, "numpyro", alone=1e-6, compiling=0.0)  # type: ignore[arg-type]
     found = module._row(bnn.MAP(), Effort(1, 1, 1, numbers=share * 2**30 / 8.0), probe, 1e6, 2**30)
     assert found["feasible"] == feasible
     assert found["memory"] == pytest.approx(share * 2**30 / 1e6)
