@@ -87,9 +87,6 @@ class Cell:
     seed: int
     key: str
 
-    def __str__(self) -> str:
-        return f"{self.model} on {self.data}, {self.split}, by {self.method}, seed {self.seed}"
-
 
 # --- the key ------------------------------------------------------------------------------------------------
 

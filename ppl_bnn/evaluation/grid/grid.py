@@ -333,25 +333,14 @@ def _seeds(given: Any) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class _Fits:
-    """What the cells of one model, data set and method have in common: also these parts of their keys."""
-
-    model: str
-    data: str
-    method: str
-    table: Table
-    fit: partial[Posterior]
-    parts: dict[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
 class _Planned:
-    """A cell, the parts of its key (JSON), its split, and what it has in common with others."""
+    """A cell, the parts of its key (JSON), its rows, and the fit of its method to its model, which others share."""
 
     cell: Cell
     parts: str
+    table: Table
     split: splits.Split
-    fits: _Fits
+    fit: partial[Posterior]
 
 
 @dataclass(frozen=True)
@@ -377,18 +366,18 @@ class _Plan:
 
         Raises InputError for a model or a method that cannot be sent to another process.
         """
-        written: dict[_Fits, bytes] = {}
-        for fits in dict.fromkeys(planned.fits for planned in self.cells):
-            try:
-                written[fits] = processes.written(partial(fits.fit, device=device), fits.fit.args[0])
-            except Exception as error:
-                where = f"{fits.model} by {fits.method}"
-                got, advice = f"{type(error).__name__}: {error}", "a model at the top of a module"
-                raise InputError.of(where, "what can be sent to another process", got, advice) from error
+        written: dict[partial[Posterior], bytes] = {}
         tasks = {}
         for each in self.cells:
-            rows = each.fits.table.x, each.fits.table.y, each.split.train, each.split.test
-            tasks[each] = (written[each.fits], each.parts, *rows, each.cell.seed)
+            if each.fit not in written:
+                try:
+                    written[each.fit] = processes.written(partial(each.fit, device=device), each.fit.args[0])
+                except Exception as error:
+                    where = f"{each.cell.model} by {each.cell.method}"
+                    got, advice = f"{type(error).__name__}: {error}", "a model at the top of a module"
+                    raise InputError.of(where, "what can be sent to another process", got, advice) from error
+            rows = each.table.x, each.table.y, each.split.train, each.split.test
+            tasks[each] = (written[each.fit], each.parts, *rows, each.cell.seed)
         return tasks
 
     def manifest(self, grid: Grid) -> dict[str, Any]:
@@ -413,7 +402,8 @@ def _planned(grid: Grid) -> _Plan:
     found = {label: tables.load(each) if isinstance(each, str) else each for label, each in grid.data.items()}
     parted = {label: splits.splits_of(table, grid._splits_of(label)) for label, table in found.items()}
     device = cells.of_device(grid.device)
-    every: list[_Fits] = []
+    # The labels, the table, the fit, and the parts of the key that cells of one model, data set and method share.
+    every: list[tuple[tuple[str, str, str], Table, partial[Posterior], dict[str, Any]]] = []
     left_out: list[str] = []
     for data, table in found.items():
         options: dict[str, Any] = {"standardise": grid.standardise, "class_names": table.class_names}
@@ -430,19 +420,21 @@ def _planned(grid: Grid) -> _Plan:
                 fit = partial(method.fit, bound, **options)
                 of_method = cells.of_method(method, own or method.ppl)
                 parts = {**common, "method": of_method, "standardise": grid.standardise}
-                every.append(_Fits(name, data, label, table, fit, parts))
+                every.append(((name, data, label), table, fit, parts))
     got = " ".join(left_out)
     InputError.check(every, "models, data", "a model for the task of a data set", got, "others")
     planned = []
     for position in range(max(map(len, parted.values()))):
         for seed in grid.seeds:
-            for fits in (each for each in every if position < len(parted[each.data])):
-                split = parted[fits.data][position]
+            for (model, data, method), table, fit, shared in every:
+                if position >= len(parted[data]):
+                    continue
+                split = parted[data][position]
                 # The numbers of the rows, in their order, identify a split.
                 of_split = checks.data_hash({"train": split.train, "test": split.test}, np.empty(0))
-                parts = {**fits.parts, "split": of_split, "seed": seed}
-                cell = Cell(fits.model, fits.data, split.name, fits.method, seed, cells.key_of(parts))
-                planned.append(_Planned(cell, json.dumps(parts), split, fits))
+                parts = {**shared, "split": of_split, "seed": seed}
+                cell = Cell(model, data, split.name, method, seed, cells.key_of(parts))
+                planned.append(_Planned(cell, json.dumps(parts), table, split, fit))
     return _Plan(planned, found, tuple(left_out))
 
 
