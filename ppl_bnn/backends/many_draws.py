@@ -102,13 +102,14 @@ def seeded_draws(program: Program, w: Draws, x: Any, seed: int, memory: int) -> 
         return system.compile(system.vmap(program.predictor, in_axes=(0, None, 0)))
 
     function = program.cached("seeded predictor", build)
-    seeds = system.seeds(seed, count)
+    seeds = system.to_numpy(system.seeds(seed, count))
     result: Any = None
     for start, stop in chunks(count, batch):
         values = {name: system.asarray(padded(v[start:stop], batch)) for name, v in w.items()}
+        keys = system.asarray(padded(seeds[start:stop], batch))
         for first, last in chunks(rows, row_chunk):
             part = map_data(lambda a, i=first, j=last: system.asarray(padded(a[i:j], row_chunk)), x)
-            eta = system.to_numpy(function(values, part, arrays.padded_seeds(seeds, start, stop, batch)))
+            eta = system.to_numpy(function(values, part, keys))
             if result is None:
                 result = np.empty((count, rows, eta.shape[-1]), dtype=eta.dtype)
             result[start:stop, first:last] = eta[: stop - start, : last - first]

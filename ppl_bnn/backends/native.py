@@ -242,6 +242,8 @@ def _row_shape(family: str, name: str, distribution: Any, row: tuple[int, ...]) 
     """The shape of a parameter for one row of targets of shape `row`."""
     if families.is_mixture(family):
         return (_last_axis(distribution),)
+    if family == "Categorical":
+        return (*row, _last_axis(distribution))
     return (*row, *row) if name == "scale_tril" else row
 
 
@@ -272,12 +274,6 @@ def native_eta(
     family, found = _family(distribution)
     parameters = {name: value() for name, value in found.items()}
     rows, row = targets[0], tuple(targets[1:])
-    if family == "Categorical":
-        logits = parameters["logits"]
-        return ops.broadcast_to(logits, (*targets, logits.shape[-1])).reshape(rows, -1)
-    if family == "Bernoulli":
-        logits = ops.asarray(parameters["logits"], like=zero)
-        return ops.broadcast_to(logits, targets).reshape(rows, 1)
     columns = []
     for name in likelihood.parameters:
         value = ops.asarray(parameters[name], like=zero)

@@ -266,6 +266,7 @@ class NumPyro(protocol.System):
     value_and_grad: Any = staticmethod(jax.value_and_grad)
     vmap: Any = staticmethod(jax.vmap)
     compile: Any = staticmethod(jax.jit)
+    native: Any = staticmethod(as_numpyro)
 
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
@@ -283,9 +284,6 @@ class NumPyro(protocol.System):
     def asarray(self, value: Any) -> Any:
         array = np.asarray(value)
         return jnp.asarray(array, dtype=float if np.issubdtype(array.dtype, np.floating) else None)
-
-    def native(self, model: Model, population: int | None = None, record: bool = True) -> Model:
-        return as_numpyro(model, population, record)
 
     def trace(self, native: Any, x: Any, y: Any, given: Given, seed: Any) -> Mapping[str, Any]:
         assign = _Assign(native, given)

@@ -202,7 +202,7 @@ class Program:
     def constrain_draws(self, u: Draws, x: Any, y: Any) -> dict[str, np.ndarray]:
         """NumPy: constrain draws with one leading axis; x and y are arrays of the system."""
         function = self.cached("constrain", lambda: self.mapped(self.constrain))
-        w = function(self._arrays(u), x, y)
+        w = function(map_data(self.system.asarray, u), x, y)
         # JAX returns a dict in alphabetical order; other code needs the sites in the order of the program.
         return {name: self.system.to_numpy(w[name]) for name in self.sites if name in w}
 
@@ -216,11 +216,9 @@ class Program:
             # A value may be a plain number.
             return {name: ops.asarray(traced[name], like=like) for name in self.deterministic}
 
-        found = self.cached("deterministic", lambda: self.mapped(sites))(self._arrays(u), x, y)
+        function = self.cached("deterministic", lambda: self.mapped(sites))
+        found = function(map_data(self.system.asarray, u), x, y)
         return {name: self.system.to_numpy(found[name]) for name in self.deterministic}
-
-    def _arrays(self, values: Draws) -> dict[str, Array]:
-        return {name: self.system.asarray(value) for name, value in values.items()}
 
     def log_joint_draws(self, u: Draws, x: Any, y: Any) -> np.ndarray:
         """NumPy: log joint of draws with one leading axis, shape (S,)."""
@@ -237,7 +235,7 @@ class Program:
         size = int(np.clip(DENSITY_MEMORY // (16 * units * self.rows), 1, count))
         parts = []
         for start, stop in chunks(count, size):
-            values = self._arrays({name: padded(value[start:stop], size) for name, value in u.items()})
+            values = {name: self.system.asarray(padded(v[start:stop], size)) for name, v in u.items()}
             parts.append(self.system.to_numpy(function(values, x, y))[: stop - start])
         return np.concatenate(parts)
 
@@ -272,8 +270,8 @@ class Program:
             value, tangent = self.system.jvp(eta, at, along)
             return value + tangent
 
-        at = self._arrays(around)
-        one = {name: self.system.to_numpy(value) for name, value in self.constrain(at, *data).items()}
+        at = map_data(self.system.asarray, around)
+        one = map_data(self.system.to_numpy, self.constrain(at, *data))
         return chunked_draws(self, ("linearised", *names), linearised, deviations, x, at, one, memory)
 
     def mapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -320,8 +318,8 @@ class Program:
     def unconstrain(self, w: Draws, x: Any, y: Any) -> dict[str, np.ndarray]:
         """NumPy: one set of constrained values (all sites) in unconstrained coordinates."""
         seed = next(iterate_seeds(self.system.seeds(0, 1)))
-        sites = self.system.run(self.native, x, y, values=self._arrays(w), seed=seed)
-        return {name: self.system.to_numpy(value) for name, value in self._coordinates(sites).items()}
+        sites = self.system.run(self.native, x, y, values=map_data(self.system.asarray, w), seed=seed)
+        return map_data(self.system.to_numpy, self._coordinates(sites))
 
 
 @dataclass

@@ -188,10 +188,6 @@ class System(Protocol):
     def hessian(self, function: Function, /) -> Function:
         return self.transforms.hessian(function)
 
-    def jacobian(self, function: Function, /) -> Function:
-        """Reverse-mode Jacobian in the first argument."""
-        return self.transforms.jacrev(function)
-
     def jvp(self, function: Function, at: Any, direction: Any) -> tuple[Any, Any]:
         return self.transforms.jvp(function, (at,), (direction,))
 

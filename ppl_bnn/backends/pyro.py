@@ -203,6 +203,7 @@ class Pyro(protocol.System):
     transforms = torch.func
     biject_to = staticmethod(biject_to)
     all_rows = _InSession
+    native: Any = staticmethod(as_pyro)
     in_session: Any = staticmethod(_in_session)
     outside: Any = staticmethod(outside)
 
@@ -224,9 +225,6 @@ class Pyro(protocol.System):
 
     def to_numpy(self, array: Any) -> np.ndarray:
         return array.detach().cpu().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
-
-    def native(self, model: Model, population: int | None = None, record: bool = True) -> Model:
-        return as_pyro(model, population, record)
 
     def trace(self, native: Any, x: Any, y: Any, given: Given, seed: Any) -> Mapping[str, Any]:
         _set_seed(seed)

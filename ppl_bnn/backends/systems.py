@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from contextlib import suppress
 from typing import Any, Literal
 
 from ppl_bnn.backends.native import is_torch_module
@@ -70,21 +69,18 @@ def _hinted(model: Model) -> list[str]:
     """Systems that the source of the model names; they are tried first."""
     if is_torch_module(getattr(model, "__self__", getattr(model, "func", model))):
         return ["pyro"]
-    function = inspect.unwrap(getattr(model, "func", model))
-    namespace = getattr(function, "__globals__", {})
-    code = getattr(function, "__code__", None)
-    if code is None:
+    try:
+        names = inspect.getclosurevars(inspect.unwrap(getattr(model, "func", model)))
+    except (TypeError, ValueError):
+        # Not a function of Python, or one with a name that has no value yet.
         return []
-    names = list(code.co_names)
-    with suppress(ValueError):
-        cells = [cell.cell_contents for cell in function.__closure__ or ()]
-        names += [content.__name__ for content in cells if inspect.ismodule(content)]
-    found: dict[str, None] = {}
-    for name in names:
-        value = namespace.get(name)
-        module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", "") or name
-        found[str(module).split(".")[0]] = None
-    return [root for root in found if root in SYSTEMS]
+    values = (*names.globals.values(), *filter(inspect.ismodule, names.nonlocals.values()))
+    modules = [
+        each.__name__ if inspect.ismodule(each) else getattr(each, "__module__", "") for each in values
+    ]
+    # A module that the function itself imports is a name without a value here.
+    roots = dict.fromkeys(str(name).split(".")[0] for name in (*modules, *sorted(names.unbound)))
+    return [root for root in roots if root in SYSTEMS]
 
 
 def _probe(chosen: System, model: Model, x: Any, y: Any) -> tuple[bool, int]:

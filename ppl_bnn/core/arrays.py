@@ -73,12 +73,6 @@ def padded(array: np.ndarray, size: int) -> np.ndarray:
     return array if missing == 0 else np.concatenate([array, np.repeat(array[:1], missing, axis=0)])
 
 
-def padded_seeds(seeds: Any, start: int, stop: int, size: int) -> Any:
-    """Seeds start..stop of a chunk, padded to the common size by repeating the last one."""
-    index = np.minimum(np.arange(start, start + size), stop - 1)
-    return seeds[index]
-
-
 def iterate_seeds(seeds: Any) -> Iterator[Any]:
     """Iterate over seeds."""
     for index in range(len(seeds)):

@@ -93,7 +93,11 @@ def staged_within(folder: Path, own: Collection[str], last: str) -> Iterator[Pat
         new = sorted((entry.name for entry in stage.iterdir()), key=last.__eq__)
         old.mkdir()
         for name in own:
-            _link(folder / name, old / name)
+            try:
+                os.link(folder / name, old / name)
+            except OSError:
+                # The file system has no hard links.
+                shutil.copy2(folder / name, old / name)
         try:
             changed = True
             (folder / last).unlink(missing_ok=True)
@@ -114,14 +118,6 @@ def staged_within(folder: Path, own: Collection[str], last: str) -> Iterator[Pat
         # If the old files could not be put back, the folder that holds them is kept.
         if not changed:
             shutil.rmtree(old, ignore_errors=True)
-
-
-def _link(path: Path, second: Path) -> None:
-    """Make a hard link, or a copy if the file system has no hard links."""
-    try:
-        os.link(path, second)
-    except OSError:
-        shutil.copy2(path, second)
 
 
 def left_by_a_kill(path: Path) -> Path | None:

@@ -26,21 +26,17 @@ class Progress(Protocol):
     def task(self, title: str, total: int) -> Task: ...
 
 
-class SilentTask:
-    """A task without output."""
+class Silent:
+    """A progress without output, the default of the library. It is also its own task."""
+
+    def task(self, title: str, total: int) -> Task:
+        return self
 
     def update(self, done: int, **figures: float) -> None:
         pass
 
     def close(self) -> None:
         pass
-
-
-class Silent:
-    """A progress without output, the default of the library."""
-
-    def task(self, title: str, total: int) -> Task:
-        return SilentTask()
 
 
 class _BarTask:
@@ -99,7 +95,7 @@ class _Calls:
         def update(done: int, **figures: float) -> None:
             self.call(title, done, total, figures)
 
-        calling: Any = SimpleNamespace(update=update, close=SilentTask().close)
+        calling: Any = SimpleNamespace(update=update, close=Silent().close)
         return calling
 
 

@@ -68,12 +68,6 @@ def described(name: str, kind: str, shape: tuple[int, ...], has_bias: bool, geom
     return words if geometry is None else f"{words}, stride {geometry[0]}, padding {geometry[1]}"
 
 
-def without_collection(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The parameters inside the Flax collection "params" if it is the only one; otherwise the input."""
-    inner = parameters.get("params")
-    return inner if set(parameters) == {"params"} and isinstance(inner, Mapping) else parameters
-
-
 def as_array(name: str, value: Any) -> np.ndarray:
     """A copy in float64, unaffected by later changes of the network; values that are not finite are refused."""
     array = finite_numbers(value)
@@ -207,7 +201,9 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 def by_path(parameters: Mapping[str, Any], separator: str) -> dict[str, Any]:
     """The leaves of nested parameters by their path in one string, without the collection "params" of Flax."""
-    return {separator.join(path): value for path, value in leaves(without_collection(parameters))}
+    inner = parameters.get("params")
+    whole = inner if set(parameters) == {"params"} and isinstance(inner, Mapping) else parameters
+    return {separator.join(path): value for path, value in leaves(whole)}
 
 
 def in_order_of(wanted: list[ProgramMap], layers: list[NetworkLayer]) -> list[NetworkLayer]:

@@ -244,7 +244,7 @@ def _meant(modules: Mapping[str, ProgramModule], start: Any) -> ProgramModule:
     fitting = [
         name
         for name, each in modules.items()
-        if _is_of_its_kind(each, start) and not any(_differences(each, _given(each, start)))
+        if (given := _given(each, start)) is not None and not any(_differences(each, given))
     ]
     if len(fitting) != 1:
         wanted = f"a network with the parameters of exactly one module of {_quoted(modules)}"
@@ -258,12 +258,12 @@ def _parameters_for(module: ProgramModule, start: Any) -> dict[str, np.ndarray]:
     """Values from the network for the sites of one module of the program."""
     use = module.use
     word = f"start: module {use.name!r}"
-    if not _is_of_its_kind(module, start):
+    given = _given(module, start)
+    if given is None:
         kind = framework_of(start)
         got = type(start).__name__ if kind is None else f"{type(start).__name__}, {kind.kind}"
         wanted = f"{use.framework.kind}, as in the model, or the parameters of one in a dict"
         raise InputError.of(word, wanted, got, "the module of the model, or a trained copy of it")
-    given = _given(module, start)
     expected, got = _differences(module, given)
     if expected or got:
         wanted = f"its {len(use.parameters)} parameters alone"
@@ -294,17 +294,12 @@ def _parameters_for(module: ProgramModule, start: Any) -> dict[str, np.ndarray]:
     return {site: values[each.name] for each, site, held in rows if site is not None and not held}
 
 
-def _is_of_its_kind(module: ProgramModule, start: Any) -> bool:
+def _given(module: ProgramModule, start: Any) -> dict[str, Any] | None:
+    """All arrays of a network by dotted name; None if it is not of the framework of the module."""
     framework = framework_of(start)
     if framework is None:
-        return isinstance(start, Mapping)
-    return type(framework) is type(module.use.framework)
-
-
-def _given(module: ProgramModule, start: Any) -> dict[str, Any]:
-    if framework_of(start) is not None:
-        return _named(module.use.framework, start)
-    return by_path(start, ".")
+        return by_path(start, ".") if isinstance(start, Mapping) else None
+    return _named(framework, start) if type(framework) is type(module.use.framework) else None
 
 
 def _named(framework: Framework, network: Any) -> dict[str, Any]:
