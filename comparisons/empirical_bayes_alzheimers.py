@@ -63,6 +63,7 @@ from study import (
     converged,
     kept,
     panels,
+    run,
 )
 
 import ppl_bnn as bnn
@@ -1723,31 +1724,63 @@ def draw_correlation(path: Path, bayes: Sequence[Row], other: Sequence[Row]) -> 
 
 
 def draw_departures(path: Path, table: Sequence[Row]) -> None:
-    figure, axes = panels(11.0, 4.2, 3)
-    widths = sorted({row["width"] for row in table})
-    styles = [("o", BLUE), ("s", VERMILION), ("^", GREEN)]
-    names = list(VARIANTS)
-    for ax, name, title in zip(
-        axes[0],
-        ("auc_test", "elbo_of_its_q", "active_weights"),
-        ("test ROC-AUC", "ELBO as derived of what it finds, nats", "active weights, $|\\mu| > 2\\sigma$"),
-        strict=True,
-    ):
-        for index, width in enumerate(widths):
-            marker, colour = styles[index % len(styles)]
-            for place, variant in enumerate(names):
-                used = [row for row in table if row["variant"] == variant and row["width"] == width]
-                places = np.full(len(used), place + 0.22 * (index - 0.5 * (len(widths) - 1)))
-                label = f"{width} hidden units" if place == 0 and ax is axes[0, 0] else None
-                ax.plot(
-                    column(used, name), places, marker, color=colour, markersize=5, alpha=0.8, label=label
-                )
-        ax.set_xlabel(title)
-        ax.set_yticks(range(len(names)), names if ax is axes[0, 0] else [""] * len(names))
+    """What each departure changes, fit by fit; hollow where the loss still fell when the steps ran out."""
+    from matplotlib.lines import Line2D
+
+    figure, axes = panels(9.2, 4.6, 2)
+    names = [name for name in VARIANTS if any(row["variant"] == name for row in table)]
+    base = {(row["width"], row["seed"]): row for row in table if row["variant"] == "as derived"}
+    shapes = dict(zip(sorted({row["width"] for row in table}), ("o", "s", "^", "D"), strict=False))
+    left, right = axes[0]
+    for place, variant in enumerate(names):
+        own = [row for row in table if row["variant"] == variant and (row["width"], row["seed"]) in base]
+        at = place + 0.22 * np.linspace(-1.0, 1.0, len(own)) * (len(own) > 1)
+        lost = 0
+        for row, height in zip(own, at, strict=True):
+            face = BLUE if row["converged"] else "white"
+            style = {"color": BLUE, "markerfacecolor": face, "markersize": 7, "markeredgewidth": 1.4}
+            right.plot(row["elbo_of_its_q"], height, shapes[row["width"]], **style)
+            if row["auc_test"] < COLLAPSED:
+                lost += 1
+            else:
+                change = row["auc_test"] - base[row["width"], row["seed"]]["auc_test"]
+                left.plot(change, height, shapes[row["width"]], **style)
+        if lost:
+            left.text(
+                0.02,
+                place - 0.36,
+                f"{lost} of {len(own)} predict without information (AUC below {COLLAPSED:g})",
+                transform=left.get_yaxis_transform(),
+                fontsize=8,
+                va="center",
+            )
+    left.axvline(0.0, color=GREY, linewidth=1.0, zorder=0)
+    left.set_xlabel(
+        "change in test ROC-AUC from the fit of the same width\nand seed as derived (better to the right)"
+    )
+    right.set_xlabel("ELBO as derived of what it finds, nats\n(better to the right)")
+    for ax in (left, right):
+        ax.set_yticks(range(len(names)), names if ax is left else [""] * len(names))
+        ax.tick_params(axis="y", length=0)
         ax.set_ylim(len(names) - 0.5, -0.5)
         for edge in range(1, len(names)):
-            ax.axhline(edge - 0.5, color=GREY, linewidth=0.4)
-    figure.legend(loc="outside upper center", ncols=3, frameon=False, fontsize=9)
+            ax.axhline(edge - 0.5, color="0.9", linewidth=0.8, zorder=0)
+    settled_here = sum(bool(row["converged"]) for row in table)
+    figure.suptitle(
+        f"Departures from the loss as derived: the loss had settled in {settled_here} of {len(table)} fits",
+        fontsize=11,
+    )
+    handles = [
+        Line2D(
+            [], [], linestyle="none", marker=shape, color=BLUE, markersize=7, label=f"{width} hidden units"
+        )
+        for width, shape in shapes.items()
+    ]
+    hollow = {"marker": "o", "color": BLUE, "markerfacecolor": "white", "markersize": 7}
+    handles.append(
+        Line2D([], [], linestyle="none", **hollow, label="hollow: the loss still fell when the steps ran out")
+    )
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     figure.savefig(path)
 
 
@@ -1790,6 +1823,6 @@ def main(
 
 if __name__ == "__main__":
     parser = command_line(
-        __doc__, "cache", "checkpoint", "splits", tiny="small sizes and made-up rows, in seconds"
+        __doc__, "cache", "checkpoint", "splits", "figures", tiny="small sizes and made-up rows, in seconds"
     )
-    main(**vars(parser.parse_args()))
+    run(parser, main, "empirical_bayes_alzheimers", FULL, draw)

@@ -35,7 +35,7 @@ from typing import Any
 
 import numpy as np
 from claims import Referee, Verdict, exact, mean_over_splits, read_claims
-from study import BLACK, BLUE, GREY, RHAT, SKY, VERMILION, Study, command_line, converged, kept, panels
+from study import BLACK, BLUE, GREY, RHAT, SKY, VERMILION, Study, command_line, converged, kept, panels, run
 from uci_regression import (
     MAP,
     MEAN_FIELD,
@@ -45,13 +45,16 @@ from uci_regression import (
     cell_rows,
     chosen,
     converged_splits,
+    draw_strip,
     early,
     failures,
     judge_reference,
     laplace,
     load,
     mean_field,
+    method_rows,
     network,
+    points_of_splits,
     reference,
     rows_of,
     run_grid,
@@ -335,49 +338,56 @@ def judge(study: Study) -> list[Verdict]:
 # --- figures ------------------------------------------------------------------------------------------
 
 COLOURS = {MAP: GREY, MEAN_FIELD: VERMILION, THROUGH: SKY, LINEARISED: BLUE, SAMPLED: BLACK, NUTS: BLACK}
+# The methods of the figure of splits, from above; the log score is less that of the first.
+SHOWN = (MEAN_FIELD, THROUGH, LINEARISED, SAMPLED, NUTS)
 
 
 def draw_splits(path: Path, cells: Sequence[Mapping[str, Any]], tables: Sequence[str]) -> None:
-    """Log score less that of MAP, and coverage, input by input; hollow where the split has no gap."""
-    figure, axes = panels(3.0 + 4.6 * len(tables), 8.0, columns=len(tables), rows=2)
+    """Log score less that of mean-field SVI, and coverage, of each split by method; grey where the split has no gap."""
+    figure, axes = panels(3.2 + 2.3 * len(tables), 6.6, columns=len(tables), rows=2)
     for at, data in enumerate(tables):
-        own = [cell for cell in cells if cell["data"] == data]
-        inputs = list(dict.fromkeys(cell["input"] for cell in own))
-        base = {cell["input"]: cell["log_score"] for cell in own if cell["method"] == MAP}
-        for line, name in enumerate(("log_score", "coverage_90")):
+        own = part_of(cells, data)
+        base = column(own, MEAN_FIELD, "log_score")
+        for line, name in enumerate(("coverage_90", "log_score")):
             panel = axes[line, at]
+            for place, label in enumerate(SHOWN[line:]):
+                found = [cell for cell in own if cell["method"] == label and not cell.get("failure")]
+                found = [cell for cell in found if name in cell and (cell["data"], cell["split"]) in base]
+                found.sort(key=lambda cell: cell["tied"] > MOST_TIED)
+                values = [cell[name] - line * base[cell["data"], cell["split"]] for cell in found]
+                if found:
+                    draw_strip(panel, place, found, values, [cell["tied"] > MOST_TIED for cell in found])
+            panel.axvline((LEVEL, 0.0)[line], color=VERMILION, linewidth=1.2, zorder=1)
+            panel.tick_params(axis="x", labelsize=8)
             if line == 0:
+                gaps_here = len({cell["split"] for cell in with_gap(own)})
+                inputs = len({cell["split"] for cell in own})
+                panel.set_title(f"{data}: {gaps_here} of {inputs} splits\nhave a gap", fontsize=11)
+                panel.set_xlabel("coverage of 90 % intervals\n(over-confident left of the line)", fontsize=9)
+                panel.set_xlim(0.0, 1.03)
+            else:
                 # One method far below all others would leave no room for these.
-                panel.set_yscale("symlog", linthresh=1.0)
-            panel.margins(y=0.08)
-            for step, label in enumerate(COLOURS):
-                if line == 0 and label == MAP:
-                    continue
-                for cell in own:
-                    if cell["method"] != label or cell["failure"] or base.get(cell["input"], "") == "":
-                        continue
-                    value = cell[name] - (base[cell["input"]] if line == 0 else 0.0)
-                    colour = COLOURS[label]
-                    panel.plot(
-                        inputs.index(cell["input"]) + 0.12 * (step - 2.5),
-                        value,
-                        "*" if label == NUTS else "o",
-                        color=colour,
-                        markerfacecolor=colour if cell["tied"] <= MOST_TIED else "white",
-                        markersize=6,
-                    )
-            panel.axhline(0.0 if line == 0 else LEVEL, color=BLACK, linewidth=0.8)
-            panel.set_xticks(range(len(inputs)), inputs, rotation=40, ha="right", fontsize=8)
-            if line == 0:
-                panel.set_title(data)
-        axes[0, 0].set_ylabel("log score less MAP's, nats")
-        axes[1, 0].set_ylabel("coverage of 90 % intervals")
-    handles = [
-        axes[0, 0].plot([], [], "*" if label == NUTS else "o", color=colour, label=label)[0]
-        for label, colour in COLOURS.items()
-    ]
-    handles += axes[0, 0].plot([], [], "o", color=GREY, markerfacecolor="white", label="no gap in that input")
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+                panel.set_xscale("symlog", linthresh=1.0, linscale=0.7)
+                low, high = panel.get_xlim()
+                wide = max(-low, high) > 1.0
+                steps = [10.0**power for power in range(4)] if wide else [0.2, 0.4, 0.6, 0.8]
+                ticks = [0.0, *(sign * step for step in steps for sign in (-1.0, 1.0))]
+                ticks = sorted(tick for tick in ticks if low <= tick <= high)
+                panel.set_xticks(ticks, [f"{tick:g}" for tick in ticks], rotation=45)
+                panel.set_xticks([], minor=True)
+                panel.set_xlabel(
+                    "log score less that of mean-field\nSVI, nats per row (logarithmic\nbeyond 1; better to the right)",
+                    fontsize=9,
+                )
+    for line, each in enumerate(axes):
+        method_rows(each, SHOWN[line:])
+    from matplotlib.lines import Line2D
+
+    grey = Line2D([], [], linestyle="none", marker="o", color=GREY, markersize=7, label="split without a gap")
+    point, bar, cross = points_of_splits("split with a gap")
+    figure.legend(
+        handles=[point, grey, bar, cross], loc="outside lower center", ncols=2, frameon=False, fontsize=9
+    )
     figure.savefig(path)
 
 
@@ -397,6 +407,12 @@ def draw_curves(path: Path, curves: Mapping[str, Mapping[str, Any]], rows: int) 
     for panel in axes[:, 0]:
         panel.set_ylabel("f, with 2 standard deviations")
     figure.savefig(path)
+
+
+def draw(study: Study) -> None:
+    """The figure of the splits, from the table; of the curves no more is stored than `curve.csv`."""
+    cells = study.tables["cells"]
+    draw_splits(study.out / "splits.png", cells, list(dict.fromkeys(cell["data"] for cell in cells)))
 
 
 # --- all of it ----------------------------------------------------------------------------------------
@@ -484,7 +500,7 @@ def main(
     study.numbers["seconds are of a machine with other work, and left out"] = shared
     study.numbers["not run at this size"] = [name for name in TABLES if name not in sizes.tables and not tiny]
     study.tables = {"scores": rows, "cells": cells, "curve": curve_rows(curves)}
-    draw_splits(study.out / "splits.png", cells, sizes.tables)
+    draw(study)
     draw_curves(study.out / "curves.png", curves, sizes.curve_rows)
     study.conclude(judge)
     study.say(f"written to {study.out}; NUTS converged on {len(converged_splits(cells))} splits")
@@ -492,8 +508,8 @@ def main(
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, "checkpoint", "shared")
+    parser = command_line(__doc__, "checkpoint", "shared", "figures")
     parser.add_argument("--tables", nargs="+", help=f"of {', '.join(TABLES)}")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda[:i]")
-    main(**vars(parser.parse_args()))
+    run(parser, main, "in_between_uncertainty", FULL, draw)

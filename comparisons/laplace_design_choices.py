@@ -46,8 +46,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from claims import Estimate, Referee, Verdict, exact, mean_over_splits, read_claims
-from study import Study, command_line, converged, kept, new_figure
+from claims import ROUNDING, Estimate, Referee, Verdict, exact, mean_over_splits, read_claims
+from study import BLACK, BLUE, GREY, VERMILION, Study, command_line, converged, kept, new_figure, run
 
 import ppl_bnn as bnn
 from ppl_bnn import data, dist, likelihoods, priors, scores
@@ -62,6 +62,7 @@ HYPER = (WRITTEN, AFTER, DURING, VALIDATION)
 KINDS = ("sampled", "linearised", "probit", "probit_covariance", "bridge", "bridge_norm")
 REGRESSION, CLASSIFICATION = "regression", "classification"
 TASKS = (REGRESSION, CLASSIFICATION)
+TABLE = "breast_cancer"
 AXES = ("weights", "structure", "curvature", "hyper", "predictive")
 SCORES = {
     REGRESSION: ("log_score", "rmse", "crps", "coverage_90"),
@@ -99,9 +100,6 @@ WEIGHT_DECAY = 5e-4
 DEFAULT = ("last_layer", "kron", "ggn", AFTER, "linearised")
 # Nats per row: where the best of all choices gains less than this over MAP, there is nothing to decide.
 WORTH = 0.01
-# Okabe and Ito's colours, told apart with any kind of colour vision.
-COLOURS = {WRITTEN: "#000000", AFTER: "#0072B2", DURING: "#D55E00", VALIDATION: "#009E73"}
-MARKERS = {WRITTEN: "s", AFTER: "o", DURING: "D", VALIDATION: "^"}
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,7 @@ class Split:
 
 def load_split(task: str, index: int, sizes: Sizes) -> Split:
     """The index-th split of a task's table: a published one where there are such, else half of the rows held out."""
-    name = "breast_cancer"
+    name = TABLE
     if task == REGRESSION:
         name = sizes.regression
     table = data.load(name)
@@ -975,165 +973,185 @@ def judge_moons(referee: Referee, rows: Sequence[Mapping[str, Any]]) -> None:
 # --- figures --------------------------------------------------------------------------------------------
 
 
-def difference_to_map(found: Found, task: str, choice: Sequence[str]) -> tuple[float, float] | None:
-    values = found.values(task, choice)
-    if values is None:
+# What is changed about the default, one choice at a time, and what the values are called.
+WORDS = {
+    "weights": {"all": "all weights", "last_layer": "last layer", "largest_variance": "sub-network"},
+    "structure": {"full": "full", "kron": "Kronecker", "diag": "diagonal", "lowrank": "low rank"},
+    "curvature": {"ggn": "Gauss-Newton", "empirical": "empirical Fisher", "hessian": "Hessian"},
+    "hyper": {
+        WRITTEN: "as written",
+        AFTER: "evidence, after training",
+        DURING: "evidence, during training",
+        VALIDATION: "validation",
+    },
+    "predictive": {
+        "linearised": "linearised",
+        "sampled": "sampled",
+        "probit": "probit",
+        "probit_covariance": "probit, covariances",
+        "bridge": "Laplace bridge",
+        "bridge_norm": "normalised bridge",
+    },
+}
+TITLES = {"hyper": "prior scale", "predictive": "prediction"}
+# Beyond so many nats per row a mark is an arrow at the edge, with its value.
+SHOWN = 0.45
+
+
+def gain_over_map(
+    rows: Mapping[tuple[str, ...], Mapping[str, Any]], choice: Sequence[str], splits: int
+) -> Estimate | None:
+    """The test log score of a choice less that of MAP, from the row of the table; None if it failed in some split."""
+    row = rows.get(tuple(choice))
+    if row is None or row["splits"] < splits or row.get("vs_map") is None:
         return None
-    mean, error = paired(values - found.point(task))
-    return mean, error or 0.0
+    return from_summary(
+        row["vs_map"], row.get("vs_map_se"), splits, row.get("test_rows", 1), row.get("train_rows", 1)
+    )
 
 
-def draw_lines(
-    axes: Any,
-    found: Found,
-    task: str,
-    lines: Sequence[tuple[str, Callable[[str], Sequence[str]], bool]],
-    limit: float,
-    hyper: Sequence[str],
-) -> None:
-    """One line of marks for each (label, choice by hyper, filled); what lies beyond the limit is an arrow there."""
-    labels: dict[str, int] = {}
-    for label, choice_of, filled in lines:
-        place = labels.setdefault(label, len(labels))
-        for index, name in enumerate(hyper):
-            found_here = difference_to_map(found, task, choice_of(name))
-            height = place + 0.17 * (index - 0.5 * (len(hyper) - 1))
-            if found_here is None:
-                if filled:
-                    axes.plot(0.985 * limit, height, "x", color=COLOURS[name], markersize=4, clip_on=False)
-                continue
-            mean, error = found_here
-            outside = abs(mean) > 0.95 * limit
-            at = math.copysign(0.985 * limit, mean) if outside else mean
-            marker = ("<" if mean < 0 else ">") if outside else MARKERS[name]
-            if not outside and filled:
-                axes.plot(
-                    [mean - error, mean + error],
-                    [height, height],
-                    color=COLOURS[name],
-                    linewidth=1.2,
-                    zorder=2,
-                )
-            axes.plot(
-                at,
-                height,
-                marker,
-                color=COLOURS[name],
-                markersize=5 if filled else 4.5,
-                markerfacecolor=COLOURS[name] if filled else "white",
-                markeredgewidth=0.9,
-                zorder=3 if filled else 2.5,
-                linestyle="none",
-                clip_on=False,
-            )
-    axes.axvline(0.0, color="0.4", linewidth=1.0, zorder=1)
-    for place in range(len(labels)):
-        if place % 2 == 0:
-            axes.axhspan(place - 0.5, place + 0.5, color="0.95", zorder=0)
-    axes.set(yticks=range(len(labels)), yticklabels=list(labels), xlim=(-limit, limit))
-    axes.set_ylim(len(labels) - 0.5, -0.5)
-    axes.set_xscale("symlog", linthresh=max(0.05 * limit, 1e-6), linscale=0.8)
-    axes.minorticks_off()
-    axes.spines[["top", "right"]].set_visible(False)
+def draw_gain(panel: Any, place: float, found: Estimate | None, colour: str, why_not: str = "") -> None:
+    """One estimate with its interval, an arrow with its value where that is beyond the axis, or why there is none."""
+    low, high = panel.get_xlim()
+    if found is None:
+        panel.text(0.97 * high, place, why_not, ha="right", va="center", fontsize=8, color=GREY)
+        return
+    if not low < found.value < high:
+        at, side, shift = (low, "<", 8) if found.value < low else (high, ">", -8)
+        panel.plot(at, place, side, color=colour, markersize=7, clip_on=False)
+        where = {"ha": "left" if shift > 0 else "right", "va": "center", "fontsize": 8, "color": colour}
+        panel.annotate(f"{found.value:.2g}", (at, place), (shift, 0), textcoords="offset points", **where)
+        return
+    if math.isfinite(found.low):
+        panel.plot([max(found.low, low), min(found.high, high)], [place, place], color=colour, linewidth=1.4)
+    panel.plot(found.value, place, "o", color=colour, markersize=6)
 
 
-def hyper_legend(figure: Any, hyper: Sequence[str], others: Sequence[tuple[str, str, str]]) -> None:
-    """Below the figure: colours of hyper-parameters, then (marker, fill, text)."""
-    from matplotlib.lines import Line2D
+def why_none(rows: Mapping[tuple[str, ...], Mapping[str, Any]], choice: Sequence[str], splits: int) -> str:
+    """Why there is no gain of a choice."""
+    row = rows.get(tuple(choice))
+    if row is None:
+        return "not run"
+    if row["splits"] == 0:
+        return "refused: there is none"
+    return f"failed in {splits - row['splits']} of {splits} splits"
 
-    handles = [
-        Line2D([], [], marker=MARKERS[name], color=COLOURS[name], linestyle="none", label=f"{name}")
-        for name in hyper
+
+def gains_panel(panel: Any) -> None:
+    """The axis of gains over MAP, and the line of MAP."""
+    panel.set_xlim(-SHOWN, SHOWN)
+    panel.axvline(0.0, color=GREY, linewidth=1.0, zorder=0)
+    panel.tick_params(axis="y", length=0)
+    panel.set_xlabel("test log score less that of MAP,\nnats per row (better to the right)", fontsize=9)
+
+
+def by_choice(table: Sequence[Mapping[str, Any]], task: str) -> dict[tuple[str, ...], Mapping[str, Any]]:
+    """The rows of one task by choice."""
+    own = [row for row in table if row["task"] == task and row.get("structure")]
+    return {tuple(str(row[axis]) for axis in AXES): row for row in own}
+
+
+def draw_choices(path: Path, table: Sequence[Mapping[str, Any]], task: str, name: str, splits: int) -> None:
+    """The default with one choice changed at a time, and the same with all weights in place of the last layer."""
+    rows = by_choice(table, task)
+    lines: list[tuple[str, str, str]] = []
+    for axis in AXES[1:]:
+        for value, words in WORDS[axis].items():
+            if axis != "predictive" or task == CLASSIFICATION or value in ("linearised", "sampled"):
+                lines.append((axis, value, words))
+    figure = new_figure(9.2, 1.9 + 0.31 * len(lines))
+    axes = figure.subplots(1, 2, sharey=True)
+    for panel, weights in zip(axes, ("last_layer", "all"), strict=True):
+        base = (weights, *DEFAULT[1:])
+        gains_panel(panel)
+        for place, (axis, value, _) in enumerate(lines):
+            where = AXES.index(axis)
+            choice = (*base[:where], value, *base[where + 1 :])
+            colour = BLACK if choice == base else BLUE
+            found = gain_over_map(rows, choice, splits)
+            draw_gain(panel, place, found, colour, why_none(rows, choice, splits))
+        default = " (the default)" if weights == DEFAULT[0] else ""
+        panel.set_title(f"{WORDS['weights'][weights]}{default}", fontsize=11)
+        panel.spines[["top", "right"]].set_visible(False)
+        for edge in range(1, len(lines)):
+            if lines[edge][0] != lines[edge - 1][0]:
+                panel.axhline(edge - 0.5, color="0.8", linewidth=0.8)
+    labels = [
+        f"{TITLES.get(axis, axis)}: {words}" if place == 0 or lines[place - 1][0] != axis else words
+        for place, (axis, _, words) in enumerate(lines)
     ]
-    handles += [
-        Line2D([], [], marker=marker, color="0.3", markerfacecolor=fill, linestyle="none", label=label)
-        for marker, fill, label in others
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=9)
+    axes[0].set_yticks(range(len(lines)), labels)
+    axes[0].set_ylim(len(lines) - 0.5, -0.5)
+    figure.suptitle(
+        f"{name}: Laplace with one choice changed at a time (black: nothing changed)\n"
+        f"means over {splits} splits, bars: 95 %, with the correction for overlapping splits",
+        fontsize=11,
+    )
+    figure.savefig(path)
 
 
-def limit_of(found: Found, task: str, kinds: Sequence[str]) -> float:
-    """The scale of the axis: nine tenths of the differences lie inside it."""
-    sizes = [
-        abs(pair[0])
-        for choice in found.working(task)
-        if choice[4] in kinds and (pair := difference_to_map(found, task, choice)) is not None
-    ]
-    return 1.3 * float(np.quantile(sizes, 0.9)) if sizes else 1.0
-
-
-def draw_choices(path: Path, found: Found, task: str, name: str, hyper: Sequence[str]) -> None:
-    """Structures and curvatures by weights: linearised (filled) and sampled (hollow)."""
-    figure = new_figure(13.0, 7.5)
-    panels = figure.subplots(1, len(WEIGHTS), sharey=True)
-    limit = limit_of(found, task, ("linearised", "sampled"))
-    pairs = [pair for pair in product(STRUCTURES, CURVATURES) if pair != ("kron", "hessian")]
-    for axes, weights in zip(panels, WEIGHTS, strict=True):
-        lines = [
-            (
-                f"{structure}, {curvature}",
-                partial(lambda w, s, c, k, h: (w, s, c, h, k), weights, structure, curvature, kind),
-                kind == "linearised",
-            )
-            for structure, curvature in pairs
-            for kind in ("linearised", "sampled")
-        ]
-        draw_lines(axes, found, task, lines, limit, hyper)
-        axes.set_title(
-            {"all": "all weights", "last_layer": "last layer"}.get(weights, "sub-network"), fontsize=11
+def draw_predictives(path: Path, table: Sequence[Mapping[str, Any]], name: str, splits: int) -> None:
+    """The six predictions of classes by the Kronecker GGN, with its prior as written and tuned by the evidence."""
+    rows = by_choice(table, CLASSIFICATION)
+    figure = new_figure(9.2, 4.6)
+    axes = figure.subplots(1, 2, sharey=True)
+    hypers = {WRITTEN: BLACK, AFTER: BLUE}
+    exact_zero = False
+    for panel, weights in zip(axes, ("last_layer", "all"), strict=True):
+        gains_panel(panel)
+        for place, kind in enumerate(WORDS["predictive"]):
+            for index, (hyper, colour) in enumerate(hypers.items()):
+                choice = (weights, "kron", "ggn", hyper, kind)
+                found = gain_over_map(rows, choice, splits)
+                if kind == "bridge" and found is not None and abs(found.value) < ROUNDING:
+                    exact_zero = True
+                at = place + 0.24 * (index - 0.5)
+                draw_gain(panel, at, found, colour, why_none(rows, choice, splits))
+        panel.set_title(f"{WORDS['weights'][weights]}, Kronecker Gauss-Newton", fontsize=11)
+        panel.spines[["top", "right"]].set_visible(False)
+        for edge in range(1, len(WORDS["predictive"])):
+            panel.axhline(edge - 0.5, color="0.9", linewidth=0.8, zorder=0)
+    place = list(WORDS["predictive"]).index("bridge")
+    if exact_zero:
+        axes[0].annotate(
+            "exactly 0: of two classes with\nequal variances the bridge\ngives MAP's probabilities",
+            (0.0, place),
+            (-0.97 * SHOWN, place),
+            fontsize=8,
+            va="center",
+            arrowprops={"arrowstyle": "-", "color": GREY, "shrinkB": 5},
         )
-    for axes in panels:
-        axes.set_xlabel("log score minus that of MAP", fontsize=10)
-    figure.suptitle(
-        f"{name}: nats per test row, mean over {found.splits} splits with its standard error; on the right of the line "
-        "Laplace is better than MAP",
-        fontsize=12,
-    )
-    hyper_legend(
-        figure,
-        hyper,
-        (
-            ("o", "0.3", "linearised"),
-            ("o", "white", "sampled"),
-            (">", "0.3", "beyond the axis"),
-            ("x", "0.3", "none in some split"),
-        ),
-    )
-    figure.savefig(path)
-
-
-def draw_predictives(path: Path, found: Found, name: str, hyper: Sequence[str]) -> None:
-    """The six predictives of classes with GGN, for four choices of weights and structure."""
-    figure = new_figure(13.0, 4.6)
-    shown = (("all", "full"), ("all", "kron"), ("all", "diag"), ("last_layer", "kron"))
-    panels = figure.subplots(1, len(shown), sharey=True)
-    limit = limit_of(found, CLASSIFICATION, KINDS)
-    for axes, (weights, structure) in zip(panels, shown, strict=True):
-        lines = [
-            (
-                kind.replace("_", ", "),
-                partial(lambda w, s, k, h: (w, s, "ggn", h, k), weights, structure, kind),
-                True,
-            )
-            for kind in KINDS
+    axes[0].set_yticks(range(len(WORDS["predictive"])), list(WORDS["predictive"].values()))
+    axes[0].set_ylim(len(WORDS["predictive"]) - 0.5, -0.5)
+    handles = [
+        axes[0].plot([], [], "o-", color=colour, markersize=6, label=f"prior scale: {WORDS['hyper'][hyper]}")[
+            0
         ]
-        draw_lines(axes, found, CLASSIFICATION, lines, limit, hyper)
-        axes.set_title(f"{weights.replace('_', ' ')}, {structure}, GGN", fontsize=11)
-    for axes in panels:
-        axes.set_xlabel("log score minus that of MAP", fontsize=10)
+        for hyper, colour in hypers.items()
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     figure.suptitle(
-        f"{name}: predictives for classes, nats per test row, mean over {found.splits} splits with its standard error",
-        fontsize=12,
+        f"{name}: six predictions of the same Gaussians\n"
+        f"means over {splits} splits, bars: 95 %, with the correction for overlapping splits",
+        fontsize=11,
     )
-    hyper_legend(figure, hyper, ((">", "0.3", "beyond the axis"), ("x", "0.3", "none in some split")))
     figure.savefig(path)
+
+
+def draw(study: Study) -> None:
+    """The figures of the choices, from the table; of the others no curve is stored."""
+    table, splits = study.tables["choices"], study.sizes.splits
+    names = {REGRESSION: study.sizes.regression, CLASSIFICATION: TABLE}
+    for task, name in names.items():
+        draw_choices(study.out / f"{task}.png", table, task, name.replace("_", " "), splits)
+    draw_predictives(study.out / "predictives.png", table, TABLE.replace("_", " "), splits)
 
 
 def draw_lost_term(path: Path, lost: LostTerm) -> None:
     figure = new_figure(9.0, 4.2)
     axes = figure.subplots()
-    axes.plot(lost.gamma, lost.right, color=COLOURS[AFTER], label=r"with $-D\,\log\gamma$")
-    axes.plot(lost.gamma, lost.printed, "--", color=COLOURS[DURING], label="without it, as printed")
+    axes.plot(lost.gamma, lost.right, color=BLUE, label=r"with $-D\,\log\gamma$")
+    axes.plot(lost.gamma, lost.printed, "--", color=VERMILION, label="without it, as printed")
     axes.axvline(lost.library, color="0.4", linestyle=":", label="the library's optimum")
     axes.set(xscale="log", xlabel=r"prior standard deviation $\gamma$", ylabel="log evidence, nats")
     # The printed curve climbs above the best of the right one by so much; as much is shown below it.
@@ -1275,11 +1293,7 @@ def main(
         "learnt_noise": [{"choice": name} | row for name, row in learnt.rows.items()],
         "moons": [{"choice": name, "confidence": value} for name, value in pictured.edge.items()],
     }
-    for task in TASKS:
-        name = load_split(task, 0, sizes).name.replace("_", " ")
-        draw_choices(folder / f"{task}.png", found, task, name, HYPER)
-        if task == CLASSIFICATION:
-            draw_predictives(folder / "predictives.png", found, name, HYPER)
+    draw(study)
     draw_lost_term(folder / "lost_term.png", lost)
     draw_moons(folder / "moons.png", pictured)
     print_table(table)
@@ -1289,10 +1303,14 @@ def main(
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, "seeds", "checkpoint", tiny="a few rows and one hidden unit: seconds")
+    parser = command_line(
+        __doc__, "seeds", "checkpoint", "figures", tiny="a few rows and one hidden unit: seconds"
+    )
     parser.add_argument("--workers", type=int, default=1, help="processes that share the splits")
     parser.add_argument(
-        "--regression", default="diabetes", help="the regression table, such as yacht or energy"
+        "--regression",
+        default="diabetes",
+        dest="regression_table",
+        help="the regression table, such as yacht or energy",
     )
-    options = parser.parse_args()
-    main(options.tiny, options.out, options.seeds, options.workers, options.regression, options.checkpoint)
+    run(parser, main, "laplace_design_choices", FULL, draw)

@@ -206,7 +206,7 @@ NOT_CONVERGED = "not converged"
 
 
 def mark_unconverged(axes: Any, x: Any, y: Any, size: float = 9.0) -> Any:
-    """A cross of two lines, with a white rim, over each point (x, y) whose chains or optimiser have not converged.
+    """A cross of two lines, with a white rim, over each point (x, y) whose chains have not converged (`converged`).
 
     No figure of a study has this cross for anything else. It goes over a point that is drawn as any other, so that
     colour and shape still tell the method.
@@ -225,7 +225,7 @@ def mark_unconverged(axes: Any, x: Any, y: Any, size: float = 9.0) -> Any:
         clip_on=False,
         label="_unconverged",
     )
-    found.set_path_effects([patheffects.withStroke(linewidth=3.0, foreground="white")])
+    found.set_path_effects([patheffects.withStroke(linewidth=1.8, foreground="white")])
     return found
 
 

@@ -47,16 +47,16 @@ from claims import Referee, Verdict, exact, mean_over_splits, read_claims
 from study import (
     BLACK,
     BLUE,
-    GREEN,
     GREY,
     ORANGE,
-    PINK,
-    SKY,
-    VERMILION,
     Study,
     command_line,
+    converged,
+    mark_unconverged,
     panels,
     read_table,
+    run,
+    unconverged_handle,
 )
 
 import ppl_bnn as bnn
@@ -498,69 +498,133 @@ def judge(study: Study) -> list[Verdict]:
 
 # --- figures ------------------------------------------------------------------------------------------
 
-STYLES = {
-    MAP: (GREY, "o"),
-    KRON: (BLUE, "s"),
-    LAST: (SKY, "D"),
-    MEAN_FIELD: (VERMILION, "^"),
-    FULL_RANK: (ORANGE, "v"),
-    ENSEMBLE: (GREEN, "P"),
-    SWAG: (PINK, "X"),
-    SAMPLED: (BLACK, "o"),
-    NUTS: (BLACK, "*"),
-}
+# The methods from above: modes, Gaussians, ensembles, chains.
+ORDER = (MAP, KRON, LAST, SWAG, MEAN_FIELD, FULL_RANK, ENSEMBLE, SAMPLED, NUTS)
 
 
-def draw_scores(path: Path, rows: Sequence[Mapping[str, Any]], tables: Sequence[str]) -> None:
-    """Log score, RMSE and coverage by method, a column for each table; bands and lines are published means."""
-    names = [name for name in STYLES if any(row["method"] == name for row in rows)]
-    figure, axes = panels(3.4 + 3.2 * len(tables), 9.0, columns=len(tables), rows=3)
+def disagrees(cell: Mapping[str, Any]) -> bool:
+    """Whether a cell is of chains that have not converged in function space, by the smallest ESS of bulk and tail."""
+    rhat = cell.get("r_hat", "")
+    return rhat != "" and not converged(rhat, cell.get("ess_min") or 0.0)
+
+
+def draw_strip(
+    panel: Any,
+    place: float,
+    cells: Sequence[Mapping[str, Any]],
+    values: Sequence[float],
+    faint: Sequence[bool],
+) -> None:
+    """A line of points at the height `place`, one for each cell, a bar at their mean, and crosses on chains that have
+    not converged. faint: which points are drawn in grey.
+    """
+    at = place + 0.16 * np.linspace(-1.0, 1.0, len(cells)) * (len(cells) > 1)
+    for shade, colour in ((True, GREY), (False, BLUE)):
+        own = [index for index, each in enumerate(faint) if each == shade]
+        panel.plot(
+            [values[index] for index in own],
+            at[own],
+            "o",
+            color=colour,
+            markersize=7,
+            alpha=0.85,
+            linewidth=0,
+        )
+    panel.plot([np.mean(values)] * 2, [place - 0.33, place + 0.33], color=BLACK, linewidth=1.6, zorder=3)
+    crossed = [index for index, cell in enumerate(cells) if disagrees(cell)]
+    if crossed:
+        mark_unconverged(panel, [values[index] for index in crossed], at[crossed], size=5.5)
+
+
+def method_rows(axes: Any, names: Sequence[str]) -> None:
+    """Rows of methods from above, named at the left panel alone, and faint lines between them."""
+    for column, panel in enumerate(axes):
+        panel.set_yticks(range(len(names)), names if column == 0 else [""] * len(names))
+        panel.tick_params(axis="y", length=0)
+        panel.set_ylim(len(names) - 0.5, -0.5)
+        for edge in range(1, len(names)):
+            panel.axhline(edge - 0.5, color="0.9", linewidth=0.8, zorder=0)
+
+
+def draw_scores(
+    path: Path, rows: Sequence[Mapping[str, Any]], cells: Sequence[Mapping[str, Any]], tables: Sequence[str]
+) -> None:
+    """Log score and RMSE of each split by method, a column for each table; the band and the lines are published."""
+    names = [name for name in ORDER if any(cell["method"] == name for cell in cells)]
+    figure, axes = panels(2.2 + 2.0 * len(tables), 7.2, columns=len(tables), rows=2)
+    published: dict[str, Any] = {}
     for column, data in enumerate(tables):
-        own = {row["method"]: row for row in rows if row["data"] == data}
+        of_table = {row["method"]: row for row in rows if row["data"] == data}
         for line, (score, label) in enumerate(
             (
-                ("log_score", "log score, nats"),
-                ("rmse", "RMSE"),
-                ("coverage_90", "coverage of 90 % intervals"),
+                ("log_score", "log score, nats per row\n(better to the right)"),
+                ("rmse", "RMSE\n(better to the left)"),
             )
         ):
             panel = axes[line, column]
             for place, name in enumerate(names):
-                if own.get(name, {}).get(score, "") == "":
-                    continue
-                colour, marker = STYLES[name]
-                error = own[name].get(f"{score}_se", "")
-                bar = 2.0 * error if error != "" else None
-                panel.errorbar(own[name][score], place, xerr=bar, fmt=marker, color=colour, capsize=3)
-            _draw_published(panel, own, score)
-            panel.set_yticks(range(len(names)), names if column == 0 else [""] * len(names))
-            panel.set(xlabel=label, ylim=(len(names) - 0.5, -0.5))
-            panel.grid(axis="x", color="0.9")
+                own = [
+                    cell
+                    for cell in cells
+                    if cell["data"] == data and cell["method"] == name and cell.get(score, "") != ""
+                ]
+                if own:
+                    draw_strip(panel, place, own, [cell[score] for cell in own], [False] * len(own))
+                else:
+                    panel.text(
+                        0.5, place, "not run", transform=panel.get_yaxis_transform(), color=GREY, ha="center",
+                        va="center", fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
+                    )  # fmt: skip
+            published |= _draw_published(panel, of_table, score)
+            panel.set_xlabel(label, fontsize=9)
+            panel.tick_params(axis="x", labelsize=8)
+            panel.locator_params(axis="x", nbins=4)
             if line == 0:
-                panel.set_title(data)
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False)
+                panel.set_title(data, fontsize=11)
+    for line in axes:
+        method_rows(line, names)
+    figure.legend(
+        handles=[*points_of_splits(), *published.values()],
+        loc="outside lower center",
+        ncols=2,
+        frameon=False,
+        fontsize=9,
+    )
     figure.savefig(path)
 
 
-def _draw_published(panel: Any, own: Mapping[str, Mapping[str, Any]], score: str) -> None:
-    if score == "coverage_90":
-        panel.axvline(0.9, color=BLACK, linewidth=0.8)
-        return
+def points_of_splits(split: str = "one split") -> list[Any]:
+    """What points, bars and crosses are, for a legend."""
+    from matplotlib.lines import Line2D
+
+    point = Line2D([], [], linestyle="none", marker="o", color=BLUE, markersize=7, label=split)
+    bar = Line2D([], [], linestyle="none", marker="|", color=BLACK, markersize=11, label="mean over splits")
+    return [point, bar, unconverged_handle()]
+
+
+def _draw_published(panel: Any, own: Mapping[str, Mapping[str, Any]], score: str) -> dict[str, Any]:
+    """The published means on one panel, by the text of a legend."""
+    found: dict[str, Any] = {}
     if DROPOUT in own:
         mean, error = own[DROPOUT][score], own[DROPOUT][f"{score}_se"]
-        panel.axvspan(
-            mean - 2 * error,
-            mean + 2 * error,
-            color=ORANGE,
-            alpha=0.35,
-            linewidth=0,
-            label=f"{DROPOUT} ({READ}), +- 2 s.e.",
+        text = f"{DROPOUT}, all splits, published, +- 2 s.e."
+        found[text] = panel.axvspan(
+            mean - 2 * error, mean + 2 * error, color=ORANGE, alpha=0.4, linewidth=0, zorder=0, label=text
         )
     for name, line in ((PBP, "dotted"), (THEIR_ENSEMBLE, "dashed")):
         if own.get(name, {}).get(score, "") != "":
-            panel.axvline(own[name][score], color=GREY, linestyle=line, label=f"{name} ({RECALLED})")
+            text = f"{name}, published ({RECALLED}, not verified)"
+            found[text] = panel.axvline(
+                own[name][score], color=GREY, linestyle=line, linewidth=1.2, zorder=1, label=text
+            )
+    return found
+
+
+def draw(study: Study) -> None:
+    """The figure, from the tables."""
+    cells = study.tables["cells"]
+    found = list(dict.fromkeys(cell["data"] for cell in cells))
+    draw_scores(study.out / "scores.png", study.tables["scores"], cells, found)
 
 
 # --- all of it ----------------------------------------------------------------------------------------
@@ -631,16 +695,16 @@ def main(
     study.numbers["seconds are of a machine with other work, and left out"] = shared
     everything = (*sizes.tables, *(name for name in WIDTHS if name not in sizes.tables and not tiny))
     study.tables = {"scores": [*rows, *published_rows(everything)], "cells": cells}
-    draw_scores(study.out / "scores.png", study.tables["scores"], sizes.tables)
+    draw(study)
     study.conclude(judge)
     study.say(f"written to {study.out}")
     return study
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, "checkpoint", "splits", "shared")
+    parser = command_line(__doc__, "checkpoint", "splits", "shared", "figures")
     parser.add_argument("--full", action="store_true", help="all tables and splits, for a larger machine")
     parser.add_argument("--tables", nargs="+", help=f"of {', '.join(WIDTHS)}")
     parser.add_argument("--jobs", type=int, default=1, help="cells at once")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda[:i]")
-    main(**vars(parser.parse_args()))
+    run(parser, main, "uci_regression", STORED, draw)

@@ -6,6 +6,7 @@ import csv
 import importlib
 import json
 import math
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import mutual_info_score
 
-from comparisons.claims import REFUTED, REPRODUCED, UNDECIDED
+from comparisons.claims import NOT_RUN, REFUTED, REPRODUCED, UNDECIDED
 from ppl_bnn.prediction.prediction import Prediction
 
 pytestmark = pytest.mark.slow
@@ -180,6 +181,105 @@ def test_verdict_on_coins_follows_the_shares(study: Any) -> None:
     assert found([0.45, 0.4, 0.5]) == UNDECIDED
 
 
+# --- small pools --------------------------------------------------------------------------------------
+
+
+def small_tables(study: Any, gain: dict[tuple[str, str], float], rng: np.random.Generator) -> dict[str, Any]:
+    """Tables of six pools with converged fits: log scores of -0.5 and `gain` by (choice, posterior)."""
+    tables: dict[str, list[dict[str, Any]]] = {"small_scores": [], "small_fits": [], "small_coins": []}
+    for seed in range(6):
+        for choice in study.CHOICES:
+            named = {"seed": seed, "choice": choice}
+            for labels in (10, 14):
+                at = named | {"labels": labels}
+                tables["small_fits"].append(at | {"rhat": 1.002, "ess_bulk": 900.0})
+                for posterior in (study.NUTS, study.LAPLACE):
+                    score = -0.5 + gain.get((choice, posterior), 0.0) + 0.001 * rng.normal()
+                    tables["small_scores"].append(at | {"posterior": posterior, "log_score": score})
+            share = 0.05 + 0.01 * rng.normal()
+            tables["small_coins"].append(named | {"share": share, "share_of_pool": 0.2})
+    return tables
+
+
+def small_verdicts(study: Any, tables: dict[str, Any]) -> dict[str, Any]:
+    claims = {key: each for key, each in study.read_claims("active_learning").items() if "small" in key}
+    referee = study.Referee(claims)
+    study.judge_small(referee, tables)
+    return {each.key: each for each in referee.verdicts()}
+
+
+def test_claims_on_small_pools_follow_their_scores(study: Any, rng: np.random.Generator) -> None:
+    """Each claim has a gain of its own, so that none can be told from the scores of another."""
+    gain = {
+        (study.BY_NUTS, study.NUTS): 0.3,
+        (study.BY_LAPLACE, study.NUTS): 0.1,
+        (study.BY_LAPLACE, study.LAPLACE): -0.2,
+        (study.AT_RANDOM, study.LAPLACE): -0.05,
+    }
+    found = small_verdicts(study, small_tables(study, gain, rng))
+    expected = {
+        "small-nuts": 0.3,
+        "small-laplace": -0.15,
+        "small-laplace-by-nuts": 0.1,
+        "small-choices": 0.2,
+        "small-predictions": 0.05,
+        "small-coins": 0.15,
+    }
+    for key, value in expected.items():
+        assert found[key].estimate == pytest.approx(value, abs=0.02), key
+        assert found[key].verdict == (REPRODUCED if value > 0 else REFUTED), key
+        assert found[key].n == 6
+
+
+def test_one_fit_that_has_not_converged_decides_nothing_where_it_is_used(
+    study: Any, rng: np.random.Generator
+) -> None:
+    gain = {(study.BY_NUTS, study.NUTS): 0.3, (study.BY_LAPLACE, study.LAPLACE): 0.2}
+    tables = small_tables(study, gain, rng)
+    bad = next(fit for fit in tables["small_fits"] if fit["choice"] == study.BY_NUTS)
+    bad["rhat"] = 1.02
+    found = small_verdicts(study, tables)
+    for key in ("small-nuts", "small-choices", "small-coins"):
+        assert found[key].verdict == UNDECIDED, key
+        assert "1 of" in found[key].numbers
+    assert found["small-laplace"].verdict == REPRODUCED
+    assert small_verdicts(study, {})["small-nuts"].verdict == NOT_RUN
+
+
+def test_the_figure_of_small_pools_marks_what_has_not_converged(
+    study: Any, rng: np.random.Generator, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = small_tables(study, {}, rng)
+    marked: list[Any] = []
+    monkeypatch.setattr(study, "mark_unconverged", lambda panel, x, y: marked.append(x))
+    study.draw_small(tmp_path / "one.png", tables["small_scores"], tables["small_fits"])
+    assert not marked
+    for fit in tables["small_fits"]:
+        if fit["choice"] == study.BY_NUTS and fit["labels"] == 14:
+            fit["ess_bulk"] = 100.0
+    study.draw_small(tmp_path / "two.png", tables["small_scores"], tables["small_fits"])
+    assert [len(x) for x in marked] == [1]
+    assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_small_pools_join_stored_results_and_leave_the_others(study: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "results"
+    shutil.copytree(FOLDER / "results" / "active_learning", folder)
+    before = json.loads((folder / "results.json").read_text())
+    curves = (folder / "curves.csv").read_bytes()
+    study.main(tiny=True, out=folder, task="small", checkpoint=tmp_path / "kept")
+    after = json.loads((folder / "results.json").read_text())
+    assert (folder / "curves.csv").read_bytes() == curves
+    assert after["stamp"] == before["stamp"]
+    assert after["sizes"] == before["sizes"]
+    assert {"commit", "date"} <= set(after["numbers"]["small pools"]["stamp"])
+    fits = study.Study.read(folder, study.FULL).tables["small_fits"]
+    # Of five fits of one choice each has its convergence: at 6, 7, 8 and 9 labels, and where others are scored.
+    assert len([fit for fit in fits if fit["choice"] == study.BY_NUTS]) == 2 * 4
+    assert len([fit for fit in fits if fit["choice"] == study.AT_RANDOM]) == 2
+    assert all(math.isfinite(fit["rhat"]) for fit in fits)
+
+
 # --- runs ---------------------------------------------------------------------------------------------
 
 
@@ -205,9 +305,11 @@ def test_a_tiny_run_writes_tables_figures_and_verdicts(
 ) -> None:
     found = study.main(tiny=True, out=tmp_path, checkpoint=tmp_path / "kept")
     content = json.loads((tmp_path / "results.json").read_text())
-    # Two choices for each task of classes, one for numbers, and the coins.
-    assert len(content["verdicts"]) == 6
-    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    # Two choices for each task of classes, one for numbers, the coins; and six on small pools.
+    assert len(content["verdicts"]) == 6 + 6
+    for name in ("curves", "small_pools"):
+        assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert content["numbers"]["small pools"]["sizes"]["pool"] == study.TINY_SMALL.pool
     with (tmp_path / "curves.csv").open() as file:
         stored = list(csv.DictReader(file))
     assert {(row["task"], row["strategy"]) for row in stored} == {

@@ -558,6 +558,23 @@ def test_a_departure_is_compared_once_both_have_converged(script, variant):
     assert outcome(script, key, "judge_departure", variant, only) == NOT_RUN
 
 
+def test_a_fit_whose_loss_still_fell_is_hollow(script, tmp_path, monkeypatch):
+    table = importlib.import_module("study").read_table(
+        FOLDER / "results" / "empirical_bayes_alzheimers" / "departures.csv"
+    )
+    kept, panels = [], script.panels
+    monkeypatch.setattr(script, "panels", lambda *given: kept.append(panels(*given)) or kept[-1])
+    script.draw_departures(tmp_path / "departures.png", table)
+    assert (tmp_path / "departures.png").read_bytes().startswith(b"\x89PNG")
+    left, right = kept[0][1][0]
+    marks = [line for line in right.lines if line.get_marker() in ("o", "s")]
+    assert len(marks) == len(table)
+    hollow = sum(line.get_markerfacecolor() == "white" for line in marks)
+    assert hollow == sum(not row["converged"] for row in table)
+    lost = sum(row["auc_test"] < script.COLLAPSED for row in table)
+    assert any(text.get_text().startswith(f"{lost} of ") for text in left.texts)
+
+
 def test_what_the_source_ran_is_judged_at_its_settings_alone(script):
     def found(area: float, steps: int = 50_000, rate: float = 0.01) -> Any:
         table = departures(area - 0.75 + 0.001 * np.arange(-1.0, 2.0), variant="all three")

@@ -210,6 +210,13 @@ def test_a_gap_in_which_chains_disagree_decides_nothing(script: Any, figures: An
     assert [each.verdict for each in referee.verdicts()] == [UNDECIDED, REPRODUCED]
 
 
+def test_the_figure_of_splits_is_drawn_from_the_stored_table(script: Any, tmp_path: Path) -> None:
+    stored = script.Study.read(FOLDER / "results" / "in_between_uncertainty", script.FULL)
+    stored.out = tmp_path
+    script.draw(stored)
+    assert (tmp_path / "splits.png").stat().st_size > 5000
+
+
 # --- all of it ----------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import matplotlib.image
 import numpy as np
 import pytest
+from scipy import stats
 
 from comparisons.claims import CORRECTED, NOT_RUN, REFUTED, REPRODUCED, UNDECIDED, mean_over_splits
 
@@ -444,6 +445,24 @@ def test_a_choice_that_failed_in_one_split_is_not_averaged_over_the_others(study
     assert row["splits"] == 1
     assert row["vs_map"] == pytest.approx(0.1)
     assert row["reason"].startswith("CurvatureError")
+
+
+def test_the_figures_have_the_interval_of_the_verdicts_and_say_what_there_is_not(study, tmp_path):
+    stored = study.Study.read(FOLDER / "results" / "laplace_design_choices", study.FULL)
+    rows = study.by_choice(stored.tables["choices"], study.CLASSIFICATION)
+    row = rows[study.DEFAULT]
+    found = study.gain_over_map(rows, study.DEFAULT, 5)
+    assert found.value == pytest.approx(row["vs_map"])
+    # Halves of a table: the variance of the mean is 1 / 5 + 1 of that of a split, t with four degrees of freedom.
+    reach = stats.t.ppf(0.975, 4) * row["vs_map_se"] * math.sqrt(5 * (1 / 5 + 1))
+    assert found.high - found.value == pytest.approx(reach, rel=1e-6)
+    none = ("all", "kron", "hessian", study.AFTER, "linearised")
+    assert study.gain_over_map(rows, none, 5) is None
+    assert study.why_none(rows, none, 5) == "refused: there is none"
+    stored.out = tmp_path
+    study.draw(stored)
+    for name in ("regression", "classification", "predictives"):
+        assert matplotlib.image.imread(tmp_path / f"{name}.png").std() > 0.01
 
 
 def test_noise_of_least_squares_is_that_of_scikit_learn(study, rng):

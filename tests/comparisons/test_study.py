@@ -94,6 +94,37 @@ def test_convergence_has_one_limit(study: Any, rhat: float, ess: float, expected
     assert study.converged(rhat, ess) == expected
 
 
+def test_there_is_one_mark_of_what_has_not_converged(study: Any) -> None:
+    figure, ((axes,),) = study.panels(4.0, 3.0)
+    mark = study.mark_unconverged(axes, [0.2, 0.8], [0.5, 0.5])
+    handle = study.unconverged_handle()
+    assert mark.get_marker() == handle.get_marker() == "x"
+    assert f"{study.RHAT}" in handle.get_label()
+    assert f"{study.ESS:.0f}" in handle.get_label()
+    # It is in no legend unless it is asked for.
+    assert axes.get_legend_handles_labels()[1] == []
+    study.say_unconverged(axes, "R-hat 1.5")
+    figure.canvas.draw()
+
+
+def test_figures_alone_run_nothing(study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = study.Study(Sizes(rows=9), tmp_path)
+    run.tables["rows"] = [{"value": 1}]
+    run.write()
+    seen: list[Any] = []
+    parser = study.command_line("A study.", "figures", "seeds")
+    monkeypatch.setattr("sys.argv", ["study", "--figures", "--out", str(tmp_path)])
+    study.run(parser, None, "any", Sizes(), seen.append)
+    assert [(each.sizes, each.tables, each.out) for each in seen] == [
+        (Sizes(rows=9), {"rows": [{"value": 1}]}, tmp_path)
+    ]
+    given: list[Any] = []
+    monkeypatch.setattr("sys.argv", ["study", "--seeds", "3"])
+    study.run(parser, lambda **options: given.append(options), "any", Sizes(), seen.append)
+    assert given == [{"tiny": False, "out": None, "seeds": 3}]
+    assert len(seen) == 1
+
+
 def test_a_part_is_computed_once_and_comes_back_bit_by_bit(study: Any, tmp_path: Path) -> None:
     computed: list[int] = []
     part = {
