@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import ON_REALS
 from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, RecordMessages, SubstituteLinear, Values
@@ -49,74 +49,39 @@ class _PerRow(NamedHandler):
 
     A weight or a bias is a site if it is the very array with which the site was answered. Anything else is used
     unchanged: arrays computed from sites, a site with a constrained support, a bias that is not (O,) for O outputs, and
-    a weight that is not a matrix.
+    a weight that is not a matrix. `refuse_shared` has refused sites that the estimator does not serve.
     """
 
     estimator = ""
-    advice = "estimator='plain'"
 
-    def __init__(self, loc: Values, approximate: bool = False):
+    def __init__(self, loc: Values):
         super().__init__(f"site of {self.estimator}", loc)
         self.loc = loc
-        self.approximate = approximate
         # The arrays are kept, because Python reuses the `id` of an array that was deleted.
         self.sites: dict[int, tuple[str, Array]] = {}
-        self.rows: dict[int, str] = {}
 
     def process(self, msg: Message) -> None:
-        if msg.kind in ("linear", "conv"):
-            self._map(msg)
-        elif self.approximate:
+        if msg.kind not in ("linear", "conv"):
             return
-        elif msg.kind == "coupled":
-            self._check(False, "rows that do not interact", "bnn.coupled in the model")
-        elif msg.kind == "observe":
-            rows = int(msg.arguments["f"].shape[0])
-            for count, name in self.rows.items():
-                expected = f"inputs of the map {name!r} with one row for each of the {rows} rows of the data"
-                self._check(count == rows, expected, f"{count} rows")
+        x, weight, bias = (msg.arguments[name] for name in ("x", "weight", "bias"))
+        axes = len(x.shape) if msg.kind == "conv" else 2
+        weight_site = self._site(weight) if len(weight.shape) == axes else None
+        whole = bias is not None and tuple(bias.shape) == tuple(weight.shape[-1:])
+        bias_site = self._site(bias) if whole else None
+        if weight_site is not None or bias_site is not None:
+            applied = functools.partial(apply_map, msg)
+            msg.answer(self._output(applied, x, weight, bias, (weight_site, bias_site)))
 
     def after(self, msg: Message) -> None:
         if msg.kind != "sample":
             return
         self.met.append(msg.name)
-        observed = msg.arguments["obs"] is not None
-        if msg.name not in self.loc or observed or msg.arguments["distribution"].family not in ON_REALS:
-            return
-        given, shape = tuple(self.loc[msg.name].shape), tuple(msg.value.shape)
-        expected = f"loc of shape {shape} for site {msg.name!r}"
-        InputError.check(given == shape, self.estimator, expected, f"shape {given}", "that of the guide")
-        self.sites[id(msg.value)] = (msg.name, msg.value)
-
-    def _check(self, good: bool, expected: str, got: str, advice: str = "") -> None:
-        UnsupportedError.check(good, self.estimator, expected, got, advice or self.advice)
-
-    def _map(self, msg: Message) -> None:
-        x, weight, bias = (msg.arguments[name] for name in ("x", "weight", "bias"))
-        axes = len(x.shape) if msg.kind == "conv" else 2
-        weight_site = self._site(weight) if len(weight.shape) == axes else None
-        bias_site = None if bias is None else self._site(bias)
-        if weight_site is None and bias_site is None:
-            return
-        expected = f"inputs (N, ..., I) of the map {msg.name!r}, a row for each row of the data"
-        self._check(len(x.shape) > 1, expected, f"shape {tuple(x.shape)}", "estimator='plain'")
-        self.rows.setdefault(int(x.shape[0]), msg.name)
-        for site in (weight_site, bias_site):
-            if site is not None:
-                self._use(site, msg, positions=len(x.shape) > 2 and site == weight_site)
-        if bias is not None and tuple(bias.shape) != tuple(weight.shape[-1:]):
-            bias_site = None
-        if weight_site is None and bias_site is None:
-            return
-
-        applied = functools.partial(apply_map, msg)
-        msg.answer(self._output(applied, x, weight, bias, (weight_site, bias_site)))
+        free = msg.arguments["obs"] is None and msg.arguments["distribution"].family in ON_REALS
+        if msg.name in self.loc and free:
+            self.sites[id(msg.value)] = (msg.name, msg.value)
 
     def _site(self, value: Array) -> str | None:
         return self.sites.get(id(value), (None,))[0]
-
-    def _use(self, site: str, msg: Message, positions: bool) -> None:
-        """Record a use of a site, or refuse it."""
 
     def _output(self, applied: Map, x: Array, weight: Array, bias: Any, sites: Sites) -> Array:
         """The output of the map. A site is None where the given value is to be used unchanged."""
@@ -155,7 +120,7 @@ class LocalReparameterisation(_PerRow):
     -----
     The distribution of each row is exact for a site that is used once per row. A second use in the same row
     (another position of a convolution or of an x with more than two axes, or another map) would need the same weights,
-    but gets a new eps. Such sites raise UnsupportedError, unless `approximate`: then every position of every use has
+    but gets a new eps. `refuse_shared` refuses such sites, unless `approximate`: then every position of every use has
     new noise, as is usual for convolutions (Molchanov et al. 2017; Shridhar et al. 2019). Means and variances of the
     outputs are then correct, their dependence within a row is lost, and the objective is no longer a bound on the
     evidence.
@@ -175,20 +140,11 @@ class LocalReparameterisation(_PerRow):
     """
 
     estimator = "local reparameterisation"
-    advice = "estimator='flipout' or 'plain', or approximate=True"
 
-    def __init__(self, loc: Values, scale: Values, normal: Source, approximate: bool = False):
-        super().__init__(loc, approximate)
+    def __init__(self, loc: Values, scale: Values, normal: Source):
+        super().__init__(loc)
         self.scale = scale
         self.normal = normal
-        self.used: dict[str, list[str]] = {}
-
-    def _use(self, site: str, msg: Message, positions: bool) -> None:
-        names = self.used.setdefault(site, [])
-        names.append(msg.name)
-        if not self.approximate and (positions or len(names) > 1):
-            got = _at_positions(msg.name, msg.kind) if positions else _in_maps(names)
-            self._check(False, f"one use per row of {site!r}", got)
 
     def _output(self, applied: Map, x: Array, weight: Array, bias: Any, sites: Sites) -> Array:
         weight_site, bias_site = sites
@@ -219,7 +175,7 @@ class Flipout(_PerRow):
     under q, for shared weights too.
 
     `loc` is site -> mean, for sites whose q is symmetric about it with independent coordinates; `sign` is a source of
-    signs. Rows that interact or are folded into positions raise UnsupportedError.
+    signs. `refuse_shared` refuses rows that interact or are folded into positions.
 
     Notes
     -----
@@ -263,8 +219,6 @@ class Flipout(_PerRow):
 
     def _spread(self, signs: Array, x: Array) -> Array:
         """Signs (N, K) repeated along all positions of x (N, ..., I)."""
-        got = f"{int(signs.shape[0])} and {int(x.shape[0])}"
-        self._check(signs.shape[0] == x.shape[0], "the same rows in all maps that share a weight", got)
         return signs.reshape(_one_per_row(x, int(signs.shape[-1])))
 
 
@@ -282,15 +236,6 @@ class SharedUse:
     site: str
     kind: Literal["positions", "maps", "rows", "outside"]
     reason: str
-
-
-def _at_positions(name: str, kind: str) -> str:
-    what = "a convolution" if kind == "conv" else "a map of inputs with more than two axes"
-    return f"its use at several positions, in {name!r}, {what}"
-
-
-def _in_maps(names: Collection[str]) -> str:
-    return f"several uses in linear maps: {', '.join(map(repr, names))}"
 
 
 def shared_weights(
@@ -323,10 +268,13 @@ def shared_weights(
                 got = f"its use in {use.name!r} on {tuple(inputs.shape)} inputs for {rows} rows of data"
                 found[site] = SharedUse(site, "rows", got)
             elif len(inputs.shape) > 2 and site == use.weight:
-                found.setdefault(site, SharedUse(site, "positions", _at_positions(use.name, use.kind)))
+                what = "a convolution" if use.kind == "conv" else "a map of inputs with more than two axes"
+                got = f"its use at several positions, in {use.name!r}, {what}"
+                found.setdefault(site, SharedUse(site, "positions", got))
     for site, used in names.items():
         if len(used) > 1:
-            found.setdefault(site, SharedUse(site, "maps", _in_maps(used)))
+            got = f"several uses in linear maps: {', '.join(map(repr, used))}"
+            found.setdefault(site, SharedUse(site, "maps", got))
     for site in _used_outside(model, values, x, list(names)):
         found[site] = SharedUse(site, "outside", "its use outside of linear maps as well")
     return {site: found[site] for site in names if site in found}

@@ -188,7 +188,7 @@ class Objective:
         loc, scale = ({n: part[n] for n in self._weights} for part in self.guide.loc_scale(params))
         if self.estimator == "flipout":
             return Flipout(loc, randomness.sign)
-        return LocalReparameterisation(loc, scale, randomness.normal, approximate=self.approximate)
+        return LocalReparameterisation(loc, scale, randomness.normal)
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
         """The guide at fitted parameters, in NumPy."""
