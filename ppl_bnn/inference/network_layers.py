@@ -16,8 +16,8 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.warning_filters import ignored
 
-# ((stride down, across), ((top, bottom), (left, right))) of a convolution.
-Geometry = tuple[tuple[int, int], tuple[tuple[int, int], tuple[int, int]]]
+# The stride, and the zeros (before, after), along each axis of a convolution.
+Geometry = tuple[tuple[int, ...], tuple[tuple[int, int], ...]]
 ADVICE = "a network of the same layers, or start={'site': array} in the shapes of the sites"
 
 
@@ -144,10 +144,7 @@ def _torch_geometry(name: str, part: Any) -> Geometry:
         sides = [(each // 2, each - each // 2) for each in total]
     else:
         sides = [(each, each) for each in part.padding]
-    if len(part.kernel_size) == 1:
-        # The program represents a sequence as an image of height 1.
-        return (1, *part.stride), ((0, 0), sides[0])
-    return tuple(part.stride), (sides[0], sides[1])
+    return tuple(part.stride), tuple(sides)
 
 
 def _torch_order(module: Any, names: set[str], problem: Problem, convolutional: bool) -> list[str]:

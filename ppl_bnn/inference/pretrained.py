@@ -142,7 +142,7 @@ class _RecordCalls(Handler):
         if msg.kind == "conv":
             around = (arguments["stride"], arguments["padding"])
             axes = len(weight.shape) - 2
-            _, (_, stride, margins, _) = ops.as_images(msg.name, x, tuple(weight.shape[:axes]), *around, axes)
+            _, stride, margins, _ = ops.windows(msg.name, x, tuple(weight.shape[:axes]), *around, axes)
             geometry = (stride, margins)
         elif self.channels is not None:
             channels_first = _channels_first(np.asarray(x).reshape(-1, x.shape[-1])[0], self.channels)

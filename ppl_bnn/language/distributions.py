@@ -44,7 +44,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, ModelError, unknown_name
+from ppl_bnn.core.errors import InputError, ModelError, check_known, unknown_name
 from ppl_bnn.core.settings import whole
 from ppl_bnn.language import ops
 
@@ -209,16 +209,14 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
     InputError
         An argument that is missing, given twice or invalid.
     """
-    if family not in FAMILIES:
-        raise unknown_name("distribution", family, FAMILIES)
+    check_known("distribution", [family], FAMILIES)
     known = FAMILIES[family]
     if len(args) > len(known):
         raise InputError.of(family, f"at most {len(known)} arguments", str(len(args)), ", ".join(known))
+    check_known(f"argument of {family}", kwargs, known)
     given = dict(zip(known, args, strict=False))
-    for name in kwargs:
-        if name not in known:
-            raise unknown_name(f"argument of {family}", name, known)
-        if name in given:
+    for name in given:
+        if name in kwargs:
             raise InputError(f"{family}: argument {name!r} was given twice")
     arguments = known | given | kwargs
     for name, value in arguments.items():
@@ -229,19 +227,13 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
     return Distribution(family, arguments)
 
 
-def check_group(of: str, per: Any, known: tuple[str, ...] = GROUPS) -> None:
-    """Refuse an unknown name of a grouping of weights; `of` is the object named in the error."""
-    if per not in known:
-        raise unknown_name(f"per of {of}", per, known)
-
-
 def group_shape(per: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of one scale per group of weights, which broadcasts against a tensor of `shape` (..., I, O).
 
     "weight": `shape`. "unit": (O,), one for all weights into an output unit (or channel). "input": (I, 1), one for all
     weights out of an input unit, and (1,) for a bias, the weights out of the constant 1. "tensor": ().
     """
-    check_group("a scale", per)
+    check_known("per of a scale", [per], GROUPS)
     groups = {"weight": shape, "unit": shape[-1:], "input": (*shape[-2:-1], 1), "tensor": ()}
     return groups[per] if shape else ()
 
@@ -259,7 +251,7 @@ def _check_family(family: str, arguments: Mapping[str, Any]) -> None:
         case "Uniform", {"low": int() | float() as low, "high": int() | float() as high}:
             check(low < high, family, "low < high", f"{low!r} and {high!r}", "Uniform(0.0, 1.0)")
         case "EmpiricalBayes", {"per": per}:
-            check_group(family, per, ("weight", "unit", "tensor"))
+            check_known(f"per of {family}", [per], ("weight", "unit", "tensor"))
         case "LKJCholesky", {"dimension": size}:
             check(not whole(2)(size), family, "a dimension, a whole number from 2", repr(size), "2")
         case "NormalMixture", {"weights": weights, "scales": scales}:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import itertools
 import math
 import operator
 import pkgutil
@@ -17,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import ModelError, unknown_name
+from ppl_bnn.core.errors import ModelError, check_known
+from ppl_bnn.core.settings import whole
 
 Array = Any
 # An image is (N, H, W, C); a kernel and a stride are one number or (height, width).
@@ -48,17 +50,14 @@ def namespace(*arrays: Any) -> Any:
     return sys.modules["jax.numpy"] if any(map(_is_jax, arrays)) else np
 
 
-def library(*arrays: Any) -> str:
-    """ "torch", "jax" or "numpy"."""
-    return namespace(*arrays).__name__.partition(".")[0]
-
-
 def _function(arrays: Sequence[Any], torch: str, jax: str, numpy: str | Callable[..., Any]) -> Any:
     """The function of torch or of JAX, by its path there; for NumPy a function, or the address of one of SciPy."""
-    name = library(*arrays)
-    if name == "numpy":
+    xp = namespace(*arrays)
+    if xp is np:
         return pkgutil.resolve_name(numpy) if isinstance(numpy, str) else numpy
-    return operator.attrgetter(torch if name == "torch" else jax)(sys.modules[name])
+    if xp.__name__ == "torch":
+        return operator.attrgetter(torch)(xp)
+    return operator.attrgetter(jax)(sys.modules["jax"])
 
 
 def asarray(value: Any, like: Array) -> Array:
@@ -163,15 +162,6 @@ def logsumexp(x: Array) -> Array:
     return _function([x], "logsumexp", "nn.logsumexp", "scipy.special:logsumexp")(x, -1)
 
 
-def digamma(x: Array) -> Array:
-    return _function([x], "digamma", "scipy.special.digamma", "scipy.special:digamma")(x)
-
-
-def trigamma(x: Array) -> Array:
-    """The derivative of the digamma function; that of torch is accurate to nine digits only."""
-    return _function([x], "polygamma", "scipy.special.polygamma", "scipy.special:polygamma")(1, x)
-
-
 def sum(x: Array, axis: int | None = None) -> Array:
     return x.sum() if axis is None else x.sum(axis)
 
@@ -238,7 +228,7 @@ def solve_triangular(matrix: Array, right: Array) -> Array:
     """The solution z of matrix @ z = right, for a lower-triangular matrix (D, D) and right (..., D)."""
     name, columns = "linalg.solve_triangular", right.reshape(-1, right.shape[-1]).T
     solve = _function([matrix, right], name, f"scipy.{name}", f"scipy:{name}")
-    side = {"upper": False} if library(matrix, right) == "torch" else {"lower": True}
+    side = {"upper": False} if _is_torch(right) else {"lower": True}
     return solve(matrix, columns, **side).T.reshape(right.shape)
 
 
@@ -281,9 +271,13 @@ def lookup(table: Array, index: Array) -> Array:
     """
     xp = namespace(table, index)
     index = _on_device_of(table, xp, index)
-    inside = (index >= 0) & (index < table.shape[0])
-    rows = table[xp.where(inside, index, xp.zeros_like(index))]
-    return xp.where(inside[..., None], rows, full_like(rows, math.nan))
+    return _where_known(index, table.shape[0], table[xp.clip(index, 0, table.shape[0] - 1)])
+
+
+def _where_known(index: Array, size: int, rows: Array) -> Array:
+    """The rows (..., C), with NaN where the index (...) is outside of 0..size-1."""
+    inside = (index >= 0) & (index < size)
+    return where(inside[..., None], rows, full_like(rows, math.nan))
 
 
 def _on_device_of(like: Array, xp: Any, index: Array) -> Array:
@@ -297,9 +291,7 @@ def one_hot(index: Array, size: int, like: Array) -> Array:
     """
     xp = namespace(like)
     index, numbers = _on_device_of(like, xp, index), _on_device_of(like, xp, xp.arange(size))
-    rows = in_floats(index[..., None] == numbers, like)
-    inside = (index >= 0) & (index < size)
-    return xp.where(inside[..., None], rows, full_like(rows, math.nan))
+    return _where_known(index, size, in_floats(index[..., None] == numbers, like))
 
 
 def segment_sum(x: Array, index: Any, count: int) -> Array:
@@ -374,10 +366,6 @@ _WORDS = {
 }
 
 
-def is_whole(value: Any, least: int) -> bool:
-    return hasattr(value, "__index__") and not isinstance(value, bool) and value >= least
-
-
 def _margins(sizes: Any, kernel: Any, stride: Any, padding: Any) -> tuple[tuple[int, int], ...] | None:
     """For each axis, the numbers of zeros before and after; None if the padding is invalid."""
     if padding == "same":
@@ -387,30 +375,33 @@ def _margins(sizes: Any, kernel: Any, stride: Any, padding: Any) -> tuple[tuple[
         ]
         return tuple((each // 2, each - each // 2) for each in missing)
     padding = 0 if padding == "valid" else padding
-    if is_whole(padding, 0):
+    if not whole(0)(padding):
         padding = ((padding, padding),) * len(kernel)
     elif len(kernel) == 1:
         padding = (padding,)
     with contextlib.suppress(TypeError, ValueError):
         margins = tuple((before, after) for before, after in padding)
-        if len(margins) == len(kernel) and all(is_whole(each, 0) for pair in margins for each in pair):
+        if len(margins) == len(kernel) and not any(whole(0)(each) for pair in margins for each in pair):
             return tuple((operator.index(before), operator.index(after)) for before, after in margins)
     return None
 
 
-def windows(word: str, x: Array, kernel: Any, stride: Any, padding: Any, axes: int = 2) -> Any:
-    """Check a kernel, stride and padding against images (N, H, W, C), or sequences (N, T, C) with `axes=1`.
+def windows(word: str, x: Array, kernel: Any, stride: Any, padding: Any, axes: int | None = None) -> Any:
+    """Check a kernel, stride and padding against images (N, H, W, C) or sequences (N, T, C).
+
+    `axes` is 2 where only images are allowed, 1 where only sequences are.
 
     The result is (kernel, stride, (zeros before, zeros after), number of windows), each a tuple with one entry for each
     spatial axis. `word` is the function named in errors.
     """
-    inputs, pair, pairs = _WORDS[axes]
     shape, check = tuple(x.shape), ModelError.check
+    axes = (1 if len(shape) == 3 else 2) if axes is None else axes
+    inputs, pair, pairs = _WORDS[axes]
     check(len(shape) == axes + 2, word, inputs, f"shape {shape}", "x[..., None]")
     checked = []
     for what, value in (("kernel", kernel), ("stride", stride)):
         given = (value,) * axes if hasattr(value, "__index__") else value
-        good = isinstance(given, tuple | list) and len(given) == axes and all(is_whole(n, 1) for n in given)
+        good = isinstance(given, tuple | list) and len(given) == axes and not any(map(whole(1), given))
         check(good, word, f"a positive whole number as {what}{pair}", repr(value), f"{what}=2")
         checked.append(tuple(map(operator.index, given)))
     kernel, stride = checked
@@ -426,34 +417,28 @@ def windows(word: str, x: Array, kernel: Any, stride: Any, padding: Any, axes: i
     return kernel, stride, margins, tuple(n // step + 1 for n, step in zip(inside, stride, strict=True))
 
 
-def as_images(word: str, x: Array, kernel: Any, stride: Any, padding: Any, axes: int) -> tuple[Array, Any]:
-    """Images, and the result of `windows` for them; a sequence (N, T, C) is an image (N, 1, T, C)."""
-    found = windows(word, x, kernel, stride, padding, axes)
-    if axes == 2:
-        return x, found
-    return x[:, None], tuple((one, *each) for one, each in zip((1, 1, (0, 0), 1), found, strict=True))
-
-
 def _pad(x: Array, margins: Any, value: float) -> Array:
-    """The image padded with `value`."""
-    if margins == ((0, 0), (0, 0)):
+    """The inputs padded with `value`."""
+    if not any(map(any, margins)):
         return x
     xp = namespace(x)
     if xp.__name__ == "torch":
-        return xp.nn.functional.pad(x, (0, 0, *margins[1], *margins[0]), value=value)
+        # From the last axis to the first.
+        sides = (side for margin in reversed(((0, 0), *margins, (0, 0))) for side in margin)
+        return xp.nn.functional.pad(x, tuple(sides), value=value)
     return xp.pad(x, ((0, 0), *margins, (0, 0)), constant_values=value)
 
 
 def _slices(x: Array, found: Any, value: float) -> list[Array]:
-    """The inputs at each position of the kernel: kh*kw arrays (N, H', W', C) in the order (kh, kw)."""
+    """The inputs at each position of the kernel, kh*kw arrays (N, H', W', C) in the order (kh, kw) for images."""
     kernel, stride, margins, count = found
     x = _pad(x, margins, value)
-    down, across = (step * (number - 1) + 1 for step, number in zip(stride, count, strict=True))
-    return [
-        x[:, row : row + down : stride[0], column : column + across : stride[1]]
-        for row in range(kernel[0])
-        for column in range(kernel[1])
-    ]
+    spans = [step * (number - 1) + 1 for step, number in zip(stride, count, strict=True)]
+    slices = []
+    for place in itertools.product(*map(range, kernel)):
+        ends = [first + span for first, span in zip(place, spans, strict=True)]
+        slices.append(x[(slice(None), *map(slice, place, ends, stride))])
+    return slices
 
 
 def patches(x: Array, kernel: Pair, stride: Pair = 1, padding: AnyPadding = "valid") -> Array:
@@ -476,9 +461,7 @@ def patches(x: Array, kernel: Pair, stride: Pair = 1, padding: AnyPadding = "val
     array
         Patches, (N, H', W', kh*kw*C) or (N, T', k*C).
     """
-    axes = 1 if len(x.shape) == 3 else 2
-    result = concatenate(_slices(*as_images("ops.patches", x, kernel, stride, padding, axes), 0.0))
-    return result[:, 0] if axes == 1 else result
+    return concatenate(_slices(x, windows("ops.patches", x, kernel, stride, padding), 0.0))
 
 
 def conv2d(x: Array, weight: Array, stride: Pair = 1, padding: Padding = "valid") -> Array:
@@ -551,22 +534,20 @@ def _convolve(word: str, shapes: str, axes: int, x: Array, weight: Array, stride
     expected = f"a weight of shape {shapes.format(x.shape[-1])} {tuple(x.shape)}"
     got, advice = f"shape {tuple(weight.shape)}", f"the channels of the inputs as axis {axes}"
     ModelError.check(fits, word, expected, got, advice)
-    x, found = as_images(word, x, tuple(weight.shape[:axes]), stride, padding, axes)
-    weight = weight[None] if axes == 1 else weight
+    found = windows(word, x, tuple(weight.shape[:axes]), stride, padding, axes)
     _, strides, margins, _ = found
     xp = namespace(x, weight)
-    common = xp.promote_types(x.dtype, weight.dtype)
     if xp is np:
-        result = concatenate(_slices(x, found, 0.0)) @ weight.reshape(-1, weight.shape[-1])
-    elif xp.__name__ == "torch":
-        images = _pad(x, margins, 0.0).to(common).permute(0, 3, 1, 2)
-        kernel = weight.to(common).permute(3, 2, 0, 1)
-        result = xp.nn.functional.conv2d(images, kernel, stride=strides).permute(0, 2, 3, 1)
-    else:
-        layout = ("NHWC", "HWIO", "NHWC")
-        convolve = sys.modules["jax"].lax.conv_general_dilated
-        result = convolve(x.astype(common), weight.astype(common), strides, margins, dimension_numbers=layout)
-    return result[:, 0] if axes == 1 else result
+        return concatenate(_slices(x, found, 0.0)) @ weight.reshape(-1, weight.shape[-1])
+    common = xp.promote_types(x.dtype, weight.dtype)
+    if xp.__name__ == "torch":
+        convolve = xp.nn.functional.conv1d if axes == 1 else xp.nn.functional.conv2d
+        images = _pad(x, margins, 0.0).to(common).movedim(-1, 1)
+        kernel = weight.to(common).movedim((-1, -2), (0, 1))
+        return convolve(images, kernel, stride=strides).movedim(1, -1)
+    layout = ("NTC", "TIO", "NTC") if axes == 1 else ("NHWC", "HWIO", "NHWC")
+    convolve = sys.modules["jax"].lax.conv_general_dilated
+    return convolve(x.astype(common), weight.astype(common), strides, margins, dimension_numbers=layout)
 
 
 def convolution(x: Array, weight: Array, stride: Any = 1, padding: Any = "valid") -> Array:
@@ -574,14 +555,13 @@ def convolution(x: Array, weight: Array, stride: Any = 1, padding: Any = "valid"
     return (conv1d if len(weight.shape) == 3 else conv2d)(x, weight, stride, padding)
 
 
-def _pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) -> tuple[Array, Any]:
-    """As `as_images`; padding is refused if a window would contain no part of the image."""
-    axes = 1 if len(x.shape) == 3 else 2
-    image, found = as_images(word, x, kernel, kernel if stride is None else stride, padding, axes)
+def _pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) -> Any:
+    """As `windows`; padding is refused if a window would contain no part of the image."""
+    found = windows(word, x, kernel, kernel if stride is None else stride, padding)
     small = all(max(margin) < size for margin, size in zip(found[2], found[0], strict=True))
     expected = f"padding smaller than the kernel {found[0]}, or a window would hold nothing of the image"
     ModelError.check(small, word, expected, repr(padding), "padding='same'")
-    return image, found
+    return found
 
 
 def avg_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: AnyPadding = "valid") -> Array:
@@ -611,11 +591,10 @@ def avg_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: AnyPad
     ModelError
         Shapes, stride or padding do not fit.
     """
-    image, found = _pooling("ops.avg_pool", x, kernel, stride, padding)
-    inside = np.ones((1, *image.shape[1:3], 1))
-    total, count = (builtins.sum(_slices(each, found, 0.0)) for each in (image, inside))
-    result = total / asarray(count, like=total)
-    return result[:, 0] if len(x.shape) == 3 else result
+    found = _pooling("ops.avg_pool", x, kernel, stride, padding)
+    inside = np.ones((1, *x.shape[1:-1], 1))
+    total, count = (builtins.sum(_slices(each, found, 0.0)) for each in (x, inside))
+    return total / asarray(count, like=total)
 
 
 def max_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: AnyPadding = "valid") -> Array:
@@ -644,13 +623,12 @@ def max_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: AnyPad
     ModelError
         Shapes, stride or padding do not fit.
     """
-    image, found = _pooling("ops.max_pool", x, kernel, stride, padding)
+    found = _pooling("ops.max_pool", x, kernel, stride, padding)
     xp = namespace(x)
     whole = not (x.is_floating_point() if _is_torch(x) else xp.issubdtype(x.dtype, xp.floating))
     lowest = xp.iinfo(x.dtype).min if whole else -math.inf
-    slices = stack(_slices(image, found, lowest), 0)
-    result = slices.amax(0) if _is_torch(slices) else slices.max(0)
-    return result[:, 0] if len(x.shape) == 3 else result
+    slices = stack(_slices(x, found, lowest), 0)
+    return slices.amax(0) if _is_torch(slices) else slices.max(0)
 
 
 ACTIVATIONS = {each.__name__: each for each in (tanh, relu, sigmoid, softplus, gelu, silu, sin)}
@@ -661,6 +639,5 @@ def activation(name: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
     """The activation function of that name; a function is returned unchanged."""
     if callable(name):
         return name
-    if name not in ACTIVATIONS:
-        raise unknown_name("activation", name, ACTIVATIONS)
+    check_known("activation", [name], ACTIVATIONS)
     return ACTIVATIONS[name]

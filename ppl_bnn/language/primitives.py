@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from ppl_bnn.core.errors import ModelError, unknown_name
+from ppl_bnn.core.errors import ModelError, check_known
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import Distribution
 from ppl_bnn.language.likelihoods import Likelihood
@@ -83,9 +83,8 @@ class NamedHandler(Handler):
 
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
-        missing = [name for name in self.names if name not in self.met]
-        if missing and exception[0] is None:
-            raise unknown_name(self.kind, missing[0], self.met)
+        if exception[0] is None:
+            check_known(self.kind, self.names, self.met)
 
 
 class Interpretation(Handler):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, ModelError
+from ppl_bnn.core.errors import InputError, ModelError, check_known
 from ppl_bnn.core.settings import between, whole
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
@@ -42,7 +42,7 @@ def check_fields(
     for name in (*scales, *sampled):
         check_scale(where, getattr(prior, name), name in sampled)
     if groups:
-        dist.check_group(where, prior.per, groups)
+        check_known(f"per of {where}", [prior.per], groups)
     if "sigma" in (*scales, *sampled) and "scale" in (*scales, *sampled):
         scale, sigma = prior.scale, prior.sigma
         InputError.check(not isinstance(sigma, str), where, "a number as sigma", repr(sigma), "sigma=1.0")

@@ -22,7 +22,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, unknown_name
+from ppl_bnn.core.errors import InputError, check_known
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language import prior_parts as parts
@@ -456,14 +456,15 @@ class MatrixNormal:
         if len(known) == 2:
             return parts.kronecker_normal(name, shape, scale, known["rows"], known["columns"])
         base = parts.base_variables(name, (inputs, outputs))
-        factors = {}
-        for side, (given, size) in sides.items():
-            if side in known:
-                vectors, values = known[side]
-                factors[side] = ops.asarray(vectors * np.sqrt(values), like=base)
-            else:
-                factors[side] = given(f"{name}.{side}", size)
-        w = ops.einsum("ij,jk,lk->il", factors["rows"], base, factors["columns"])
+
+        def factor(side: str) -> Any:
+            given, size = sides[side]
+            if side not in known:
+                return given(f"{name}.{side}", size)
+            vectors, values = known[side]
+            return ops.asarray(vectors * np.sqrt(values), like=base)
+
+        w = ops.einsum("ij,jk,lk->il", factor("rows"), base, factor("columns"))
         return deterministic(name, scale * w.reshape(shape))
 
 
@@ -503,9 +504,8 @@ class CorrelatedConvolution:
     sigma: Scale = 1.0
 
     def __post_init__(self) -> None:
-        if self.kernel not in ("exponential", "squared_exponential"):
-            known = ("exponential", "squared_exponential")
-            raise unknown_name("kernel of priors.CorrelatedConvolution", self.kernel, known)
+        known = ("exponential", "squared_exponential")
+        check_known("kernel of priors.CorrelatedConvolution", [self.kernel], known)
         sampled = parts.is_sampled(self.length_scale)
         if sampled:
             parts.check_hyper_prior("priors.CorrelatedConvolution", self.length_scale)

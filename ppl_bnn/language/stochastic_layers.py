@@ -20,8 +20,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.language import ops
@@ -225,15 +224,13 @@ class Flipout(_PerRow):
 # --- sites with several uses per row ----------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SharedUse:
+class SharedUse(NamedTuple):
     """The reason why a site is not used exactly once in each row, as a kind and in words.
 
     "positions" are those of a convolution, or of an x with more than two axes; "maps" are several uses in linear maps;
     "rows" are inputs without the rows of the data, or rows that interact; "outside" is a use besides linear maps.
     """
 
-    site: str
     kind: Literal["positions", "maps", "rows", "outside"]
     reason: str
 
@@ -263,20 +260,20 @@ def shared_weights(
                 continue
             names.setdefault(site, []).append(use.name)
             if met.messages:
-                found[site] = SharedUse(site, "rows", "its use in a model whose rows interact, bnn.coupled")
+                found[site] = SharedUse("rows", "its use in a model whose rows interact, bnn.coupled")
             elif len(inputs.shape) < 2 or int(inputs.shape[0]) != rows:
                 got = f"its use in {use.name!r} on {tuple(inputs.shape)} inputs for {rows} rows of data"
-                found[site] = SharedUse(site, "rows", got)
+                found[site] = SharedUse("rows", got)
             elif len(inputs.shape) > 2 and site == use.weight:
                 what = "a convolution" if use.kind == "conv" else "a map of inputs with more than two axes"
                 got = f"its use at several positions, in {use.name!r}, {what}"
-                found.setdefault(site, SharedUse(site, "positions", got))
+                found.setdefault(site, SharedUse("positions", got))
     for site, used in names.items():
         if len(used) > 1:
             got = f"several uses in linear maps: {', '.join(map(repr, used))}"
-            found.setdefault(site, SharedUse(site, "maps", got))
+            found.setdefault(site, SharedUse("maps", got))
     for site in _used_outside(model, values, x, list(names)):
-        found[site] = SharedUse(site, "outside", "its use outside of linear maps as well")
+        found[site] = SharedUse("outside", "its use outside of linear maps as well")
     return {site: found[site] for site in names if site in found}
 
 
@@ -300,15 +297,15 @@ def refuse_shared(shared: Mapping[str, SharedUse], estimator: str, approximate: 
     `shared` comes from `shared_weights`; `estimator` is "local" or "flipout". Flipout is correct at all positions and
     in all maps; `approximate` permits the local reparameterisation. The UnsupportedError names the sites.
     """
-    for use in shared.values():
+    for site, use in shared.items():
         within_rows = use.kind in ("positions", "maps")
         if within_rows if estimator == "flipout" else approximate:
             continue
         advice = f"estimator={'flipout' if within_rows else 'plain'!r}"
         advice += ", or approximate=True" if estimator == "local" else ""
-        others = [other for other in shared if other != use.site]
+        others = [other for other in shared if other != site]
         got = use.reason + (f" (as for {', '.join(others)})" if others else "")
-        raise UnsupportedError.of(f"estimator {estimator!r}", f"one use per row of {use.site!r}", got, advice)
+        raise UnsupportedError.of(f"estimator {estimator!r}", f"one use per row of {site!r}", got, advice)
 
 
 # --- dropout ----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppl_bnn.core.errors import ModelError
-from ppl_bnn.core.settings import between
+from ppl_bnn.core.settings import between, whole
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import linear
 from ppl_bnn.language.prior_parts import Prior
@@ -92,8 +92,7 @@ class Layer:
 
     def whole(self, what: str, value: Any, advice: int) -> int:
         """A positive integer."""
-        good = ops.is_whole(value, 1)
-        self.check(good, f"a positive whole number as {what}", repr(value), f"{what}={advice}")
+        self.check(not whole(1)(value), f"a positive whole number as {what}", repr(value), f"{what}={advice}")
         return operator.index(value)
 
     def sizes(self, what: str, sizes: Any, advice: str) -> list[int]:

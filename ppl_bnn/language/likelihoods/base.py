@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
@@ -39,6 +40,12 @@ class Likelihood:
         Names of the parameters that are arrays, which are part of eta.
     per_output : bool
         Whether y has a column for each network output; otherwise y is (N,).
+    standardises : bool
+        Whether the targets have units that a fit may change. Counts, for instance, have none.
+    has_fisher : bool
+        Whether the Fisher information has a closed form.
+    has_kink : bool
+        Whether the log density has a kink in eta.
     """
 
     family: str
@@ -52,6 +59,9 @@ class Likelihood:
     # What to try where a parameter has a value per row.
     advice_for_rows: ClassVar[str] = "a number as {}"
     per_output: ClassVar[bool] = False
+    standardises: bool = True
+    has_fisher: bool = True
+    has_kink: bool = False
 
     def __post_init__(self) -> None:
         for name in self.positive:
@@ -65,21 +75,6 @@ class Likelihood:
         super().__init_subclass__()
         if "family" not in vars(cls):
             cls.family = cls.__name__
-
-    @property
-    def standardises(self) -> bool:
-        """Whether the targets have units that a fit may change. Counts, for instance, have none."""
-        return True
-
-    @property
-    def has_fisher(self) -> bool:
-        """Whether the Fisher information has a closed form."""
-        return True
-
-    @property
-    def has_kink(self) -> bool:
-        """Whether the log density has a kink in eta."""
-        return False
 
     @property
     def form(self) -> Self:
@@ -157,6 +152,16 @@ class HasObservedInformation(Protocol):
     def information_root(self, eta: Any, y: Any) -> Any:
         """R (N, D, C) with R R' the information of each row as it was observed."""
         ...
+
+
+def special(x: Any) -> Any:
+    """The special functions of the library of x. The derivative of digamma has nine digits in torch."""
+    xp = ops.namespace(x)
+    if xp.__name__ == "torch":
+        return xp.special
+    import scipy.special
+
+    return scipy.special if xp is np else sys.modules["jax"].scipy.special
 
 
 def is_known(value: Any) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
-from ppl_bnn.language.likelihoods.base import Likelihood, for_one_output
+from ppl_bnn.language.likelihoods.base import Likelihood, for_one_output, special
 
 # Nodes of the trapezium rule in log t for the information about a concentration: the integrand
 # falls off as exp(x) to the left and as exp(-exp(x)) to the right, so that the rule converges exponentially.
@@ -22,10 +22,7 @@ class _Counts(Likelihood):
     """Counts, one per row; f is the log rate. They have no units to standardise."""
 
     outputs = (lambda k: k == 1, "one network output, the log rate", "f[:, :1], one count per row")
-
-    @property
-    def standardises(self) -> bool:
-        return False
+    standardises = False
 
     def check_values(self, y: np.ndarray) -> None:
         wrong = y[(y < 0) | (np.floor(y) != y)]
@@ -120,7 +117,8 @@ class NegativeBinomial(_Counts):
         share = ops.sigmoid(log_r - f)
         columns = [(count - m) * share]
         if self.in_eta:
-            counts = ops.digamma(count + r) - ops.digamma(r) + ops.log(share)
+            digamma = special(r).digamma
+            counts = digamma(count + r) - digamma(r) + ops.log(share)
             columns.append(r * counts + (m - count) * share)
         return ops.concatenate(columns)
 

@@ -79,12 +79,11 @@ class MultiOutputGaussian(Likelihood):
         # D = K (K + 3) / 2
         outputs = (math.isqrt(9 + 8 * int(eta.shape[-1])) - 3) // 2
         rows, columns = _triangle(outputs)
-        placed = np.zeros((len(rows), outputs * outputs))
-        placed[np.arange(len(rows)), rows * outputs + columns] = 1.0
-        entries = eta[..., outputs:]
-        entries = ops.concatenate([ops.exp(entries[..., :outputs]), entries[..., outputs:]])
-        flat = ops.matmul(entries, ops.asarray(placed, like=eta))
-        return eta[..., :outputs], flat.reshape((*tuple(eta.shape[:-1]), outputs, outputs))
+        # For each entry of L its number in the triangle; above the diagonal that of a zero after the others.
+        number = np.full((outputs, outputs), len(rows))
+        number[rows, columns] = np.arange(len(rows))
+        f, logs, below = eta[..., :outputs], eta[..., outputs : 2 * outputs], eta[..., 2 * outputs :]
+        return f, ops.concatenate([ops.exp(logs), below, ops.zeros_like(f[..., :1])])[..., number]
 
     def fisher_root(self, eta: Any) -> Any:
         f, factor = self._parts(eta)

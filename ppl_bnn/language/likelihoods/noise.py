@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.language import distributions as dist
@@ -13,22 +13,40 @@ from ppl_bnn.language.likelihoods import base
 from ppl_bnn.language.likelihoods.base import Likelihood, Shape, location_scale, of_one_output, parts
 
 
-class _NormalNoise(Likelihood):
-    """eta = (mean, log noise), for known, sampled and predicted noise."""
+class _Noise(Likelihood):
+    """Noise with a location and a scale, which are eta = (location, log scale); z is the residual in scales."""
+
+    # The Fisher information about the log scale.
+    of_scale: ClassVar[float]
+
+    def slope(self, z: Any) -> Any:
+        """Minus the derivative of the log density of z."""
+        raise NotImplementedError
+
+    def fisher_root(self, eta: Any) -> Any:
+        precision = ops.exp(-parts(eta, 2)[1])
+        of_scale = math.sqrt(self.of_scale) * ops.ones_like(precision)
+        return ops.diagonal_matrix(ops.concatenate([precision, of_scale]))
+
+    def score(self, eta: Any, y: Any) -> Any:
+        loc, log_scale = parts(eta, 2)
+        precision = ops.exp(-log_scale)
+        z = (y.reshape(tuple(precision.shape)) - loc) * precision
+        slope = self.slope(z)
+        return ops.concatenate([slope * precision, slope * z - 1.0])
+
+
+class _NormalNoise(_Noise):
+    """Normal noise: known, sampled or predicted."""
+
+    of_scale = 2.0
+
+    def slope(self, z: Any) -> Any:
+        return z
 
     def fisher(self, eta: Any) -> Any:
         precision = ops.exp(-2.0 * parts(eta, 2)[1])
         return ops.diagonal_matrix(ops.concatenate([precision, 2.0 * ops.ones_like(precision)]))
-
-    def fisher_root(self, eta: Any) -> Any:
-        precision = ops.exp(-parts(eta, 2)[1])
-        return ops.diagonal_matrix(ops.concatenate([precision, math.sqrt(2.0) * ops.ones_like(precision)]))
-
-    def score(self, eta: Any, y: Any) -> Any:
-        loc, log_noise = parts(eta, 2)
-        precision = ops.exp(-log_noise)
-        residual = (y.reshape(tuple(precision.shape)) - loc) * precision
-        return ops.concatenate([residual * precision, residual**2 - 1.0])
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         loc, log_noise = parts(eta, 2)
@@ -93,7 +111,7 @@ class HeteroscedasticGaussian(_NormalNoise):
         return ops.concatenate([loc, ops.log(ops.softplus(scale))])
 
 
-class _HeavyTails(Likelihood):
+class _HeavyTails(_Noise):
     """Location-scale noise; its family has one name in the systems and in predictions, that of the likelihood."""
 
     always_in_eta = ("scale",)
@@ -152,7 +170,8 @@ class StudentT(_HeavyTails):
             return ops.diagonal_matrix(ops.concatenate([of_f, of_scale]))
         none = ops.zeros_like(df)
         both = -2.0 * df / ((df + 1.0) * (df + 3.0))
-        halves = ops.trigamma(0.5 * df) - ops.trigamma(0.5 * (df + 1.0))
+        polygamma = base.special(df).polygamma
+        halves = polygamma(1, 0.5 * df) - polygamma(1, 0.5 * (df + 1.0))
         of_df = 0.25 * df**2 * halves - 0.5 * df * (df + 5.0) / ((df + 1.0) * (df + 3.0))
         # For large df the two terms cancel, and rounding may leave a negative difference.
         rest = ops.sqrt(ops.relu(of_df - (both / of_scale) ** 2))
@@ -165,7 +184,8 @@ class StudentT(_HeavyTails):
         share = z**2 / (df + z**2)
         columns = [(df + 1.0) * z / ((df + z**2) * scale), (df + 1.0) * share - 1.0]
         if "df" in self.in_eta:
-            halves = ops.digamma(0.5 * (df + 1.0)) - ops.digamma(0.5 * df)
+            digamma = base.special(df).digamma
+            halves = digamma(0.5 * (df + 1.0)) - digamma(0.5 * df)
             columns.append(0.5 * (df * halves - 1.0 - df * ops.log1p(z**2 / df) + (df + 1.0) * share))
         return ops.concatenate(columns)
 
@@ -195,21 +215,11 @@ class Laplace(_HeavyTails):
 
     scale: Any = 1.0
     positive = ("scale",)
+    has_kink = True
+    of_scale = 1.0
 
-    @property
-    def has_kink(self) -> bool:
-        return True
-
-    def fisher_root(self, eta: Any) -> Any:
-        precision = ops.exp(-parts(eta, 2)[1])
-        return ops.diagonal_matrix(ops.concatenate([precision, ops.ones_like(precision)]))
-
-    def score(self, eta: Any, y: Any) -> Any:
-        loc, log_scale = parts(eta, 2)
-        precision = ops.exp(-log_scale)
-        residual = (y.reshape(tuple(precision.shape)) - loc) * precision
-        sign = ops.where(residual < 0.0, -ops.ones_like(precision), ops.ones_like(precision))
-        return ops.concatenate([sign * precision, ops.abs(residual) - 1.0])
+    def slope(self, z: Any) -> Any:
+        return ops.where(z < 0.0, -ops.ones_like(z), ops.ones_like(z))
 
 
 @dataclass(frozen=True)
@@ -235,10 +245,7 @@ class MixtureDensity(Likelihood):
         "3 M network outputs for M >= 2 components (logits, means, scales)",
         "6 outputs for two components, HeteroscedasticGaussian() for one",
     )
-
-    @property
-    def has_fisher(self) -> bool:
-        return False
+    has_fisher = False
 
     def distribution(self, f: Any) -> dist.Distribution:
         logits, means, scales = parts(f, 3)

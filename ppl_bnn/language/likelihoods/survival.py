@@ -53,10 +53,7 @@ class Weibull(Likelihood):
     shape: Any = 1.0
     positive = ("shape",)
     outputs = (lambda k: k == 1, "one network output, the log scale", "f[:, :1], one time per row")
-
-    @property
-    def standardises(self) -> bool:
-        return False
+    standardises = False
 
     def check_values(self, y: np.ndarray) -> None:
         checks.check_times(y)
@@ -142,22 +139,12 @@ class Censored(Likelihood):
         if isinstance(self.base, type) and self.base in _BASES:
             expected, got, advice = "an instance of a likelihood", f"the class {got}", f"{got}()"
         UnsupportedError.check(isinstance(self.base, _BASES), "likelihoods.Censored", expected, got, advice)
+        kink = self.base.has_kink
+        vars(self).update(standardises=self.base.standardises, has_kink=kink, has_fisher=not kink)
 
     @property
     def form(self) -> Censored:
         return Censored(self.base.form)
-
-    @property
-    def standardises(self) -> bool:
-        return self.base.standardises
-
-    @property
-    def has_kink(self) -> bool:
-        return self.base.has_kink
-
-    @property
-    def has_fisher(self) -> bool:
-        return not self.has_kink
 
     def check(self, f: Shape, y: Shape | None) -> None:
         wanted = 2 if isinstance(self.base, HeteroscedasticGaussian) else 1
@@ -234,12 +221,12 @@ class Censored(Likelihood):
         # Both other families are symmetric: P(Z < z) = P(Z > -z).
         side = ops.where(left, -one, one)
         if isinstance(self.base, Laplace):
-            sign = ops.where(z < 0.0, -one, one)
             half = 0.5 * ops.exp(-ops.relu(-side * z))
-            hazard = ops.where(side * z > 0.0, one, half / (1.0 - half))
-            return ops.where(observed, -sign, -side * hazard), None
-        hazard, excess = _normal_hazard(side * z)
-        return ops.where(observed, -z, -side * hazard), ops.where(observed, one, hazard * excess)
+            hazard, curvature = ops.where(side * z > 0.0, one, half / (1.0 - half)), None
+        else:
+            hazard, excess = _normal_hazard(side * z)
+            curvature = ops.where(observed, one, hazard * excess)
+        return ops.where(observed, -self.base.slope(z), -side * hazard), curvature
 
 
 def _normal_hazard(x: Any) -> tuple[Any, Any]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language.modules import protocol
-from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Framework, Inputs, Parameter, mapped
+from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Framework, Inputs, Parameter
 
 
 class Jax(Framework):
     """The common part of NNX and Equinox.
 
-    JAX maps over anything that it can trace, and `on_numbers` leaves transformations itself. A shared parameter is one
+    JAX maps over anything that it can trace, and `concrete` leaves transformations itself. A shared parameter is one
     leaf in NNX, and a separate leaf in each place in Equinox.
     """
 
@@ -75,20 +75,18 @@ class Jax(Framework):
         dtype = like.dtype if protocol.is_float(value) else None
         return sys.modules["jax.numpy"].asarray(value, dtype=dtype)
 
-    def on_numbers(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> np.ndarray:
+    @contextlib.contextmanager
+    def concrete(self, dtype: Any) -> Iterator[Array]:
         jax = sys.modules["jax"]
         # Local to this thread and block; in a session it is already in effect.
         with jax.enable_x64(np.dtype(dtype) == np.float64), jax.ensure_compile_time_eval():
-            like = jax.numpy.zeros(0, dtype=dtype)
-            values, inputs = mapped(lambda each: self.native(each, like), (list(values), inputs))
-            output = self.run(call, values, inputs, like)
-            return np.asarray(output) if isinstance(output, jax.Array) else output
+            yield jax.numpy.zeros(0, dtype=dtype)
 
     def count(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> int:
         jax = sys.modules["jax"]
         run = jax.make_jaxpr(lambda values, inputs: self.run(call, values, inputs, values[0]))
         with jax.enable_x64(np.dtype(dtype) == np.float64):
-            return _operations(run(list(values), inputs).jaxpr)
+            return _operations(run(list(values), inputs))
 
 
 class Equinox(Jax):
@@ -138,16 +136,9 @@ def _operations(jaxpr: Any) -> int:
     """The total size of the outputs of all operations, including nested ones."""
     total = 0
     for equation in jaxpr.eqns:
-        inner = [
-            each
-            for value in equation.params.values()
-            for each in (value if isinstance(value, list | tuple) else (value,))
-            if hasattr(each, "eqns") or hasattr(each, "jaxpr")
-        ]
-        if inner:
-            total += sum(_operations(getattr(each, "jaxpr", each)) for each in inner)
-        else:
-            total += sum(math.prod(getattr(each.aval, "shape", ())) for each in equation.outvars)
+        inner = [each for each in sys.modules["jax"].tree.leaves(equation.params) if hasattr(each, "eqns")]
+        sizes = (math.prod(getattr(each.aval, "shape", ())) for each in equation.outvars)
+        total += sum(map(_operations, inner)) if inner else sum(sizes)
     return total
 
 

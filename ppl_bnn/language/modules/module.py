@@ -22,6 +22,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from ppl_bnn.core.errors import ModelError, unknown_name
+from ppl_bnn.core.settings import whole
 from ppl_bnn.language import ops, primitives
 from ppl_bnn.language.layers.declarations import GAIN
 from ppl_bnn.language.modules import protocol
@@ -154,7 +155,7 @@ def _values(call: Call, name: str, prior: Priors, fan_in: FanIns) -> tuple[list[
         else:
             count = inputs.get(parameter.name, parameter.fan_in)
             expected = f"a positive whole number as fan_in of {label}"
-            call.check(ops.is_whole(count, 1), expected, repr(count), "1")
+            call.check(not whole(1)(count), expected, repr(count), "1")
             value = given(site, parameter.shape, int(count))
         shape, wanted = tuple(getattr(value, "shape", ())), parameter.shape
         expected, advice = f"{label} of shape {wanted} from its prior", "a prior of that shape"

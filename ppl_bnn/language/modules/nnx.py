@@ -99,9 +99,7 @@ class Nnx(Jax):
         """Whether the output depends on the random numbers: a module of Linen behind the bridge only counts them."""
 
         def found() -> bool:
-            jax = sys.modules["jax"]
-            with jax.enable_x64(dtype == "float64"), jax.ensure_compile_time_eval():
-                like = jax.numpy.zeros(0, dtype=dtype)
+            with self.concrete(dtype) as like:
                 artificial = call.artificial_values(dtype), call.artificial(inputs, 2, dtype, 1)
                 values, rows = protocol.mapped(lambda each: self.native(each, like), artificial)
                 old, new = (self._run(call, values, rows, like, ahead)[0] for ahead in (0, 1))

@@ -57,12 +57,17 @@ def mapped(function: Callable[[Array], Any], value: Any) -> Any:
     return function(value) if is_array(value) else value
 
 
+def library_of(array: Array) -> str:
+    """ "torch", "jax" or "numpy"."""
+    return ops.namespace(array).__name__.partition(".")[0]
+
+
 def check_system(word: str, framework: Framework, network: Any, arrays: Any) -> None:
     """Refuse a module of one system on arrays of the other, before anything is drawn or compiled."""
     ppl, torch = f"ppl={framework.system!r}", framework.library == "torch"
     expected = f"{ppl}, the system of {framework.kind}"
     other = "a Flax NNX or an Equinox module" if torch else "a torch.nn.Module"
-    for library in map(ops.library, arrays_in(arrays)):
+    for library in map(library_of, arrays_in(arrays)):
         got = f"{type(network).__name__} in a model that runs on arrays of {library}"
         good = library in ("numpy", framework.library)
         UnsupportedError.check(good, word, expected, got, f"{ppl}, or {other}")
@@ -125,6 +130,15 @@ class Framework(Protocol):
 
     def on_numbers(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> np.ndarray:
         """The output for NumPy arrays, in NumPy."""
+        with self.concrete(dtype) as like:
+            values, inputs = mapped(lambda each: self.native(each, like), (list(values), inputs))
+            output = self.run(call, values, inputs, like)
+        if not is_array(output):
+            return output
+        return np.asarray(output.cpu() if self.library == "torch" else output)
+
+    def concrete(self, dtype: Any) -> contextlib.AbstractContextManager[Array]:
+        """A context in which operations have values and no derivatives; it gives an empty array of this type."""
         ...
 
     def count(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> int:
@@ -146,7 +160,7 @@ class Call:
         framework = self.framework
         check_system(self.word, framework, self.network, sampled)
         given = [*sampled, *arrays_in(inputs)]
-        native = [each for each in given if ops.library(each) == framework.library]
+        native = [each for each in given if library_of(each) == framework.library]
         if not native:
             numbers = [framework.number(each) for each in values]
             fallback = [] if any(map(is_float, given)) else [numbers[0].dtype]

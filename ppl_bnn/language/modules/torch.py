@@ -6,13 +6,13 @@ import contextlib
 import functools
 import math
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
-from ppl_bnn.language import ops
 from ppl_bnn.language.modules import protocol
 from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Framework, Inputs, Parameter, mapped
 from ppl_bnn.language.modules.torch_defaults import defaults, floating
@@ -74,7 +74,7 @@ class Torch(Framework):
         return own.to(dtype=floating(), device=sys.modules["torch"].get_default_device(), copy=True)
 
     def number(self, own: Any) -> np.ndarray:
-        return own.detach().cpu().double().numpy() if ops.library(own) == "torch" else np.asarray(own)
+        return own.detach().cpu().double().numpy() if protocol.library_of(own) == "torch" else np.asarray(own)
 
     def mode(self, network: Any) -> Any:
         return tuple(part.training for part in network.modules())
@@ -84,14 +84,14 @@ class Torch(Framework):
         return sys.modules["torch"]._functorch.pyfunctorch.temporarily_clear_interpreter_stack()
 
     def check_mapped(self, call: Call, inputs: Inputs, dtype: str) -> None:
-        torch, like = sys.modules["torch"], _like(dtype)
-        rows = mapped(lambda each: self.native(each, like), call.artificial(inputs, 2, dtype, 1))
-        draws = [self.native(np.stack([each, each]), like) for each in call.artificial_values(dtype)]
-        run = torch.func.vmap(lambda values: self.run(call, values, rows, like), randomness="different")
+        two_draws = [np.stack([each, each]) for each in call.artificial_values(dtype)]
+        vmap = sys.modules["torch"].func.vmap
         try:
             # torch warns of operations that it maps slowly; the user sees the warning in the fit itself.
-            with torch.no_grad(), ignored():
-                run(draws)
+            with self.concrete(dtype) as like, ignored():
+                numbers = two_draws, call.artificial(inputs, 2, dtype, 1)
+                draws, rows = mapped(lambda each: self.native(each, like), numbers)
+                vmap(lambda values: self.run(call, values, rows, like), randomness="different")(draws)
         except BNNError:
             raise
         except Exception as error:
@@ -127,12 +127,11 @@ class Torch(Framework):
         call.check(not changed, expected, f"changes of {changed}", "network.eval()")
         return output
 
-    def on_numbers(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> np.ndarray:
-        torch, like = sys.modules["torch"], _like(str(dtype))
+    @contextlib.contextmanager
+    def concrete(self, dtype: Any) -> Iterator[Array]:
+        torch = sys.modules["torch"]
         with torch.no_grad():
-            values, inputs = mapped(lambda each: self.native(each, like), (list(values), inputs))
-            output = self.run(call, values, inputs, like)
-        return output.cpu().numpy() if isinstance(output, torch.Tensor) else output
+            yield torch.zeros(0, dtype=getattr(torch, str(dtype)), device=torch.get_default_device())
 
     def count(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> int:
         torch = sys.modules["torch"]
@@ -149,12 +148,6 @@ class Torch(Framework):
         with Counting():
             self.on_numbers(call, values, inputs, dtype)
         return total
-
-
-def _like(dtype: str) -> Any:
-    """An empty tensor of this type on the device of the session."""
-    torch = sys.modules["torch"]
-    return torch.zeros(0, dtype=getattr(torch, dtype), device=torch.get_default_device())
 
 
 def _has_value(buffer: Any) -> bool:
