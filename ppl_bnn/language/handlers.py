@@ -7,7 +7,8 @@ and can add to its output; curvature computes gradients of weights from input ti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,8 +128,7 @@ class RecordLinear(Handler):
 class SubstituteLinear(Handler):
     """Linear maps whose weight or bias is a site take its value from `values` instead of its own.
 
-    `own` are the values passed to the model, by which a weight is recognised, as in `RecordLinear`. With NaN there, an
-    output that is not finite shows a use of a site outside of its linear maps.
+    `own` are the values passed to the model, by which a weight is recognised, as in `RecordLinear`.
     """
 
     def __init__(self, values: Values, own: Values):
@@ -141,6 +141,18 @@ class SubstituteLinear(Handler):
                 site = self.sites.get(id(msg.arguments[argument]))
                 if site is not None and site in self.values:
                     msg.arguments[argument] = self.values[site]
+
+
+def used_elsewhere(model: Callable[..., Any], values: Values, x: Any, sites: Iterable[str]) -> bool:
+    """Whether sites have a use outside of linear maps: NaN in their place, except in the maps, reaches the predictor.
+
+    An operation that removes NaN, such as a comparison, hides such a use.
+    """
+    own = {name: values[name] for name in sites}
+    missing = {**values, **{name: value * math.nan for name, value in own.items()}}
+    with SubstituteLinear(own, missing):
+        eta = network_output(model, missing, x).predictor
+    return bool((eta != eta).any())
 
 
 def recorded_linear(

@@ -18,14 +18,13 @@ that probability and zeros, all as arrays like `like`.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Literal, NamedTuple
 
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import ON_REALS
-from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, RecordMessages, SubstituteLinear, Values
+from ppl_bnn.language.handlers import NetworkFunction, RecordLinear, RecordMessages, Values, used_elsewhere
 from ppl_bnn.language.primitives import Message, NamedHandler, apply_map
 
 Array = Any
@@ -272,23 +271,11 @@ def shared_weights(
         if len(used) > 1:
             got = f"several uses in linear maps: {', '.join(map(repr, used))}"
             found.setdefault(site, SharedUse("maps", got))
-    for site in _used_outside(model, values, x, list(names)):
-        found[site] = SharedUse("outside", "its use outside of linear maps as well")
+    outside = used_elsewhere(model, values, x, names)
+    for site in names if outside else ():
+        if used_elsewhere(model, values, x, [site]):
+            found[site] = SharedUse("outside", "its use outside of linear maps as well")
     return {site: found[site] for site in names if site in found}
-
-
-def _used_outside(model: Model, values: Values, x: Any, sites: list[str]) -> list[str]:
-    """The sites that are used outside of linear maps, found by NaN in their place."""
-
-    def reached(names: list[str]) -> bool:
-        missing = {**values, **{name: values[name] * math.nan for name in names}}
-        given = {name: values[name] for name in names}
-        with NetworkFunction(missing) as run, SubstituteLinear(given, missing):
-            model(x, None)
-        eta = run.likelihood.predictor(run.f)
-        return bool((eta != eta).any())
-
-    return [site for site in sites if reached([site])] if sites and reached(sites) else []
 
 
 def refuse_shared(shared: Mapping[str, SharedUse], estimator: str, approximate: bool = False) -> None:

@@ -414,20 +414,15 @@ class _WithPrior(_NamedSites):
         self.prior = prior
         self.conditionals = conditionals
         self.deviations: dict[str, Callable[[], Any]] = {}
-        self.positive: set[str] = set()
 
     def change(self, msg: Message, specification: Distribution) -> None:
-        name, family = msg.name, specification.family
-        known = family in ON_REALS or family in ON_POSITIVES
-        self.check_family(known, name, "a prior on the real line or on the positive numbers", specification)
-        mode, shape = self.prior.mode[name], draw_shape(specification)
-        self.check_shape(mode.shape == shape, name, f"a posterior over shape {shape}", mode)
-        if family in ON_POSITIVES:
-            self.positive.add(name)
-        msg.arguments["distribution"] = self._distribution(name, specification)
+        msg.arguments["distribution"] = self._distribution(msg.name, specification)
 
     def _distribution(self, name: str, specification: Distribution) -> Distribution:
-        mode, positive = self.prior.mode[name], name in self.positive
+        mode, shape, positive = self.prior.mode[name], draw_shape(specification), _is_positive(specification)
+        known = positive or specification.family in ON_REALS
+        self.check_family(known, name, "a prior on the real line or on the positive numbers", specification)
+        self.check_shape(mode.shape == shape, name, f"a posterior over shape {shape}", mode)
         if name in self.prior.kronecker:
             expected = f"a site on the real line for a Kronecker-factored Gaussian, as {name!r}"
             advice, got = "a full or diagonal structure", specification.family
@@ -469,13 +464,18 @@ class _WithPrior(_NamedSites):
 
     def after(self, msg: Message) -> None:
         if msg.kind == "sample" and msg.name in self.conditionals:
-            value, mode, positive = msg.value, self.prior.mode[msg.name], msg.name in self.positive
+            value, mode = msg.value, self.prior.mode[msg.name]
+            positive = _is_positive(msg.arguments["distribution"])
 
             def deviation() -> Any:
                 u = ops.log(value) if positive else value
                 return (u - ops.asarray(mode, like=u)).reshape(-1)
 
             self.deviations[msg.name] = deviation
+
+
+def _is_positive(specification: Distribution) -> bool:
+    return specification.family in ON_POSITIVES
 
 
 def _arguments(loc: Any, others: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ suffice for curvatures and projections; `jacobians` multiplies them out. Other s
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import check_finite
 from ppl_bnn.inference.flat_vector import Values, Where, first_rows, latent_names, site_slices, system_values
 from ppl_bnn.language import ops
-from ppl_bnn.language.handlers import Handler, RecordLinear, SubstituteLinear, network_output
+from ppl_bnn.language.handlers import RecordLinear, network_output, used_elsewhere
 
 # (eta (B, D), the rows) -> R (B, D, C)
 Cotangents = Callable[[np.ndarray, slice], np.ndarray]
@@ -94,12 +95,6 @@ def check_separable_rows(problem: Problem) -> None:
     UnsupportedError.check(not coupled, "", expected, "bnn.coupled() in the model", "NUTS or SVI")
 
 
-def _run(problem: Problem, w: Mapping[str, Any], row: Any, handler: Handler) -> Any:
-    """Run the model under a handler: eta (1, D)."""
-    with handler:
-        return network_output(problem.program.model, w, row).predictor
-
-
 def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianPlan:
     """Make the plan by running the model on one row.
 
@@ -117,8 +112,8 @@ def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianP
         everything = np.ones(eta.shape[-1], dtype=bool)
         return JacobianPlan(slices, {}, slices, {}, everything, everything, 256, eta)
 
-    record = RecordLinear(values=w)
-    _run(problem, w, row, record)
+    with RecordLinear(values=w) as record:
+        network_output(program.model, w, row)
     same = _untransformed(problem, values, w)
     added: dict[Use, tuple[int, ...]] = {}
     found = defaultdict[str, list[tuple[Use, Any]]](list)
@@ -129,7 +124,8 @@ def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianP
         added[key] = (*map(int, record.inputs[use.name][key[1]].shape[:-1]), use.matrix_shape[1])
         if use.weight in same and program.sites[use.weight].size == math.prod(use.matrix_shape):
             found[use.weight].append((key, use))
-    found = {weight: uses for weight, uses in found.items() if not _used_elsewhere(problem, w, row, weight)}
+    outside = functools.partial(used_elsewhere, program.model, w, row)
+    found = {weight: uses for weight, uses in found.items() if not outside([weight])}
     owners = defaultdict[str | None, set[str | None]](set)
     for use in record.uses:
         owners[use.bias].add(use.weight if use.weight in found else None)
@@ -142,7 +138,7 @@ def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianP
             and all(use.bias == bias for _, use in uses)
             and program.sites[bias].size == shape[1]
             and owners[bias] == {weight}
-            and not _used_elsewhere(problem, w, row, bias)
+            and not outside([bias])
         ):
             bias = None
         if weight in sites or bias in sites:
@@ -172,20 +168,10 @@ def _untransformed(problem: Problem, values: Mapping[str, Any], w: Mapping[str, 
     return same
 
 
-def _nan(w: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {**w, **{name: w[name] * float("nan") for name in names}}
-
-
-def _used_elsewhere(problem: Problem, w: Mapping[str, Any], row: Any, name: str) -> bool:
-    """Whether a site has a use outside linear maps. If so, NaN in its place reaches the predictor."""
-    values = _nan(w, [name])
-    eta = _run(problem, values, row, SubstituteLinear({name: w[name]}, values))
-    return bool(np.any(np.isnan(problem.system.to_numpy(eta))))
-
-
 def _depends(problem: Problem, w: Mapping[str, Any], row: Any, names: Sequence[str]) -> np.ndarray:
     """Which outputs (D,) depend on the sites: those that NaN in their place reaches."""
-    eta = problem.system.to_numpy(problem.program.predictor(_nan(w, names), row))
+    missing = {**w, **{name: w[name] * math.nan for name in names}}
+    eta = problem.system.to_numpy(problem.program.predictor(missing, row))
     return np.isnan(eta[0]) if names else np.zeros(eta.shape[-1], dtype=bool)
 
 
@@ -341,8 +327,8 @@ def _factors(problem: Problem, plan: JacobianPlan) -> Callable[..., Any]:
             perturbations = defaultdict[str, dict[int, Any]](dict)
             for (name, number), added in zip(plan.added, leaves["added"], strict=True):
                 perturbations[name][number] = added
-            record = RecordLinear(perturbations)
-            eta, inputs = _run(problem, w, row, record)[0], {}
+            with RecordLinear(perturbations) as record:
+                eta, inputs = network_output(program.model, w, row).predictor[0], {}
             for weight, linear in plan.maps.items():
                 each = (record.inputs[use][number] for use, number in linear.uses)
                 inputs[weight] = ops.concatenate([part.reshape(-1, linear.shape[0]) for part in each], 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -22,7 +21,7 @@ from ppl_bnn.inference.start import Start
 from ppl_bnn.inference.variational import iterated
 from ppl_bnn.inference.variational.guides import strip_prefix
 from ppl_bnn.inference.variational.objectives import linear_uses
-from ppl_bnn.language.handlers import LinearUse, NetworkFunction, SubstituteLinear
+from ppl_bnn.language.handlers import LinearUse, used_elsewhere
 from ppl_bnn.language.stochastic_layers import DroppedInputs
 from ppl_bnn.posterior.approximation import Point
 
@@ -197,7 +196,7 @@ class MCDropout(iterated.IteratedMethod):
             got = "one that is computed, or a constant"
         elif sum(use.name == name or use.weight == site for use in uses) > 1:
             got = f"{site!r}, used more than once"
-        elif _used_elsewhere(problem, site, row, w):
+        elif used_elsewhere(problem.program.model, w, row, [site]):
             got = f"{site!r}, with another use outside of linear maps"
         elif not _is_unconstrained(problem, site):
             got = f"{site!r}, which has a constraint and cannot be zero"
@@ -218,14 +217,6 @@ def _with_dropout(program: Program, rates: Mapping[str, float], randomness: Any)
 
     native = program.system.native(model, record=False)
     return dataclasses.replace(program, model=model, native=native, _compiled={})
-
-
-def _used_elsewhere(problem: Problem, site: str, row: Any, w: Mapping[str, Any]) -> bool:
-    """Whether NaN at the site, except in linear maps, reaches the predictor."""
-    values = {**w, site: w[site] * math.nan}
-    with NetworkFunction(values) as run, SubstituteLinear({site: w[site]}, values):
-        problem.program.model(row, None)
-    return bool(np.isnan(problem.system.to_numpy(run.likelihood.predictor(run.f))).any())
 
 
 def _is_unconstrained(problem: Problem, site: str) -> bool:
