@@ -35,8 +35,8 @@ from ppl_bnn.inference.flat_vector import first_rows
 from ppl_bnn.inference.network_layers import NetworkLayer, ProgramMap, as_array, by_path
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import NetworkFunction, RecordMessages
+from ppl_bnn.language.modules.jax import Nnx
 from ppl_bnn.language.modules.module import framework_of
-from ppl_bnn.language.modules.nnx import Nnx
 from ppl_bnn.language.modules.protocol import Framework, ModuleUse
 from ppl_bnn.language.primitives import Handler, Message
 

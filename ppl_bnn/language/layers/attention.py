@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ppl_bnn.language import ops
-from ppl_bnn.language.layers.basic import dense, layer_norm, residual
+from ppl_bnn.language.layers.basic import dense, layer_norm
 from ppl_bnn.language.layers.declarations import Activation, Bias, Layer
 from ppl_bnn.language.prior_parts import Prior
 
@@ -144,13 +144,7 @@ def transformer_block(
     width = 4 * channels if width is None else layer.whole("width", width, 4 * channels)
     nonlinearity = ops.activation(activation)
 
-    def read(h: Any) -> Any:
-        h = layer_norm(f"{name}.norm0", h)
-        return attention(f"{name}.attention", h, heads, prior, bias, mask, causal)
-
-    def thought(h: Any) -> Any:
-        h = layer_norm(f"{name}.norm1", h)
-        h = nonlinearity(dense(f"{name}.hidden", h, width, prior, bias))
-        return dense(f"{name}.output", h, channels, prior, bias)
-
-    return residual(residual(x, read), thought)
+    read = layer_norm(f"{name}.norm0", x)
+    h = x + attention(f"{name}.attention", read, heads, prior, bias, mask, causal)
+    hidden = nonlinearity(dense(f"{name}.hidden", layer_norm(f"{name}.norm1", h), width, prior, bias))
+    return h + dense(f"{name}.output", hidden, channels, prior, bias)

@@ -1,11 +1,11 @@
-"""Modules of JAX: what Flax NNX and Equinox have in common, and `equinox.Module` in NumPyro."""
+"""`equinox.Module` and `flax.nnx.Module` in NumPyro."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,9 @@ import numpy as np
 from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language.modules import protocol
 from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Framework, Inputs, Parameter
+
+# The path in a tree, and the array there.
+Leaf = tuple[Any, Any]
 
 
 class Jax(Framework):
@@ -26,8 +29,8 @@ class Jax(Framework):
     # The package of the layers; a class of steps of a path that name no part of a module.
     package, unnamed = "", ""
 
-    def leaves(self, network: Any) -> list[tuple[Any, Any]]:
-        """(path, leaf) of each parameter."""
+    def leaves(self, network: Any) -> tuple[list[Leaf], list[Leaf]]:
+        """(path, leaf) of each parameter, and of everything else but random states."""
         raise NotImplementedError
 
     def layout(self, kinds: set[str], layer: Any, shape: tuple[int, ...]) -> tuple[int, bool]:
@@ -47,7 +50,7 @@ class Jax(Framework):
 
     def parameters(self, word: str, network: Any) -> list[Parameter]:
         found = []
-        for path, leaf in self.leaves(network):
+        for path, leaf in self.leaves(network)[0]:
             name, keys, shape = self.dotted(path), self.keys(path), tuple(map(int, leaf.shape))
             got, advice = f"a parameter of {leaf.dtype}", "a variable that is no parameter"
             ModelError.check(protocol.is_float(leaf), word, f"{name!r} in floats", got, advice)
@@ -59,9 +62,18 @@ class Jax(Framework):
             kinds = protocol.kinds_of(layer, self.package)
             count, inputs_first = self.layout(kinds, layer, shape)
             inputs, gain = protocol.fan_in_of(kinds, str(keys[-1]), shape, count)
-            own = leaf if has_value(leaf) else None
+            own = leaf if _has_value(leaf) else None
             found.append(Parameter(name, shape, inputs, own, gain, inputs_first))
         return found
+
+    def constants(self, network: Any) -> dict[str, Array]:
+        jax, rest = sys.modules["jax"], self.leaves(network)[1]
+        arrays = [(path, leaf) for path, leaf in rest if protocol.is_array(leaf) and _has_value(leaf)]
+        # Random keys have a type of their own.
+        keys = jax.dtypes.prng_key
+        return {
+            self.dotted(path): leaf for path, leaf in arrays if not jax.numpy.issubdtype(leaf.dtype, keys)
+        }
 
     def start(self, own: Any) -> Array:
         return sys.modules["jax.numpy"].asarray(self.number(own), dtype=float)
@@ -109,17 +121,13 @@ class Equinox(Jax):
                 advice = "equinox.nn.inference_mode(network)"
                 ModelError.check(off, word, expected, f"{got}, with p={node.p}", advice)
 
-    def leaves(self, network: Any) -> list[tuple[Any, Any]]:
+    def leaves(self, network: Any) -> tuple[list[Leaf], list[Leaf]]:
         every = sys.modules["jax"].tree.leaves_with_path(network)
-        return [(path, leaf) for path, leaf in every if _is_parameter(leaf)]
+        parameters = [(path, leaf) for path, leaf in every if _is_parameter(leaf)]
+        return parameters, [(path, leaf) for path, leaf in every if not _is_parameter(leaf)]
 
     def layout(self, kinds: set[str], layer: Any, shape: tuple[int, ...]) -> tuple[int, bool]:
         return math.prod(shape[1:]), len(shape) < 2 or "Embedding" in kinds
-
-    def constants(self, network: Any) -> dict[str, Array]:
-        every = sys.modules["jax"].tree.leaves_with_path(network)
-        rest = ((path, leaf) for path, leaf in every if is_constant(leaf) and not _is_parameter(leaf))
-        return {self.dotted(path): leaf for path, leaf in rest}
 
     def run(self, call: Call, values: Arrays, inputs: Inputs, like: Array) -> Any:
         jax, rest = sys.modules["jax"], iter(values)
@@ -142,13 +150,97 @@ def _operations(jaxpr: Any) -> int:
     return total
 
 
-def has_value(leaf: Any) -> bool:
+def _has_value(leaf: Any) -> bool:
     """Whether a leaf is more than a shape."""
     return type(leaf).__name__ != "ShapeDtypeStruct"
 
 
-def is_constant(leaf: Any) -> bool:
-    """Whether a leaf is an array of numbers; random keys have a type of their own."""
-    jax = sys.modules["jax"]
-    known = protocol.is_array(leaf) and has_value(leaf)
-    return known and not jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+class Nnx(Jax):
+    """`flax.nnx.Module`: split into parameters and other state, and merged into a new object for each run.
+
+    `run` detects random parts and parts in training by the state that they change.
+    """
+
+    kind, package = "a flax.nnx.Module", "flax"
+    # In a path, a variable is an additional step of this class.
+    unnamed = "GetAttrKey"
+
+    def _split(self, network: Any) -> Any:
+        nnx = sys.modules["flax.nnx"]
+        return nnx.split(network, nnx.Param, nnx.RngCount, ...)
+
+    def leaves(self, network: Any) -> tuple[list[Leaf], list[Leaf]]:
+        nnx, tree = sys.modules["flax.nnx"], sys.modules["jax"].tree
+        _, parameters, _, rest = nnx.split(network, nnx.Param, nnx.RngState, ...)
+        return tree.leaves_with_path(parameters), tree.leaves_with_path(rest)
+
+    def layout(self, kinds: set[str], layer: Any, shape: tuple[int, ...]) -> tuple[int, bool]:
+        if getattr(layer, "transpose_kernel", False) is True and len(shape) > 1:
+            return math.prod((*shape[:-2], shape[-1])), False
+        several = bool(kinds & {"LinearGeneral", "Einsum"}) and len(shape) > 2
+        return math.prod(layer.in_features if "LinearGeneral" in kinds else shape[:-1]), not several
+
+    def mode(self, network: Any) -> Any:
+        graph = self._split(network)[0]
+        try:
+            hash(graph)
+        except TypeError:
+            return None
+        return graph
+
+    def run(self, call: Call, values: Arrays, inputs: Inputs, like: Array) -> Any:
+        output, changed, counted = self._run(call, values, inputs, like)
+        if counted and self._is_random(call, inputs, protocol.type_name(like)):
+            changed = [*changed, *counted]
+        expected = "a module that is a function: without randomness of its own, and with statistics that stay"
+        got = f"changes of {', '.join(map(repr, changed))}"
+        advice = "network.eval(), which turns dropout off and takes the running statistics"
+        call.check(not changed, expected, got, advice)
+        return output
+
+    def _run(
+        self, call: Call, values: Arrays, inputs: Inputs, like: Array, ahead: int = 0
+    ) -> tuple[Any, list[str], list[str]]:
+        """The output, the variables that changed, and the random counts that changed.
+
+        `ahead` is the number of random numbers that are assumed to have been drawn before.
+        """
+        nnx, tree = sys.modules["flax.nnx"], sys.modules["jax"].tree
+        graph, parameters, counts, rest = self._split(call.network)
+        numbered = [(path, leaf + ahead) for path, leaf in tree.leaves_with_path(counts)]
+        converted = []
+        for path, leaf in tree.leaves_with_path(rest):
+            expected, advice = f"a value of {self.dotted(path)!r}", "a module that has been initialised"
+            call.check(_has_value(leaf), expected, "a shape only", advice)
+            converted.append((path, self.native(leaf, like) if protocol.is_float(leaf) else leaf))
+
+        def filled(state: Any, leaves: Iterable[Any]) -> Any:
+            """New variables, because those from `split` belong to the module."""
+            return tree.unflatten(tree.structure(state), list(leaves))
+
+        states = filled(counts, (leaf for _, leaf in numbered)), filled(rest, (leaf for _, leaf in converted))
+        copy = nnx.merge(graph, filled(parameters, values), *states)
+        for _, part in nnx.iter_graph(copy):
+            # A layer uses this type for its initial values, such as the state of a recurrence.
+            if isinstance(part, nnx.Module) and "param_dtype" in vars(part):
+                part.param_dtype = like.dtype
+        output = copy(*inputs)
+        *_, counts, rest = self._split(copy)
+
+        def changed(before: Any, after: Any) -> list[str]:
+            now = dict(tree.leaves_with_path(after))
+            return [self.dotted(path) for path, leaf in before if now.get(path) is not leaf]
+
+        return output, changed(converted, rest), changed(numbered, counts)
+
+    def _is_random(self, call: Call, inputs: Inputs, dtype: str) -> bool:
+        """Whether the output depends on the random numbers: a module of Linen behind the bridge only counts them."""
+
+        def found() -> bool:
+            with self.concrete(dtype) as like:
+                artificial = call.artificial_values(dtype), call.artificial(inputs, 2, dtype, 1)
+                values, rows = protocol.mapped(lambda each: self.native(each, like), artificial)
+                old, new = (self._run(call, values, rows, like, ahead)[0] for ahead in (0, 1))
+                return not np.array_equal(np.asarray(old), np.asarray(new))
+
+        return call.known("random", inputs, found)

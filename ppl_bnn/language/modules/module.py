@@ -26,8 +26,7 @@ from ppl_bnn.core.settings import whole
 from ppl_bnn.language import ops, primitives
 from ppl_bnn.language.layers.declarations import GAIN
 from ppl_bnn.language.modules import protocol
-from ppl_bnn.language.modules.jax import Equinox
-from ppl_bnn.language.modules.nnx import Nnx
+from ppl_bnn.language.modules.jax import Equinox, Nnx
 from ppl_bnn.language.modules.protocol import Array, Call, Framework, ModuleUse
 from ppl_bnn.language.modules.torch import Torch
 from ppl_bnn.language.prior_parts import Prior
@@ -211,11 +210,9 @@ def _by_name(call: Call, what: str, given: Any, every: bool) -> dict[str, Any]:
         call.check(_accepts(given, 2), expected, repr(given), f"{what}={{'*': ...}}")
         return {each.name: given(each.name, each.shape) for each in call.parameters}
     names = [each.name for each in call.parameters]
-    serves = {}
-    for name in names:
-        matching = (key for key in given if fnmatchcase(name, str(key)))
-        # A name takes precedence over patterns.
-        serves[name] = name if name in given else next(matching, None)
+    matching = {name: [key for key in given if fnmatchcase(name, str(key))] for name in names}
+    # A name takes precedence over patterns.
+    serves = {name: name if name in given else next(iter(matching[name]), None) for name in names}
     for name in names if every else ():
         if serves[name] is None:
             near = difflib.get_close_matches(name, map(str, given), n=1, cutoff=0.0)
@@ -226,7 +223,7 @@ def _by_name(call: Call, what: str, given: Any, every: bool) -> dict[str, Any]:
     for key in given:
         if key in serves.values():
             continue
-        matched = next((name for name in names if fnmatchcase(name, str(key))), None)
+        matched = next((name for name in names if key in matching[name]), None)
         if matched is None:
             raise unknown_name(f"parameter in {what} of {call.word}", key, names)
         got = f"{key!r}, after {serves[matched]!r} has served {matched!r}"
