@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, ModelError, check_known
-from ppl_bnn.core.settings import between, whole
+from ppl_bnn.core.settings import Check, between, check_settings, optional, setting, whole
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.primitives import deterministic, sample
 
+HALF_NORMAL = dist.distribution("HalfNormal", 1.0)
 Scale = Any
-Names = tuple[str, ...]
 # Eigenvectors and eigenvalues.
 Eigen = tuple[np.ndarray, np.ndarray]
 
@@ -26,25 +26,52 @@ class Prior(Protocol):
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any: ...
 
 
-def check_fields(
-    prior: Any, *, numbers: Names = (), scales: Names = (), sampled: Names = (), groups: Names = ()
-) -> None:
-    """Check the fields of a prior.
+def check_scale(value: Any) -> str | None:
+    """A positive number, or "fan_in". Arrays are values of a model, and not checked."""
+    if isinstance(value, dist.Distribution):
+        return "a number here, and a distribution in priors.Hierarchical alone"
+    if isinstance(value, str):
+        return None if value == "fan_in" else "a scale that is a number or 'fan_in'"
+    known = isinstance(value, int | float | np.floating | np.integer)
+    return None if not known or 0 < value < math.inf else "a positive scale"
 
-    `numbers` are positive numbers; `scales` are positive scales, arrays or "fan_in"; `sampled` may be
-    distributions too; `groups` are the known values of `per`. A field `sigma` is for `scale="fan_in"` only.
-    """
-    where = f"priors.{type(prior).__name__}"
-    for name in numbers:
-        value = getattr(prior, name)
-        expected = between()(value)
-        InputError.check(not expected, where, f"{expected} as {name}", repr(value), f"{name}=1.0")
-    for name in (*scales, *sampled):
-        check_scale(where, getattr(prior, name), name in sampled)
-    if groups:
-        check_known(f"per of {where}", [prior.per], groups)
-    if "sigma" in (*scales, *sampled) and "scale" in (*scales, *sampled):
-        scale, sigma = prior.scale, prior.sigma
+
+def sampled(check: Check) -> Check:
+    """A distribution of one positive number, or what `check` accepts."""
+    return lambda value: None if isinstance(value, dist.Distribution) else check(value)
+
+
+def hyper_prior(value: Any) -> str | None:
+    """A distribution; `Checked` checks which."""
+    return None if isinstance(value, dist.Distribution) else "a distribution of one positive number as scale"
+
+
+def covariance(value: Any) -> str | None:
+    """A covariance, known or not."""
+    good = value is None or callable(value) or np.ndim(value) == 2
+    return None if good else "a square matrix, a function of its size, a CovarianceFactor or None"
+
+
+def among(what: str, known: tuple[str, ...]) -> Check:
+    """One of the known names; `what` is the field in errors."""
+
+    def check(value: Any) -> None:
+        check_known(what, [value], known)
+
+    return check
+
+
+class Checked:
+    """The checks of a prior: what its settings declare, and what they must be together."""
+
+    def __post_init__(self) -> None:
+        where = f"priors.{type(self).__name__}"
+        check_settings(self, where)
+        for name in ("scale", "sigma", "length_scale"):
+            value = getattr(self, name, None)
+            if isinstance(value, dist.Distribution):
+                check_hyper_prior(where, value)
+        scale, sigma = getattr(self, "scale", "fan_in"), getattr(self, "sigma", 1.0)
         InputError.check(not isinstance(sigma, str), where, "a number as sigma", repr(sigma), "sigma=1.0")
         # The text is made on failure only: the representation of a sampled scale waits for its device.
         if not isinstance(scale, str) and sigma != 1.0:
@@ -52,28 +79,13 @@ def check_fields(
             raise InputError.of(where, "sigma with scale='fan_in' only", got, "one of them")
 
 
-def check_scale(where: str, scale: Scale, sampled: bool = False) -> None:
-    """Check a positive scale, "fan_in", or, if `sampled`, a distribution. Arrays are values of a model, not checked."""
-    check = InputError.check
-    if isinstance(scale, dist.Distribution):
-        got, advice = f"the distribution {scale.family}", "priors.Hierarchical(scale=...)"
-        check(sampled, where, "a number here", got, advice)
-        check_hyper_prior(where, scale)
-    elif isinstance(scale, str):
-        check(scale == "fan_in", where, "a scale that is a number or 'fan_in'", repr(scale), "'fan_in'")
-    elif isinstance(scale, int | float | np.floating | np.integer):
-        check(0 < scale < math.inf, where, "a positive scale", repr(scale), "scale=1.0 or scale='fan_in'")
-
-
-def check_hyper_prior(where: str, given: Any, positive: bool = True) -> None:
-    """Check that `given` is a distribution of one number, which has to be positive by default.
+def check_hyper_prior(where: str, given: dist.Distribution, positive: bool = True) -> None:
+    """Check that a distribution is one of one number, which has to be positive by default.
 
     Its arguments that are distributions are checked too. `where` begins the error message.
     """
     families = dist.ON_POSITIVES if positive else dist.ON_POSITIVES | dist.ON_REALS
-    if not isinstance(given, dist.Distribution):
-        got = type(given).__name__
-    elif given.family not in families or given.family in (*dist.EVENTS, *dist.SPECIAL):
+    if given.family not in families or given.family in (*dist.EVENTS, *dist.SPECIAL):
         got = given.family
     elif dist.draw_shape(given) != () or given.event_dims:
         got = f"{given.family} with a shape"
@@ -107,11 +119,6 @@ def sampled_scale(name: str, scale: Scale, sigma: Scale, fan_in: int) -> Any:
     return factor * (draw(f"{name}.scale", given) if isinstance(given, dist.Distribution) else given)
 
 
-def shifted_and_scaled(name: str, loc: Any, scale: Any, base: dist.Distribution) -> Any:
-    """loc + scale * e with e ~ base, the site `name.base`."""
-    return deterministic(name, loc + scale * sample(f"{name}.base", base))
-
-
 def resolve_scale(scale: Scale, sigma: float, fan_in: int) -> Any:
     """The scale as a number: sigma / sqrt(fan_in) for "fan_in"."""
     return sigma / math.sqrt(fan_in) if isinstance(scale, str) else scale
@@ -130,7 +137,7 @@ def base_variables(name: str, shape: tuple[int, ...]) -> Any:
     return sample(f"{name}.base", independent(shape, "Normal", 0.0, 1.0))
 
 
-class LocationScale:
+class LocationScale(Checked):
     """Independent weights of a location-scale family, whose scale may be a random variable.
 
     With `scale="fan_in"` the scale is sigma / sqrt(_divisor * fan_in).
@@ -142,14 +149,12 @@ class LocationScale:
     _family: ClassVar[str]
     _divisor: ClassVar[int] = 1
 
-    def __post_init__(self) -> None:
-        check_fields(self, sampled=("scale", "sigma"))
-
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         inputs = self._divisor * fan_in
         if is_sampled(self.scale, self.sigma):
             scale = sampled_scale(name, self.scale, self.sigma, inputs)
-            return shifted_and_scaled(name, self.loc, scale, self._weights(shape, 0.0, 1.0))
+            base = sample(f"{name}.base", self._weights(shape, 0.0, 1.0))
+            return deterministic(name, self.loc + scale * base)
         scale = resolve_scale(self.scale, self.sigma, inputs)
         return sample(name, self._weights(shape, self.loc, scale))
 
@@ -187,11 +192,11 @@ def kronecker_normal(name: str, shape: tuple[int, ...], scale: Any, left: Eigen,
     known = isinstance(scale, int | float | np.number)
     precisions = 1.0 / (float(scale) ** 2 * variances) if known else 1.0 / variances
     normal = dist.distribution("KroneckerNormal", np.zeros(shape), left[0], right[0], precisions)
-    return sample(name, normal) if known else shifted_and_scaled(name, 0.0, scale, normal)
+    return sample(name, normal) if known else deterministic(name, scale * sample(f"{name}.base", normal))
 
 
 @dataclass(frozen=True)
-class CovarianceFactor:
+class CovarianceFactor(Checked):
     """Factor L (K, K) of an unknown covariance L L' = diag(s) C C' diag(s), s_k ~ scale, C C' a correlation matrix.
 
     It is called as `prior(name, size)`, for example `likelihoods.MultiOutputGaussian(priors.CovarianceFactor()("noise",
@@ -217,13 +222,8 @@ class CovarianceFactor:
     method.
     """
 
-    scale: dist.Distribution | None = field(default_factory=lambda: dist.distribution("HalfNormal", 1.0))
-    concentration: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, numbers=("concentration",))
-        if self.scale is not None:
-            check_hyper_prior("priors.CovarianceFactor", self.scale)
+    scale: dist.Distribution | None = setting(HALF_NORMAL, optional(hyper_prior))
+    concentration: float = setting(1.0, between())
 
     def __call__(self, name: str, size: int) -> Any:
         good, expected = self.scale is not None or size > 1, "a scale for a single number"
@@ -239,7 +239,7 @@ class CovarianceFactor:
 
 
 @dataclass(frozen=True)
-class CutPoints:
+class CutPoints(Checked):
     """Increasing cut points (C - 1,) of C ordered classes, for `likelihoods.Ordinal`.
 
         c_k = logit(p_0 + ... + p_k),   p ~ Dirichlet(concentration, ..., concentration):
@@ -262,10 +262,7 @@ class CutPoints:
     Betancourt (2019), Ordinal regression.
     """
 
-    concentration: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, numbers=("concentration",))
+    concentration: float = setting(1.0, between())
 
     def __call__(self, name: str, classes: int) -> Any:
         good, advice = not whole(2)(classes), "the number of labels"

@@ -17,19 +17,20 @@ In these coordinates the prior has no funnel.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, check_known
+from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.settings import between, optional, setting
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language import prior_parts as parts
 from ppl_bnn.language.primitives import deterministic, param, sample
+from ppl_bnn.language.prior_parts import Checked, Scale, among, check_scale, sampled
 from ppl_bnn.language.prior_parts import CovarianceFactor as CovarianceFactor
 from ppl_bnn.language.prior_parts import CutPoints as CutPoints
-from ppl_bnn.language.prior_parts import Scale
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Normal(parts.LocationScale):
     """
 
     loc: float = 0.0
-    scale: Scale = 1.0
-    sigma: Scale = 1.0
+    scale: Scale = setting(1.0, sampled(check_scale))
+    sigma: Scale = setting(1.0, sampled(check_scale))
 
     _family: ClassVar[str] = "Normal"
 
@@ -74,15 +75,12 @@ class StudentT(parts.LocationScale):
         Factor of the scale with `scale="fan_in"`; a distribution as for `Normal`.
     """
 
-    df: float = 3.0
+    df: float = setting(3.0, check_scale)
     loc: float = 0.0
-    scale: Scale = 1.0
-    sigma: Scale = 1.0
+    scale: Scale = setting(1.0, sampled(check_scale))
+    sigma: Scale = setting(1.0, sampled(check_scale))
 
     _family: ClassVar[str] = "StudentT"
-
-    def __post_init__(self) -> None:
-        parts.check_fields(self, scales=("df",), sampled=("scale", "sigma"))
 
     def _weights(self, shape: tuple[int, ...], loc: Any, scale: Any) -> dist.Distribution:
         return parts.independent(shape, self._family, self.df, loc, scale)
@@ -106,8 +104,8 @@ class Laplace(parts.LocationScale):
     """
 
     loc: float = 0.0
-    scale: Scale = 1.0
-    sigma: Scale = 1.0
+    scale: Scale = setting(1.0, sampled(check_scale))
+    sigma: Scale = setting(1.0, sampled(check_scale))
 
     _family: ClassVar[str] = "Laplace"
     # The variance, sigma^2 / fan_in, is twice the square of the family's scale.
@@ -145,7 +143,8 @@ class ScaleMixture:
         where = "priors.ScaleMixture"
         InputError.check(self.scales, where, "at least one scale", "none", "scales=(1.5, 0.1)")
         for scale in self.scales:
-            parts.check_scale(where, scale)
+            expected = check_scale(scale)
+            InputError.check(not expected, where, str(expected), repr(scale), "scales=(1.5, 0.1)")
         dist.distribution("NormalMixture", self.weights, self.scales)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
@@ -154,7 +153,7 @@ class ScaleMixture:
 
 
 @dataclass(frozen=True)
-class SpikeAndSlab:
+class SpikeAndSlab(Checked):
     """Spike and slab: each weight comes from the slab with `probability`, else from the spike at zero.
 
     Marginalised (the default), with a narrow normal as the spike (George and McCulloch 1993):
@@ -202,21 +201,20 @@ class SpikeAndSlab:
     """
 
     probability: float = 0.5
-    slab: float = 1.0
-    spike: float | None = None
+    slab: float = setting(1.0, between())
+    spike: float | None = setting(None, optional(between()), advice="0.01 * slab")
     relaxed: bool = False
-    temperature: float | None = None
-    scale: Scale = 1.0
+    temperature: float | None = setting(None, optional(between()), advice="0.5")
+    scale: Scale = setting(1.0, check_scale)
 
     def __post_init__(self) -> None:
-        given = [name for name in ("spike", "temperature") if getattr(self, name) is not None]
-        parts.check_fields(self, numbers=("slab", *given), scales=("scale",))
+        super().__post_init__()
         check, where, relaxed = InputError.check, "priors.SpikeAndSlab", self.relaxed
         good, got = 0.0 < self.probability < 1.0, repr(self.probability)
         check(good, where, "a probability between 0 and 1", got, "probability=0.5")
         unused = "spike" if relaxed else "temperature"
         got, advice = f"{unused}={getattr(self, unused)!r}", f"relaxed={not relaxed}, or leaving {unused} out"
-        check(unused not in given, where, f"no {unused} with relaxed={relaxed}", got, advice)
+        check(getattr(self, unused) is None, where, f"no {unused} with relaxed={relaxed}", got, advice)
         good = self.spike is None or self.spike < self.slab
         got = f"spike={self.spike!r} and slab={self.slab!r}"
         check(good, where, "a spike narrower than the slab", got, "spike=0.01 * slab")
@@ -236,7 +234,7 @@ class SpikeAndSlab:
 
 
 @dataclass(frozen=True)
-class Hierarchical:
+class Hierarchical(Checked):
     """Normal weights with sampled scales, w ~ N(0, (factor * s)^2).
 
     Non-centred by default: the latent sites are `name.scale` and `name.base`, e ~ N(0, 1), and w = factor * s * e is
@@ -269,14 +267,10 @@ class Hierarchical:
     Papaspiliopoulos, Roberts and Skold (2007), A general framework for the parametrization of hierarchical models.
     """
 
-    scale: dist.Distribution = field(default_factory=lambda: dist.distribution("HalfNormal", 1.0))
-    per: str = "tensor"
-    factor: Scale = 1.0
+    scale: dist.Distribution = setting(parts.HALF_NORMAL, parts.hyper_prior)
+    per: str = setting("tensor", among("per of priors.Hierarchical", dist.GROUPS))
+    factor: Scale = setting(1.0, check_scale)
     centred: bool = False
-
-    def __post_init__(self) -> None:
-        parts.check_fields(self, scales=("factor",), groups=dist.GROUPS)
-        parts.check_hyper_prior("priors.Hierarchical", self.scale)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         factor = parts.resolve_scale(self.factor, 1.0, fan_in)
@@ -292,7 +286,7 @@ _LOCAL = ("weight", "unit", "input")
 
 
 @dataclass(frozen=True)
-class Horseshoe:
+class Horseshoe(Checked):
     """Horseshoe prior, w = tau * lambda * e with e ~ N(0, 1).
 
     It shrinks nearly all weights to zero and leaves a few almost unchanged:
@@ -324,12 +318,9 @@ class Horseshoe:
     priors.
     """
 
-    scale: Scale = 1.0
-    per: str = "weight"
-    sigma: float = 1.0
-
-    def __post_init__(self) -> None:
-        parts.check_fields(self, scales=("scale", "sigma"), groups=_LOCAL)
+    scale: Scale = setting(1.0, check_scale)
+    per: str = setting("weight", among("per of priors.Horseshoe", _LOCAL))
+    sigma: float = setting(1.0, check_scale)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         tau, local = parts.shrinkage(self, name, shape, fan_in)
@@ -337,7 +328,7 @@ class Horseshoe:
 
 
 @dataclass(frozen=True)
-class RegularisedHorseshoe:
+class RegularisedHorseshoe(Checked):
     """Horseshoe prior whose large weights are bounded by a slab of finite width (Piironen and Vehtari 2017).
 
         w = tau * lambda_ * e,   lambda_^2 = c^2 lambda^2 / (c^2 + tau^2 lambda^2),   e ~ N(0, 1),
@@ -368,15 +359,11 @@ class RegularisedHorseshoe:
     Piironen and Vehtari (2017), Sparsity information and regularization in the horseshoe and other shrinkage priors.
     """
 
-    scale: Scale = 1.0
-    slab_scale: Scale = 2.0
-    slab_df: float = 4.0
-    per: str = "weight"
-    sigma: float = 1.0
-
-    def __post_init__(self) -> None:
-        names = ("scale", "sigma", "slab_scale")
-        parts.check_fields(self, numbers=("slab_df",), scales=names, groups=_LOCAL)
+    scale: Scale = setting(1.0, check_scale)
+    slab_scale: Scale = setting(2.0, check_scale)
+    slab_df: float = setting(4.0, between())
+    per: str = setting("weight", among("per of priors.RegularisedHorseshoe", _LOCAL))
+    sigma: float = setting(1.0, check_scale)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         tau, local = parts.shrinkage(self, name, shape, fan_in)
@@ -390,7 +377,7 @@ class RegularisedHorseshoe:
 
 
 @dataclass(frozen=True)
-class MatrixNormal:
+class MatrixNormal(Checked):
     """Matrix normal weights, vec(W) ~ N(0, scale^2 rows (x) columns).
 
     The covariance is Cov(w_io, w_jp) = scale^2 rows_ij columns_op (Dawid 1981). A kernel (kh, kw, C, O) is treated as
@@ -431,18 +418,10 @@ class MatrixNormal:
     Dawid (1981), Some matrix-variate distribution theory.
     """
 
-    rows: Any = None
-    columns: Any = None
-    scale: Scale = 1.0
-    sigma: Scale = 1.0
-
-    def __post_init__(self) -> None:
-        parts.check_fields(self, sampled=("scale", "sigma"))
-        for side in ("rows", "columns"):
-            given, shape = getattr(self, side), np.shape(getattr(self, side))
-            good = given is None or callable(given) or len(shape) == 2
-            expected = "a square matrix, a function of its size, a CovarianceFactor or None"
-            InputError.check(good, "priors.MatrixNormal", expected, f"shape {shape}", "None, the identity")
+    rows: Any = setting(None, parts.covariance)
+    columns: Any = setting(None, parts.covariance)
+    scale: Scale = setting(1.0, sampled(check_scale))
+    sigma: Scale = setting(1.0, sampled(check_scale))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         inputs, outputs = math.prod(shape[:-1]), shape[-1]
@@ -468,8 +447,11 @@ class MatrixNormal:
         return deterministic(name, scale * w.reshape(shape))
 
 
+_KERNELS = ("exponential", "squared_exponential")
+
+
 @dataclass(frozen=True)
-class CorrelatedConvolution:
+class CorrelatedConvolution(Checked):
     """Convolution kernels whose weights are correlated between neighbouring positions.
 
         Cov(w_aco, w_bco) = scale^2 exp(-(|a - b| / length_scale)^p),
@@ -498,18 +480,10 @@ class CorrelatedConvolution:
     Fortuin et al. (2022), Bayesian neural network priors revisited.
     """
 
-    length_scale: Any = 1.0
-    kernel: str = "exponential"
-    scale: Scale = 1.0
-    sigma: Scale = 1.0
-
-    def __post_init__(self) -> None:
-        known = ("exponential", "squared_exponential")
-        check_known("kernel of priors.CorrelatedConvolution", [self.kernel], known)
-        sampled = parts.is_sampled(self.length_scale)
-        if sampled:
-            parts.check_hyper_prior("priors.CorrelatedConvolution", self.length_scale)
-        parts.check_fields(self, numbers=() if sampled else ("length_scale",), sampled=("scale", "sigma"))
+    length_scale: Any = setting(1.0, sampled(between()))
+    kernel: str = setting("exponential", among("kernel of priors.CorrelatedConvolution", _KERNELS))
+    scale: Scale = setting(1.0, sampled(check_scale))
+    sigma: Scale = setting(1.0, sampled(check_scale))
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         if len(shape) < 3:
@@ -534,7 +508,7 @@ class CorrelatedConvolution:
 
 
 @dataclass(frozen=True)
-class Point:
+class Point(Checked):
     """Point estimate without a prior, for layers that should not be Bayesian.
 
     Methods that have an optimiser start it from N(0, sigma^2 / fan_in). Methods without an optimiser take the values
@@ -546,17 +520,14 @@ class Point:
         Factor of the standard deviation of the starts, sigma / sqrt(fan_in).
     """
 
-    sigma: float = 1.0
-
-    def __post_init__(self) -> None:
-        parts.check_fields(self, scales=("sigma",))
+    sigma: float = setting(1.0, check_scale)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         return param(name, parts.independent(shape, "Normal", 0.0, self.sigma / math.sqrt(fan_in)))
 
 
 @dataclass(frozen=True)
-class EmpiricalBayes:
+class EmpiricalBayes(Checked):
     """Normal weights, w ~ N(0, s^2), with s optimised during the fit (type-II likelihood).
 
     E_q[-log N(w; 0, s^2)] is smallest at s^2 = mean of E_q[w_k^2] over the group that shares s, which is the mean of
@@ -589,11 +560,8 @@ class EmpiricalBayes:
     Wu et al. (2019) (a scale per tensor).
     """
 
-    per: str = "weight"
-    start: Scale = "fan_in"
-
-    def __post_init__(self) -> None:
-        parts.check_fields(self, scales=("start",), groups=("weight", "unit", "tensor"))
+    per: str = setting("weight", among("per of priors.EmpiricalBayes", ("weight", "unit", "tensor")))
+    start: Scale = setting("fan_in", check_scale)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         scale = parts.resolve_scale(self.start, 1.0, fan_in)
@@ -601,7 +569,7 @@ class EmpiricalBayes:
 
 
 @dataclass(frozen=True)
-class LogUniform:
+class LogUniform(Checked):
     """Log-uniform weights, p(w) proportional to 1 / |w|.
 
     log |w| is uniform on the whole line, so no scale is preferred. With a factorised normal q = N(mu, alpha mu^2) it
@@ -627,10 +595,7 @@ class LogUniform:
     Hron, Matthews and Ghahramani (2018), Variational Bayesian dropout: pitfalls and fixes.
     """
 
-    start: Scale = "fan_in"
-
-    def __post_init__(self) -> None:
-        parts.check_fields(self, scales=("start",))
+    start: Scale = setting("fan_in", check_scale)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         scale = parts.resolve_scale(self.start, 1.0, fan_in)

@@ -133,7 +133,7 @@ class SMC(Method):
     target_accept: float = setting(0.8, between(0, 1))
     max_leapfrog: int = setting(32, whole())
     temperature: float = setting(1.0, between())
-    checkpoint: str | Path | None = setting(None, a_folder, advice="'runs/one'")  # noqa: RUF009
+    checkpoint: str | Path | None = setting(None, a_folder, advice="'runs/one'")
     until: str | None = None
     budget: float | None = setting(None, optional(between()), advice="600 (seconds)")
     systems: ClassVar[tuple[str, ...]] = ("numpyro",)

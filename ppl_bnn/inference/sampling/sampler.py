@@ -135,11 +135,11 @@ class Sampler(Method):
     draws: int = setting(1000, whole())
     warmup: int = setting(1000, whole())
     chains: int = setting(4, whole())
-    start: Start = setting(None, a_start, advice="MAP()")  # noqa: RUF009
+    start: Start = setting(None, a_start, advice="MAP()")
     jitter: float = setting(0.01, not_negative)
     chain_method: str = "auto"
     temperature: float = setting(1.0, between())
-    checkpoint: str | Path | None = setting(None, a_folder, advice="'runs/one'")  # noqa: RUF009
+    checkpoint: str | Path | None = setting(None, a_folder, advice="'runs/one'")
     until: str | None = None
     budget: float | None = setting(None, optional(between()), advice="600 (seconds)")
     systems: ClassVar[tuple[str, ...]] = ("numpyro",)
