@@ -37,7 +37,7 @@ from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import NetworkFunction, RecordMessages
 from ppl_bnn.language.modules.jax import Nnx
 from ppl_bnn.language.modules.module import framework_of
-from ppl_bnn.language.modules.protocol import Framework, ModuleUse
+from ppl_bnn.language.modules.protocol import Call, Framework
 from ppl_bnn.language.primitives import Handler, Message
 
 # An error message names at most this many parameters and counts the others.
@@ -48,7 +48,7 @@ NAMED = 6
 class ProgramModule:
     """A `bnn.module` of the program that has free parameters; `sites` has the site of each parameter, or None."""
 
-    use: ModuleUse
+    use: Call
     sites: tuple[str | None, ...]
 
 

@@ -15,6 +15,7 @@ is called on   all rows, x             all rows, x             each row, x[n]
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
@@ -27,7 +28,7 @@ from ppl_bnn.language import ops, primitives
 from ppl_bnn.language.layers.declarations import GAIN
 from ppl_bnn.language.modules import protocol
 from ppl_bnn.language.modules.jax import Equinox, Nnx
-from ppl_bnn.language.modules.protocol import Array, Call, Framework, ModuleUse
+from ppl_bnn.language.modules.protocol import Array, Call, Framework
 from ppl_bnn.language.modules.torch import Torch
 from ppl_bnn.language.prior_parts import Prior
 from ppl_bnn.language.priors import CorrelatedConvolution, MatrixNormal, Normal, Point
@@ -119,31 +120,31 @@ def module(
     parameters = framework.parameters(word, network)
     advice = "calling it in the model"
     ModelError.check(parameters, word, "a module with parameters", "one without any", advice)
-    call = Call(word, framework, network, parameters, coupled)
-    values, sampled = _values(call, name, prior, fan_in)
+    call = Call(name, framework, network, parameters, coupled)
+    values, sampled = _values(call, prior, fan_in)
+    call = dataclasses.replace(call, values=values)
     if coupled:
         primitives.coupled()
-    output = call(values, sampled, inputs, rows)
+    output = call(sampled, inputs, rows)
     if primitives.maps_are_seen():
         # Handlers see a linear map without outputs, on the numbers that the module stores for a row. The message has
-        # one more argument, the `ModuleUse`.
+        # one more argument, the `Call`.
         numbers = call.numbers_per_row(inputs, rows, protocol.type_name(output))
-        use = ModuleUse(name, framework, network, parameters, values)
         zero = ops.zeros_like(output.reshape(-1)[:1])
         x, weight = ops.broadcast_to(zero, (rows, numbers)), ops.broadcast_to(zero, (numbers, 0))
-        arguments = {"x": x, "weight": weight, "bias": None, "module": use}
+        arguments = {"x": x, "weight": weight, "bias": None, "module": call}
         primitives.send(primitives.Message("linear", name, arguments))
     return output
 
 
-def _values(call: Call, name: str, prior: Priors, fan_in: FanIns) -> tuple[list[Array], list[Array]]:
+def _values(call: Call, prior: Priors, fan_in: FanIns) -> tuple[list[Array], list[Array]]:
     """The values of the parameters, in order, and those of them that are sites."""
     chosen = _chosen(call, prior)
     inputs = {} if fan_in is None else _by_name(call, "fan_in", fan_in, every=False)
     values, sampled = [], []
     for parameter in call.parameters:
         given, label, own = chosen[parameter.name], repr(parameter.name), parameter.own
-        site = f"{name}.{parameter.name}"
+        site = f"{call.name}.{parameter.name}"
         if given is None:
             expected, advice = f"a value of {label} to hold", "a module that has been initialised, or a prior"
             call.check(own is not None, expected, "a module with shapes only", advice)

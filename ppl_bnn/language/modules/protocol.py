@@ -148,16 +148,32 @@ class Framework(Protocol):
 
 @dataclass(frozen=True)
 class Call:
-    """A module with its parameters, prepared for a run. `word` is the layer in errors; rows interact if `coupled`."""
+    """A module with its parameters in a run of a model. Rows interact if `coupled`.
 
-    word: str
+    `values` of the parameters, in order, are those of the sites, values computed by priors, or the module's own values.
+    """
+
+    name: str
     framework: Framework
     network: Any
     parameters: Sequence[Parameter]
     coupled: bool
+    values: Arrays = ()
 
-    def __call__(self, values: Arrays, sampled: Arrays, inputs: Inputs, rows: int) -> Array:
-        framework = self.framework
+    @property
+    def word(self) -> str:
+        """The layer in errors."""
+        return f"module({self.name!r})"
+
+    @property
+    def held(self) -> list[bool]:
+        """For each parameter, whether it is held at the module's own value."""
+        pairs = zip(self.parameters, self.values, strict=True)
+        return [parameter.own is not None and value is parameter.own for parameter, value in pairs]
+
+    def __call__(self, sampled: Arrays, inputs: Inputs, rows: int) -> Array:
+        """The output; `sampled` are the values that are sites."""
+        framework, values = self.framework, self.values
         check_system(self.word, framework, self.network, sampled)
         given = [*sampled, *arrays_in(inputs)]
         native = [each for each in given if library_of(each) == framework.library]
@@ -295,26 +311,6 @@ class Call:
         except Exception:
             # The module runs, but not on artificial rows: estimate a multiple of the size of the inputs.
             return 4 * sum(math.prod(map(int, each.shape[1:])) for each in arrays_in(inputs))
-
-
-@dataclass(frozen=True)
-class ModuleUse:
-    """A module in a run of a model, as handlers see it.
-
-    `values` of the parameters, in order, are those of the sites, values computed by priors, or the module's own values.
-    """
-
-    name: str
-    framework: Framework
-    network: Any
-    parameters: Sequence[Parameter]
-    values: Arrays
-
-    @property
-    def held(self) -> list[bool]:
-        """For each parameter, whether it is held at the module's own value."""
-        pairs = zip(self.parameters, self.values, strict=True)
-        return [parameter.own is not None and value is parameter.own for parameter, value in pairs]
 
 
 # id of a module -> cached facts about it.

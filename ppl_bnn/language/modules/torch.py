@@ -135,19 +135,17 @@ class Torch(Framework):
 
     def count(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> int:
         torch = sys.modules["torch"]
-
-        total = 0
+        sizes = []
 
         class Counting(torch.overrides.TorchFunctionMode):
             def __torch_function__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-                nonlocal total
                 result = function(*args, **(kwargs or {}))
-                total += result.numel() if isinstance(result, torch.Tensor) else 0
+                sizes.append(result.numel() if isinstance(result, torch.Tensor) else 0)
                 return result
 
         with Counting():
             self.on_numbers(call, values, inputs, dtype)
-        return total
+        return sum(sizes)
 
 
 def _has_value(buffer: Any) -> bool:

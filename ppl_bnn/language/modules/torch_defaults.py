@@ -11,22 +11,17 @@ import sys
 import threading
 from typing import Any
 
-
-class _Local(threading.local):
-    floating: Any = None
-
-
-_LOCAL = _Local()
+_LOCAL = threading.local()
 
 
 def floating() -> Any:
     """The floating type of the session of this thread; torch's default without a session."""
-    return _LOCAL.floating or sys.modules["torch"].get_default_dtype()
+    return getattr(_LOCAL, "floating", None) or sys.modules["torch"].get_default_dtype()
 
 
 def set_floating(dtype: Any) -> Any:
     """Set the floating type of this thread, or torch's default with None; returns the previous setting."""
-    before, _LOCAL.floating = _LOCAL.floating, dtype
+    before, _LOCAL.floating = getattr(_LOCAL, "floating", None), dtype
     return before
 
 
