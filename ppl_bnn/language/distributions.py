@@ -326,16 +326,22 @@ def standard_coordinate(family: str, arguments: Mapping[str, Any], value: Any) -
     return (value - arguments["loc"]) / scale, -ops.log(scale)
 
 
+def special(x: Any) -> Any:
+    """The special functions of the library of x. The derivative of digamma has nine digits in torch."""
+    xp = ops.namespace(x)
+    if xp.__name__ == "torch":
+        return xp.special
+    import scipy.special
+
+    return scipy.special if xp is np else sys.modules["jax"].scipy.special
+
+
 def log_ndtr(x: Any) -> Any:
     """log P(Z < x) of a standard normal Z, accurate for x far below zero, and twice differentiable anywhere."""
     xp = ops.namespace(x)
-    if xp.__name__ == "jax.numpy":
-        # JAX uses an asymptotic series below -20; with three terms its error is 4e-9.
-        return sys.modules["jax"].scipy.special.log_ndtr(x, 6)
     if xp.__name__ != "torch":
-        from scipy.special import log_ndtr as reference
-
-        return reference(x)
+        # JAX uses an asymptotic series below -20; with three terms its error is 4e-9.
+        return special(x).log_ndtr(x) if xp is np else special(x).log_ndtr(x, 6)
     # torch's own has no second derivative above 37.
     far, t = x < -1.0, math.sqrt(0.5) * x
     below = xp.where(far, t, -xp.ones_like(t))

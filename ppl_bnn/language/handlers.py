@@ -8,7 +8,7 @@ and can add to its output; curvature computes gradients of weights from input ti
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,32 +125,26 @@ class RecordLinear(Handler):
             msg.value = msg.value + added[use] if use in added else msg.value
 
 
-class SubstituteLinear(Handler):
-    """Linear maps whose weight or bias is a site take its value from `values` instead of its own.
+class _Replaced(Handler):
+    """Linear maps with other arrays as weight and bias: id of an array -> the array in its place."""
 
-    `own` are the values passed to the model, by which a weight is recognised, as in `RecordLinear`.
-    """
-
-    def __init__(self, values: Values, own: Values):
-        self.values = values
-        self.sites = {id(value): name for name, value in own.items()}
+    def __init__(self, others: Mapping[int, Any]):
+        self.others = others
 
     def process(self, msg: Message) -> None:
         if msg.kind in ("linear", "conv"):
             for argument in ("weight", "bias"):
-                site = self.sites.get(id(msg.arguments[argument]))
-                if site is not None and site in self.values:
-                    msg.arguments[argument] = self.values[site]
+                given = msg.arguments[argument]
+                msg.arguments[argument] = self.others.get(id(given), given)
 
 
-def used_elsewhere(model: Callable[..., Any], values: Values, x: Any, sites: Iterable[str]) -> bool:
+def used_elsewhere(model: Callable[..., Any], values: Values, x: Any, sites: Collection[str]) -> bool:
     """Whether sites have a use outside of linear maps: NaN in their place, except in the maps, reaches the predictor.
 
-    An operation that removes NaN, such as a comparison, hides such a use.
+    A weight is recognised as in `RecordLinear`. An operation that removes NaN, such as a comparison, hides its use.
     """
-    own = {name: values[name] for name in sites}
-    missing = {**values, **{name: value * math.nan for name, value in own.items()}}
-    with SubstituteLinear(own, missing):
+    missing = {**values, **{name: values[name] * math.nan for name in sites}}
+    with _Replaced({id(missing[name]): values[name] for name in sites}):
         eta = network_output(model, missing, x).predictor
     return bool((eta != eta).any())
 

@@ -550,11 +550,6 @@ def _convolve(word: str, shapes: str, axes: int, x: Array, weight: Array, stride
     return convolve(x.astype(common), weight.astype(common), strides, margins, dimension_numbers=layout)
 
 
-def convolution(x: Array, weight: Array, stride: Any = 1, padding: Any = "valid") -> Array:
-    """`conv1d` for a weight (k, C, O), `conv2d` for a weight (kh, kw, C, O)."""
-    return (conv1d if len(weight.shape) == 3 else conv2d)(x, weight, stride, padding)
-
-
 def _pooling(word: str, x: Array, kernel: Any, stride: Any, padding: Any) -> Any:
     """As `windows`; padding is refused if a window would contain no part of the image."""
     found = windows(word, x, kernel, kernel if stride is None else stride, padding)

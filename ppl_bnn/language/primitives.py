@@ -179,7 +179,8 @@ def apply_map(msg: Message, x: Any, weight: Any) -> Any:
     """The linear map or the convolution of a message, on other inputs or with another weight, without its bias."""
     if msg.kind == "linear":
         return ops.matmul(x, weight)
-    return ops.convolution(x, weight, msg.arguments["stride"], msg.arguments["padding"])
+    convolve = ops.conv1d if len(weight.shape) == 3 else ops.conv2d
+    return convolve(x, weight, msg.arguments["stride"], msg.arguments["padding"])
 
 
 def sample(name: str, distribution: Distribution, obs: Any = None) -> Any:

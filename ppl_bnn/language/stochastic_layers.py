@@ -210,8 +210,8 @@ class Flipout(_PerRow):
         if bias is None or bias_site is None:
             return result if bias is None else result + bias
         if bias_site not in self.outer:
-            shared = None if weight_site is None else self.outer[weight_site]
-            self.outer[bias_site] = self.sign((rows, width), x) if shared is None else shared
+            new = weight_site is None
+            self.outer[bias_site] = self.sign((rows, width), x) if new else self.outer[weight_site]
         loc = self.loc[bias_site]
         return result + loc + (bias - loc) * self._spread(self.outer[bias_site], x)
 

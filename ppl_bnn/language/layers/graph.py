@@ -9,7 +9,7 @@ import numpy as np
 from ppl_bnn.core.errors import ModelError
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.declarations import Bias, Layer
-from ppl_bnn.language.primitives import coupled, linear
+from ppl_bnn.language.primitives import coupled
 from ppl_bnn.language.prior_parts import Prior
 
 
@@ -72,7 +72,6 @@ def graph_conv(
     layer.check(len(shape) == 2, "features (N, F), a row for each node", f"shape {shape}", "x[:, None]")
     one, got = (adjacency is None) != (edges is None), "neither" if edges is None else "both"
     layer.check(one, "either adjacency or edges", got, "adjacency=x['adjacency']")
-    weight, offset = layer.weights("", (shape[1], width))
     coupled()
     if edges is None:
         _check_adjacency(layer, adjacency, shape[0])
@@ -88,7 +87,7 @@ def graph_conv(
         scale = ops.in_floats(degrees[:, None] ** -0.5, like=x)
         scaled = scale * x
         total = scale * (ops.segment_sum(scaled[giving], taking, shape[0]) + scaled)
-    return linear(name, total, weight, offset)
+    return layer.linear("", total, width)
 
 
 def _check_adjacency(layer: Layer, adjacency: Any, nodes: int) -> None:

@@ -78,20 +78,19 @@ def gru(
     Cho et al. (2014), Learning phrase representations using RNN encoder-decoder for statistical machine translation.
     """
     layer = Layer("gru", name, prior, bias)
-    width, features, present = _checked(layer, width, x, mask)
-    weights = layer.weights("input", (features, 3 * width))
+    width, present = _checked(layer, width, x, mask)
+    entering = layer.linear("input", x, 3 * width)
     gates, _ = layer.weights("state", (width, 2 * width), False)
     candidate, shift = layer.weights("candidate", (width, width))
 
-    def step(states: Arrays, entering: Any) -> Arrays:
+    def step(states: Arrays, now: Any) -> Arrays:
         (h,) = states
-        both = ops.sigmoid(entering[..., : 2 * width] + linear(f"{name}.state", h, gates))
+        both = ops.sigmoid(now[..., : 2 * width] + linear(f"{name}.state", h, gates))
         reset, update = both[..., :width], both[..., width:]
         recalled = linear(f"{name}.candidate", h, candidate, shift)
-        new = ops.tanh(entering[..., 2 * width :] + reset * recalled)
+        new = ops.tanh(now[..., 2 * width :] + reset * recalled)
         return ((1.0 - update) * new + update * h,)
 
-    entering = linear(f"{name}.input", x, *weights)
     return _states(step, 1, width, entering, present, reverse)
 
 
@@ -150,24 +149,24 @@ def lstm(
     Gers et al. (2000), Learning to forget.
     """
     layer = Layer("lstm", name, prior, bias)
-    width, features, present = _checked(layer, width, x, mask)
-    weights = layer.weights("input", (features, 4 * width))
+    width, present = _checked(layer, width, x, mask)
+    entering = layer.linear("input", x, 4 * width)
     recurrent, _ = layer.weights("state", (width, 4 * width), False)
 
-    def step(states: Arrays, entering: Any) -> Arrays:
+    def step(states: Arrays, now: Any) -> Arrays:
         h, c = states
-        total = entering + linear(f"{name}.state", h, recurrent)
+        total = now + linear(f"{name}.state", h, recurrent)
         enter, forget, new, leave = (total[..., part * width : (part + 1) * width] for part in range(4))
         c = ops.sigmoid(forget) * c + ops.sigmoid(enter) * ops.tanh(new)
         return ops.sigmoid(leave) * ops.tanh(c), c
 
-    entering = linear(f"{name}.input", x, *weights)
     return _states(step, 2, width, entering, present, reverse)
 
 
-def _checked(layer: Layer, width: Any, x: Any, mask: Any) -> tuple[int, int, Any]:
-    """The width, the number of features of x (N, T, I), and which times are present."""
-    return layer.whole("width", width, 50), layer.sequence(x)[2], layer.mask(mask, x)
+def _checked(layer: Layer, width: Any, x: Any, mask: Any) -> tuple[int, Any]:
+    """The width, and which times of x (N, T, I) are present."""
+    layer.sequence(x)
+    return layer.whole("width", width, 50), layer.mask(mask, x)
 
 
 def _states(step: Any, count: int, width: int, entering: Any, present: Any, reverse: bool) -> Any:

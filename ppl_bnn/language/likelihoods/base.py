@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
@@ -152,16 +151,6 @@ class HasObservedInformation(Protocol):
     def information_root(self, eta: Any, y: Any) -> Any:
         """R (N, D, C) with R R' the information of each row as it was observed."""
         ...
-
-
-def special(x: Any) -> Any:
-    """The special functions of the library of x. The derivative of digamma has nine digits in torch."""
-    xp = ops.namespace(x)
-    if xp.__name__ == "torch":
-        return xp.special
-    import scipy.special
-
-    return scipy.special if xp is np else sys.modules["jax"].scipy.special
 
 
 def is_known(value: Any) -> bool:

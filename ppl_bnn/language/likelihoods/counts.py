@@ -11,7 +11,7 @@ import numpy as np
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
-from ppl_bnn.language.likelihoods.base import Likelihood, for_one_output, special
+from ppl_bnn.language.likelihoods.base import Likelihood, for_one_output
 
 # Nodes of the trapezium rule in log t for the information about a concentration: the integrand
 # falls off as exp(x) to the left and as exp(-exp(x)) to the right, so that the rule converges exponentially.
@@ -117,7 +117,7 @@ class NegativeBinomial(_Counts):
         share = ops.sigmoid(log_r - f)
         columns = [(count - m) * share]
         if self.in_eta:
-            digamma = special(r).digamma
+            digamma = dist.special(r).digamma
             counts = digamma(count + r) - digamma(r) + ops.log(share)
             columns.append(r * counts + (m - count) * share)
         return ops.concatenate(columns)
