@@ -102,17 +102,15 @@ class Interpretation(Handler):
         self.row_count: int | None = None
 
     def process(self, msg: Message) -> None:
-        name = msg.name
+        name, check = msg.name, ModelError.check
         if msg.kind in ("sample", "deterministic", "param"):
-            if name in RESERVED:
-                expected = f"a name other than {', '.join(RESERVED)}, which the language uses itself"
-                raise ModelError.of(f"site {name!r}", expected, repr(name), "another name")
-            if name in self.names:
-                expected, got = "a different name for every site", f"two sites named {name!r}"
-                raise ModelError.of("", expected, got, "renaming one of them")
+            expected = f"a name other than {', '.join(RESERVED)}, which the language uses itself"
+            check(name not in RESERVED, f"site {name!r}", expected, repr(name), "another name")
+            expected, got = "a different name for every site", f"two sites named {name!r}"
+            check(name not in self.names, "", expected, got, "renaming one of them")
             self.names.add(name)
         elif msg.kind == "observe":
-            ModelError.check(not self.observed, "", _ONE, "a second one", "one likelihood over all outputs")
+            check(not self.observed, "", _ONE, "a second one", "one likelihood over all outputs")
             self.observed = True
             self._check_rows(int(msg.arguments["f"].shape[0]))
         elif msg.kind == "rows":

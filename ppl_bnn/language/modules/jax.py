@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -207,31 +207,29 @@ class Nnx(Jax):
         """
         nnx, tree = sys.modules["flax.nnx"], sys.modules["jax"].tree
         graph, parameters, counts, rest = self._split(call.network)
-        numbered = [(path, leaf + ahead) for path, leaf in tree.leaves_with_path(counts)]
-        converted = []
-        for path, leaf in tree.leaves_with_path(rest):
+
+        def converted(path: Any, leaf: Any) -> Any:
             expected, advice = f"a value of {self.dotted(path)!r}", "a module that has been initialised"
             call.check(_has_value(leaf), expected, "a shape only", advice)
-            converted.append((path, self.native(leaf, like) if protocol.is_float(leaf) else leaf))
+            return self.native(leaf, like) if protocol.is_float(leaf) else leaf
 
-        def filled(state: Any, leaves: Iterable[Any]) -> Any:
-            """New variables, because those from `split` belong to the module."""
-            return tree.unflatten(tree.structure(state), list(leaves))
-
-        states = filled(counts, (leaf for _, leaf in numbered)), filled(rest, (leaf for _, leaf in converted))
-        copy = nnx.merge(graph, filled(parameters, values), *states)
+        # New variables, because those from `split` belong to the module.
+        counts, rest = tree.map(lambda count: count + ahead, counts), tree.map_with_path(converted, rest)
+        copy = nnx.merge(graph, tree.unflatten(tree.structure(parameters), list(values)), counts, rest)
         for _, part in nnx.iter_graph(copy):
             # A layer uses this type for its initial values, such as the state of a recurrence.
             if isinstance(part, nnx.Module) and "param_dtype" in vars(part):
                 part.param_dtype = like.dtype
         output = copy(*inputs)
-        *_, counts, rest = self._split(copy)
+        *_, counts_after, rest_after = self._split(copy)
 
         def changed(before: Any, after: Any) -> list[str]:
             now = dict(tree.leaves_with_path(after))
-            return [self.dotted(path) for path, leaf in before if now.get(path) is not leaf]
+            return [
+                self.dotted(path) for path, leaf in tree.leaves_with_path(before) if now.get(path) is not leaf
+            ]
 
-        return output, changed(converted, rest), changed(numbered, counts)
+        return output, changed(rest, rest_after), changed(counts, counts_after)
 
     def _is_random(self, call: Call, inputs: Inputs, dtype: str) -> bool:
         """Whether the output depends on the random numbers: a module of Linen behind the bridge only counts them."""
