@@ -72,18 +72,14 @@ def attention(
     parts = (layer.linear(part, x, channels) for part in ("query", "key", "value"))
     query, key, value = (part.reshape(rows, length, heads, each) for part in parts)
     scores = ops.einsum("nthc,nshc->nhts", query, key) / math.sqrt(each)
+    unread = ops.full_like(scores, -math.inf)
     if present is not None:
-        scores = _unread(scores, present[:, None, None, :])
+        scores = ops.where(present[:, None, None, :], scores, unread)
     if causal:
         order = ops.in_floats([[float(s <= t) for s in range(length)] for t in range(length)], like=scores)
-        scores = _unread(scores, order[None, None] != 0)
+        scores = ops.where(order[None, None] != 0, scores, unread)
     read = ops.einsum("nhts,nshc->nthc", ops.softmax(scores), value).reshape(rows, length, channels)
     return layer.linear("output", read, channels)
-
-
-def _unread(scores: Any, readable: Any) -> Any:
-    """Scores with minus infinity at positions that may not be read."""
-    return ops.where(readable, scores, ops.full_like(scores, -math.inf))
 
 
 def transformer_block(
