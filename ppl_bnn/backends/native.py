@@ -124,13 +124,8 @@ class NativeLikelihood(Likelihood):
     shapes: tuple[tuple[int, ...], ...] = ()
     classes: int | None = None
 
-    @property
-    def standardises(self) -> bool:
-        return self.family in FAMILIES_WITH_UNITS
-
-    @property
-    def has_kink(self) -> bool:
-        return self.family == "Laplace"
+    def __post_init__(self) -> None:
+        vars(self).update(standardises=self.family in FAMILIES_WITH_UNITS, has_kink=self.family == "Laplace")
 
     def mixture_parameters(self, eta: np.ndarray) -> tuple[str, dict[str, np.ndarray]]:
         if self.family == "Categorical":

@@ -85,17 +85,14 @@ def check_hyper_prior(where: str, given: dist.Distribution, positive: bool = Tru
     Its arguments that are distributions are checked too. `where` begins the error message.
     """
     families = dist.ON_POSITIVES if positive else dist.ON_POSITIVES | dist.ON_REALS
-    if given.family not in families or given.family in (*dist.EVENTS, *dist.SPECIAL):
-        got = given.family
-    elif dist.draw_shape(given) != () or given.event_dims:
-        got = f"{given.family} with a shape"
-    else:
-        for name, value in given.arguments.items():
-            if isinstance(value, dist.Distribution):
-                check_hyper_prior(f"{where}, {name} of {given.family}", value, name in dist.POSITIVE)
-        return
-    number = "positive number as scale" if positive else "number"
-    raise InputError.of(where, f"a distribution of one {number}", got, "scale=dist.HalfNormal(1.0)")
+    known = given.family in families and given.family not in (*dist.EVENTS, *dist.SPECIAL)
+    single = known and dist.draw_shape(given) == () and not given.event_dims
+    expected = f"a distribution of one {'positive number as scale' if positive else 'number'}"
+    got = f"{given.family} with a shape" if known else given.family
+    InputError.check(single, where, expected, got, "scale=dist.HalfNormal(1.0)")
+    for name, value in given.arguments.items():
+        if isinstance(value, dist.Distribution):
+            check_hyper_prior(f"{where}, {name} of {given.family}", value, name in dist.POSITIVE)
 
 
 def draw(name: str, specification: dist.Distribution) -> Any:

@@ -354,6 +354,7 @@ class GaussianPrior:
 class _Conditional(NamedTuple):
     """One site of a joint Gaussian given those before it: N(mode + slope (deviations of `before`), C C'), flat."""
 
+    mode: np.ndarray
     before: tuple[str, ...]
     slope: np.ndarray
     scale_tril: np.ndarray
@@ -382,7 +383,7 @@ def _conditionals(prior: GaussianPrior) -> dict[str, _Conditional]:
             inverse = solve_triangular(root[start:stop, start:stop], np.eye(stop - start), lower=True)
             slope = -inverse @ root[start:stop, :start]
             # A copy in C order, with exact zeros above the diagonal.
-            found[name] = _Conditional(names[:index], slope, np.tril(inverse).copy())
+            found[name] = _Conditional(prior.mode[name], names[:index], slope, np.tril(inverse).copy())
             start = stop
     return found
 
@@ -438,7 +439,7 @@ class _WithPrior(_NamedSites):
                 expected = f"site {earlier!r} before site {name!r}, as in the program of the posterior"
                 good, advice = earlier in self.deviations, "the model of the posterior"
                 ModelError.check(good, self.transform, expected, "the other order", advice)
-            loc = self._loc(mode, conditional)
+            loc = self._loc(conditional)
             if mode.size > 1:
                 family = "MultivariateLogNormal" if positive else "MultivariateNormal"
                 return Distribution(family, _arguments(loc, {"scale_tril": conditional.scale_tril}))
@@ -449,15 +450,15 @@ class _WithPrior(_NamedSites):
         family = "LogNormal" if positive else "Normal"
         return Distribution(family, _arguments(loc, {"scale": scale}), None, events)
 
-    def _loc(self, mode: np.ndarray, conditional: _Conditional) -> Any:
+    def _loc(self, conditional: _Conditional) -> Any:
         if not conditional.before:
-            return mode
+            return conditional.mode
         parts = [self.deviations[name] for name in conditional.before]
 
         def loc() -> Any:
             deviation = ops.concatenate([part() for part in parts])
             shift = ops.asarray(conditional.slope, like=deviation) @ deviation
-            return ops.asarray(mode, like=deviation) + shift.reshape(mode.shape)
+            return ops.asarray(conditional.mode, like=deviation) + shift.reshape(conditional.mode.shape)
 
         return loc
 

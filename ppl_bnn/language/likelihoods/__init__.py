@@ -27,11 +27,11 @@ from ppl_bnn.language.likelihoods.categorical import Categorical as Categorical
 from ppl_bnn.language.likelihoods.categorical import Ordinal as Ordinal
 from ppl_bnn.language.likelihoods.counts import NegativeBinomial as NegativeBinomial
 from ppl_bnn.language.likelihoods.counts import Poisson as Poisson
+from ppl_bnn.language.likelihoods.multi_output import MultiOutputGaussian as MultiOutputGaussian
 from ppl_bnn.language.likelihoods.noise import Gaussian as Gaussian
 from ppl_bnn.language.likelihoods.noise import HeteroscedasticGaussian as HeteroscedasticGaussian
 from ppl_bnn.language.likelihoods.noise import Laplace as Laplace
 from ppl_bnn.language.likelihoods.noise import MixtureDensity as MixtureDensity
-from ppl_bnn.language.likelihoods.noise import MultiOutputGaussian as MultiOutputGaussian
 from ppl_bnn.language.likelihoods.noise import StudentT as StudentT
 from ppl_bnn.language.likelihoods.survival import Censored as Censored
 from ppl_bnn.language.likelihoods.survival import Weibull as Weibull

@@ -117,9 +117,9 @@ class Torch(Framework):
         before = _random_state(like.device)
         with _plain()(like.dtype):
             output = torch.func.functional_call(call.network, given, inputs)
-        good, got = torch.equal(before, _random_state(like.device)), "one that draws random numbers"
+        good = torch.equal(before, _random_state(like.device))
+        got = "one that draws random numbers (dropout in training, perhaps)"
         advice = "network.eval(), or what is drawn as bnn.sample in the model"
-        got = f"{got} (dropout in training, perhaps)"
         call.check(good, "a module without randomness of its own", got, advice)
         now = {name: given[name]._version for name in buffers if given[name] is buffers[name]}
         changed = ", ".join(repr(name) for name in buffers if now.get(name) != versions[name])
