@@ -205,13 +205,14 @@ class Hamiltonian(Sampler):
         if self.ppl == "numpyro":
             return super().run(problem, progress, begin)
         watch = Stopwatch()
-        started = self.started(problem, progress)
+        (started,) = self.started([problem], progress)
         # This is sent to other processes; a posterior in `start` would carry its model along.
         method = dataclasses.replace(self, start=None if self.start is None else {})
         job = _PyroJob(method, started.flat, started.fixed, self.blocks(problem, started.approximation))
         with closing(Meter(progress, self.name, self.chains, self.warmup + self.draws)) as meter:
-            sampled = _run_pyro(job, problem, meter)
-        return self.outcome(problem, sampled, started, watch())
+            kept, warnings = _run_pyro(job, problem, meter)
+        gradients = float(kept.pop("gradients").sum())
+        return self.outcome(Sampled(problem, started, kept, gradients, warnings=warnings), watch())
 
 
 # --- the mass matrix ------------------------------------------------------------------------------
@@ -289,7 +290,8 @@ class _PyroJob:
     blocks: list[MassBlock]
 
 
-def _run_pyro(job: _PyroJob, problem: Problem, meter: Meter) -> Sampled:
+def _run_pyro(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
+    """Draws and statistics of all chains, (chain, draw, ...), with "gradients" (chain,); and warnings."""
     method = job.method
     chain_method = method.chain_method
     if chain_method == "auto":
@@ -304,9 +306,7 @@ def _run_pyro(job: _PyroJob, problem: Problem, meter: Meter) -> Sampled:
             warnings = (f"chains ran one after another, since they cannot go to other processes: {reason}",)
     if results is None:
         results = [_pyro_chain(job, problem, i, partial(_report, meter, i)) for i in range(method.chains)]
-    gradients = sum(result.pop("gradients") for result in results)
-    kept = {name: np.stack([result[name] for result in results]) for name in results[0]}
-    return Sampled(kept, [], gradients, warnings=warnings)
+    return {name: np.stack([result[name] for result in results]) for name in results[0]}, warnings
 
 
 def _report(meter: Meter, chains: Any, done: Any, acceptance: Any, divergences: Any, step: Any) -> None:

@@ -291,7 +291,7 @@ class SMC(Method):
         return path
 
     def _beginning(self, swarm: _Swarm, seed: int) -> _Particles:
-        particles = swarm.draw(seed)
+        particles = np.asarray(swarm.drawn((swarm.keys(seed),)), np.float64)
         prior, change = swarm.measure(particles)
         _check_defined(np.isfinite(prior) & (np.isfinite(change) | (change == -np.inf)), "from the prior")
         count = len(prior)
@@ -324,7 +324,9 @@ class SMC(Method):
         done, gradients = 0, count
         while len(rates) < self.moves:
             steps = int(np.clip(math.ceil(rng.uniform(0.0, math.pi) / step_size), 1, self.max_leapfrog))
-            state, rate = swarm.move((seed, stage, done), state, at, step_size, variances, steps)
+            keys = swarm.keys(seed, stage, done)
+            state, accepted = swarm.moved((keys, *state), at, step_size, variances, np.int32(steps))
+            rate = float(accepted.mean())
             gradients += steps * count
             searches = done - len(rates)
             if rate >= 0.5 * self.target_accept or searches >= SEARCHES:
@@ -343,19 +345,19 @@ class SMC(Method):
         ess = 1.0 / (float(np.sum(weights**2)) * count)
         # Resampling leaves copies side by side, which would look autocorrelated as draws of a chain.
         order = rng.permutation(count) if at == 1.0 else np.arange(count)
-        arrays = {
-            "particles": particles,
-            "prior": prior,
-            "change": change,
-            "ancestors": path.ancestors[chosen],
-        }
-        path = replace(path, **{name: value[order] for name, value in arrays.items()})
-        told = np.vstack([path.told, [at, np.mean(rates), step_size, ess, log_normaliser]])
-        path = replace(
-            path, inverse_temperature=at, log_normaliser=log_normaliser, step_size=step_size, told=told
+        return replace(
+            path,
+            particles=particles[order],
+            prior=prior[order],
+            change=change[order],
+            ancestors=path.ancestors[chosen][order],
+            inverse_temperature=at,
+            log_normaliser=log_normaliser,
+            step_size=step_size,
+            gradients=path.gradients + gradients,
+            correlation=_largest_correlation(before, particles),
+            told=np.vstack([path.told, [at, np.mean(rates), step_size, ess, log_normaliser]]),
         )
-        correlation = _largest_correlation(before, particles)
-        return replace(path, gradients=path.gradients + gradients, correlation=correlation)
 
 
 @dataclass(frozen=True)
@@ -389,18 +391,22 @@ class _Particles:
 
 
 class _Swarm:
-    """Compiled functions of all particles, NumPy in and out except for the state between moves."""
+    """Compiled functions of all particles: `drawn` from the prior by keys, and `moved` by a transition.
+
+    A state between moves is (positions, log densities, gradients). `moved` takes ((keys, *state), inverse temperature,
+    step size, variances, leapfrog steps) and returns a state and the acceptance of each particle.
+    """
 
     def __init__(self, method: SMC, problem: Problem):
         import jax
         from blackjax.mcmc import hmc
 
-        program, self._asarray, self.seed = problem.program, problem.system.asarray, problem.seed
+        program, asarray, self.seed = problem.program, problem.system.asarray, problem.seed
         count = self._count = method.particles
         units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
         memory = CACHE if problem.device == "cpu" else DENSITY_MEMORY
         at_once = int(np.clip(memory // (16 * units * program.rows), 1, count))
-        data = self._data = (problem.x, problem.y)
+        data = (problem.x, problem.y)
         kernel = hmc.build_kernel()
 
         def drawn(key: Any, data: Any) -> Any:
@@ -437,51 +443,36 @@ class _Swarm:
                     return jax.vmap(lambda *own: one(*own, *shared))(*each)
                 return jax.lax.map(lambda own: one(*own, *shared), each, batch_size=at_once)
 
-            return jax.jit(every).lower(each, *shared, data).compile()
+            function = jax.jit(every).lower(each, *shared, data).compile()
+            return lambda each, *shared: function(each, *map(asarray, shared), data)
 
-        keys, number = jax.random.split(_key(0), count), self._asarray(np.asarray(0.5))
-        particles = self._asarray(np.zeros((count, program.parameter_count)))
-        state, steps = (particles, particles[:, 0], particles), np.int32(1)
-        self._draw, self._measure = compiled(drawn, (keys,)), compiled(measured, (particles,))
-        self._begin = compiled(begun, (particles,), number)
-        self._move = compiled(moved, (keys, *state), number, number, particles[0], steps)
+        self._asarray, number = asarray, asarray(0.5)
+        particles = asarray(np.zeros((count, program.parameter_count)))
+        self.drawn = compiled(drawn, (self.keys(0),))
+        self._measured = compiled(measured, (particles,))
+        self._begun = compiled(begun, (particles,), number)
+        state = (particles, particles[:, 0], particles)
+        self.moved = compiled(moved, (self.keys(0), *state), number, number, particles[0], np.int32(1))
 
-    def draw(self, seed: int) -> np.ndarray:
-        """Particles (N, P) from the prior."""
+    def keys(self, seed: int, *numbers: int) -> Any:
+        """A key per particle."""
         import jax
 
-        return np.asarray(self._draw((jax.random.split(_key(seed), self._count),), self._data), np.float64)
+        return jax.random.split(reduce(jax.random.fold_in, numbers, jax.random.PRNGKey(seed)), self._count)
 
     def measure(self, particles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """`prior` and `change` of particles, see `_Particles`."""
-        prior, change = self._measure((self._asarray(particles),), self._data)
+        prior, change = self._measured((self._asarray(particles),))
         return np.asarray(prior, np.float64), np.asarray(change, np.float64)
 
     def begin(self, particles: np.ndarray, at: float) -> Any:
-        """(positions, log densities, gradients) at an inverse temperature."""
-        return self._begin((self._asarray(particles),), self._asarray(np.asarray(at)), self._data)
-
-    def move(
-        self, numbers: Sequence[int], state: Any, at: float, step: float, variances: np.ndarray, steps: int
-    ) -> tuple[Any, float]:
-        """The state after a transition with randomness from (seed, temperature, transition), and the acceptance."""
-        import jax
-
-        keys = jax.random.split(_key(*numbers), self._count)
-        given = (self._asarray(np.asarray(value)) for value in (at, step, variances))
-        state, rates = self._move((keys, *state), *given, np.int32(steps), self._data)
-        return state, float(rates.mean())
+        """The state of particles at an inverse temperature."""
+        return self._begun((self._asarray(particles),), at)
 
 
 def _unravelled(problem: Problem, ended: Sequence[_Particles]) -> dict[str, np.ndarray]:
     """The particles of runs by site, (run, particle, ...)."""
     return problem.program.unravel(np.stack([path.particles for path in ended]))
-
-
-def _key(seed: int, *numbers: int) -> Any:
-    import jax
-
-    return reduce(jax.random.fold_in, numbers, jax.random.PRNGKey(seed))
 
 
 # --- between temperatures, in NumPy ---------------------------------------------------------------

@@ -25,6 +25,7 @@ from ppl_bnn.core.errors import BudgetError, DivergenceError, InputError
 from ppl_bnn.core.progress import Progress, Silent
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.sampling.initialisation import PRIOR_ATTEMPTS, Beginning
+from ppl_bnn.inference.sampling.stopping import Rule, Watch
 from ppl_bnn.inference.sampling.stream import Arrays, Stream
 
 CHAIN_METHODS = ("auto", "threads", "vectorised", "sequential", "devices")
@@ -35,8 +36,6 @@ SECONDS_PER_CALL = 0.25
 # Seconds per round. The budget is checked after each round, when all chains have the same length.
 SECONDS_PER_ROUND = 1.0
 SECONDS_PER_ESS, FEWEST_FOR_ESS = 2.0, 20
-# Draws so far -> (whether a rule holds, its figures).
-Look = Callable[[Arrays], tuple[bool, dict[str, float]]]
 # Settings that change the length or the place of chains, but no bit of a draw.
 OF_LENGTH = ("draws", "until", "budget")
 
@@ -72,15 +71,18 @@ class Kernel:
 
 @dataclass
 class Sampled:
-    """All chains: `kept`, name -> (chain, draw, ...), with the flat `u`.
+    """All chains of one fit: `kept`, name -> (chain, draw, ...), with the flat `u`.
 
-    `steps` are all gradient evaluations in units of `Kernel.cost`, starts and warm-up included. `stopped` is "draws"
-    (all were made), "rule" (it held) or "budget" (spent first). `looks` are the figures at each check of the rule.
+    `gradients` are all gradient evaluations over all rows since the `begin`ning, starts and warm-up included. `stopped`
+    is "draws" (all were made), "rule" (it held) or "budget" (spent first). `looks` are the figures at each check of the
+    rule. `strands` can continue from their states.
     """
 
+    problem: Problem
+    begin: Beginning
     kept: Arrays
-    strands: list[Strand]
-    steps: int
+    gradients: float
+    strands: Sequence[Strand] = ()
     compile_seconds: float = 0.0
     stopped: str = "draws"
     looks: list[dict[str, float]] = field(default_factory=list)
@@ -231,17 +233,16 @@ class _Compiled(NamedTuple):
 class Engine:
     """One run of chains.
 
-    method: the `Sampler`, for its name, settings and `candidates`. begun: the problem and its beginning; several, which
+    method: the `Sampler`; its rule is evaluated after every `draws`. begun: the problem and its beginning; several, which
     differ in their seeds only, if the chains of several fits run together, each with the keys it would have alone.
-    rule: it is evaluated after every `draws` of the method. budget: seconds. streams: one per strand, or none.
+    watch: the seconds of the fit so far, which its budget limits. streams: one per strand, or none.
     """
 
     method: Any
     kernel: Kernel
     begun: Sequence[tuple[Problem, Beginning]]
     progress: Progress
-    rule: Look | None = None
-    budget: float | None = None
+    watch: Stopwatch
     streams: Sequence[Stream] = ()
 
     def __post_init__(self) -> None:
@@ -269,7 +270,9 @@ class Engine:
         self.chunk = int(np.clip(CHUNK_MEMORY // max(recorded, 1), 1, CHUNK))
         self.compile_seconds = 0.0
         self.looked = time.monotonic()
-        self.deadline = None if self.budget is None else time.monotonic() + self.budget
+        self.look = None
+        if method.until is not None:
+            self.look = Watch(self.problem, Rule.of(method.until), method.groups)
 
     def _key(self, strand: Strand) -> Any:
         """The key of a strand: that of its chain, those of all chains, or one key for pooled chains."""
@@ -381,8 +384,8 @@ class Engine:
 
     # -- advancing
 
-    def run(self) -> Sampled:
-        """Run all chains to their end, until the rule holds, or until the budget is spent.
+    def run(self) -> list[Sampled]:
+        """Run all chains to their end, until the rule holds, or until the budget is spent: the chains of each fit.
 
         Raises `DivergenceError` for a draw without a finite log density and `BudgetError` if the budget is spent before
         the first draw.
@@ -398,9 +401,10 @@ class Engine:
         stopped, looks, goal = "draws", [], warmup + more
         try:
             while self._advance_all(goal):
-                if self.rule is None:
+                if self.look is None:
                     break
-                holds, figures = self.rule(self._kept(goal - warmup))
+                u = self._kept(goal - warmup)["u"]
+                holds, figures = self.look(self.method.sites(self.problem, u, self.begun[0][1].fixed))
                 looks.append({"draws": float(goal - warmup), **figures})
                 self.meter.add(figures)
                 if holds:
@@ -417,21 +421,31 @@ class Engine:
         if draws < 1:
             done = min(strand.done for strand in self.strands)
             wanted = "seconds enough for the warm-up and a draw"
-            got = f"{self.budget:g} s, spent after {done} of {warmup} transitions of the warm-up"
+            got = f"{self.method.budget:g} s, spent after {done} of {warmup} transitions of the warm-up"
             advice = "a longer budget (with checkpoint= nothing is lost), or a shorter warmup"
             raise BudgetError.of("budget", wanted, got, advice)
-        steps = sum(strand.at[2] for strand in self.strands)
-        return Sampled(self._kept(draws), self.strands, steps, self.compile_seconds, stopped, looks)
+        kept, fits, found = self._kept(draws), len(self.begun), []
+        # The state of a strand with chains of several fits belongs to none of them.
+        shared = self.together and fits > 1
+        for index, (problem, begin) in enumerate(self.begun):
+            mine = slice(index * self.method.chains, (index + 1) * self.method.chains)
+            part = {name: value[mine] for name, value in kept.items()}
+            strands = self.strands if shared else self.strands[mine]
+            gradients = sum(strand.at[2] for strand in strands) // (fits if shared else 1) * self.kernel.cost
+            states, seconds = () if shared else strands, self.compile_seconds / fits
+            found.append(Sampled(problem, begin, part, gradients, states, seconds, stopped, looks))
+        return found
 
     def _advance_all(self, goal: int) -> bool:
         """Advance all strands to `goal` transitions; False if the budget is spent first."""
         at = min(strand.done for strand in self.strands)
-        rounds = self.rule is not None or self.budget is not None
+        budget = self.method.budget
         size = 1
         while at < goal:
-            if self.deadline is not None and time.monotonic() >= self.deadline:
+            if budget is not None and self.watch() >= budget:
                 return False
-            at = min(goal, at + size) if rounds else goal
+            # A rule has a budget, too.
+            at = goal if budget is None else min(goal, at + size)
             clock = time.perf_counter()
             self._to(at)
             seconds = max(time.perf_counter() - clock, 1e-6)

@@ -22,9 +22,9 @@ from ppl_bnn.inference import registry
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
-from ppl_bnn.inference.sampling.chains import CHAIN_METHODS, OF_LENGTH, Engine, Kernel, Look, Sampled
+from ppl_bnn.inference.sampling.chains import CHAIN_METHODS, OF_LENGTH, Engine, Kernel, Sampled
 from ppl_bnn.inference.sampling.initialisation import PRIOR_ATTEMPTS, Beginning, beginnings
-from ppl_bnn.inference.sampling.stopping import Rule, Watch, check_until
+from ppl_bnn.inference.sampling.stopping import check_until
 from ppl_bnn.inference.sampling.stream import Arrays, Stream
 from ppl_bnn.inference.start import Start, missing_sites
 from ppl_bnn.posterior.approximation import Approximation, Chains
@@ -213,15 +213,12 @@ class Sampler(Method):
         if kept is not None:
             begin = Beginning(fixed={name: value for name, value in kept.items() if name != "written"})
         if begin is None:
-            begin = self.started(problem, progress)
-            target = dataclasses.replace(target, approximation=begin.approximation)
-            kernel = self.kernel(target)
+            (begin,) = self.started([problem], progress)
+            kernel = self.kernel(dataclasses.replace(target, approximation=begin.approximation))
             written = {**begin.fixed, "written": np.array(1)}
             values.keep(lambda: written, last=True)
-        rule = self._rule(problem, begin.fixed)
-        budget = None if self.budget is None else max(self.budget - watch(), 1e-3)
-        engine = Engine(self, kernel, [(problem, begin)], progress, rule, budget, streams)
-        return self.outcome(problem, engine.run(), begin, watch(), kernel.cost)
+        (sampled,) = Engine(self, kernel, [(problem, begin)], progress, watch, streams).run()
+        return self.outcome(sampled, watch())
 
     def run_together(
         self, problems: Sequence[Problem], progress: Progress
@@ -231,7 +228,7 @@ class Sampler(Method):
         Results are those of separate fits. A failed run is represented by its error, and the others are kept. None if
         the settings or the start require separate runs.
         """
-        first, count = problems[0], len(problems)
+        first = problems[0]
         alone = self.ppl != "numpyro" or self.checkpoint is not None or self.budget is not None
         shared = all(each.x is first.x and each.y is first.y for each in problems)
         if alone or first.program.params or not shared:
@@ -240,26 +237,15 @@ class Sampler(Method):
         kernel = self.kernel(Target(first, float(self.temperature)))
         if kernel.pooled:
             return None
-        found = beginnings(problems, self.start, progress, self.starting_points)
-        begun = [(one, self._placed(one, each)) for one, each in zip(problems, found, strict=True)]
-        if any(begin.approximation is not None for _, begin in begun):
+        found = self.started(problems, progress)
+        if any(begin.approximation is not None for begin in found):
             return None
-        sampled = Engine(self, kernel, begun, progress).run()
-        seconds = watch() / count
-        # The state of a strand with chains of several runs belongs to none of them.
-        apart = count == 1 or len(sampled.strands) > 1
+        parts = Engine(self, kernel, list(zip(problems, found, strict=True)), progress, watch).run()
+        seconds = watch() / len(problems)
         outcomes: list[Outcome | DivergenceError] = []
-        for index, (problem, begin) in enumerate(begun):
-            mine = slice(index * self.chains, (index + 1) * self.chains)
-            strands = sampled.strands[mine] if apart else []
-            part = Sampled(
-                {name: value[mine] for name, value in sampled.kept.items()},
-                strands,
-                sum(strand.at[2] for strand in strands) if apart else sampled.steps // count,
-                sampled.compile_seconds / count,
-            )
+        for sampled in parts:
             try:
-                outcomes.append(self.outcome(problem, part, begin, seconds, kernel.cost))
+                outcomes.append(self.outcome(sampled, seconds))
             except DivergenceError as error:
                 outcomes.append(error)
         return outcomes
@@ -286,9 +272,10 @@ class Sampler(Method):
             got = f"parameters without a prior and without a value: {missing}"
             raise UnsupportedError.of("", wanted, got, f"start=MAP(), or start={{'{missing[0]}': array}}")
 
-    def started(self, problem: Problem, progress: Progress) -> Beginning:
-        """The beginning of the chains, with the flat starting point of each."""
-        return self._placed(problem, beginnings([problem], self.start, progress, self.starting_points)[0])
+    def started(self, problems: Sequence[Problem], progress: Progress) -> list[Beginning]:
+        """For each problem the beginning of its chains, with the flat starting point of each."""
+        found = beginnings(problems, self.start, progress, self.starting_points)
+        return [self._placed(problem, begin) for problem, begin in zip(problems, found, strict=True)]
 
     def _placed(self, problem: Problem, begin: Beginning) -> Beginning:
         """Points that occur again are moved apart, and the chains of a superchain get the same point."""
@@ -316,27 +303,20 @@ class Sampler(Method):
     # -- results
 
     @property
-    def _groups(self) -> int | None:
+    def groups(self) -> int | None:
+        """Number of groups of chains that share a starting point, if they do."""
         return None if self.starting_points == self.chains else self.starting_points
 
-    def _rule(self, problem: Problem, fixed: Arrays) -> Look | None:
-        """The stopping rule as a function of the draws so far."""
-        if self.until is None:
-            return None
-        look = Watch(problem, Rule.of(self.until), self._groups)
-        return lambda kept: look(self._sites(problem, kept["u"], fixed))
-
-    def _sites(self, problem: Problem, flat: np.ndarray, fixed: Arrays) -> Arrays:
+    def sites(self, problem: Problem, flat: np.ndarray, fixed: Arrays) -> Arrays:
         """(chain, draw, P) by site, (chain, draw, ...), with the fixed parameters."""
         u = problem.program.unravel(flat, latent_names(problem.program))
         for name, value in fixed.items():
             u[name] = np.broadcast_to(value, (*flat.shape[:2], *np.shape(value))).copy()
         return {name: u[name] for name in problem.program.sites}
 
-    def outcome(
-        self, problem: Problem, sampled: Sampled, begin: Beginning, seconds: float, cost: float = 1.0
-    ) -> Outcome:
+    def outcome(self, sampled: Sampled, seconds: float) -> Outcome:
         """The outcome of chains that were sampled in so many seconds: posterior, statistics, figures and warnings."""
+        begin = sampled.begin
         statistics = self.statistics(sampled.kept)
         figures, found = self.summarise(statistics)
         flat, looks = sampled.kept["u"], sampled.looks
@@ -363,12 +343,12 @@ class Sampler(Method):
         history = {f"look_{name}": np.array([look[name] for look in looks]) for name in (*looks, {})[0]}
         compile_seconds = sampled.compile_seconds + begin.compile_seconds
         return Outcome(
-            Chains(self._sites(problem, flat, begin.fixed), groups=self._groups, state=state),
+            Chains(self.sites(sampled.problem, flat, begin.fixed), groups=self.groups, state=state),
             statistics=statistics,
             history=history,
             compile_seconds=compile_seconds,
             run_seconds=seconds - compile_seconds,
-            gradient_evaluations=sampled.steps * cost + begin.gradients,
+            gradient_evaluations=sampled.gradients + begin.gradients,
             warnings=tuple(warnings),
             figures=figures,
             target=self.aim,

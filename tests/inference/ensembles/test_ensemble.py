@@ -441,11 +441,11 @@ def test_the_chains_of_one_member_are_no_sample(monkeypatch):
     judged: list[int] = []
     outcome = Sampler.outcome
 
-    def refused(self, problem, *arguments):
-        judged.append(problem.seed)
-        if problem.seed == seed_of(1):
+    def refused(self, sampled, *arguments):
+        judged.append(sampled.problem.seed)
+        if sampled.problem.seed == seed_of(1):
             raise DivergenceError("a tuning that has collapsed")
-        return outcome(self, problem, *arguments)
+        return outcome(self, sampled, *arguments)
 
     monkeypatch.setattr(Sampler, "outcome", refused)
     member = NUTS(draws=6, warmup=6, chains=1, max_tree_depth=2)
