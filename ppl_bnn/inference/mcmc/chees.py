@@ -6,10 +6,10 @@ differ in depth between chains.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -28,8 +28,6 @@ FAILED = 0.1
 FIRST_MOMENT, SECOND_MOMENT = 0.0, 0.95
 # Bits of the index of the quasi-random sequence: it repeats after 2^20 transitions.
 HALTON_BITS = 20
-# Parts of the state that the warm-up learns.
-LEARNED = ("adaptation", "average", "mean", "variance", "refused")
 
 
 @dataclass(frozen=True)
@@ -99,6 +97,7 @@ class ChEES(ManyChains):
     max_steps: int = setting(1000, whole())
     metric: str = setting("diagonal", OneOf(("diagonal", "identity")))
     learning_rate: float = setting(0.05, between(0, 1))
+    averaged: ClassVar[tuple[str, ...]] = (*ManyChains.averaged, "trajectory_length")
 
     def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         return 1.0, min(30.0, self.max_steps), float(self.max_steps)
@@ -120,34 +119,38 @@ class ChEES(ManyChains):
 
         def begin(flat: Any, key: Any, data: Any) -> dict[str, Any]:
             chains: Any = jax.vmap(lambda one: hmc.init(one, lambda u: target.log_density(u, data)))(flat)
-            mean, variance = flat.mean(axis=0), flat.var(axis=0, ddof=1)
+            variance = flat.var(axis=0, ddof=1)
             inverse_mass = self._inverse_mass(variance)
             squared = jnp.sum(chains.logdensity_grad**2 * inverse_mass, axis=-1)
             usable = jnp.isfinite(squared)
             # No larger than 1 / sqrt of the curvature's trace, which is at most what the steepest direction allows.
             steepness = jnp.sum(jnp.where(usable, squared, 0.0)) / jnp.maximum(usable.sum(), 1)
             step_size = 1.0 / jnp.sqrt(jnp.maximum(steepness, 1.0))
-            none, nothing = jnp.int32(0), jnp.zeros(flat.shape[0], flat.dtype)
+            step_size, none = step_size.astype(flat.dtype), jnp.int32(0)
+            nothing = jnp.zeros(flat.shape[0], flat.dtype)
 
             def typed(leaf: Any) -> Any:
                 is_float = jnp.issubdtype(jnp.result_type(leaf), jnp.floating)
                 return jnp.asarray(leaf, flat.dtype if is_float else jnp.int32)
 
-            learned = {
+            return {
+                "count": none,
+                "key": key,
+                "chains": chains,
+                # What the warm-up learns.
                 "adaptation": jax.tree.map(typed, start_adapting(none, step_size)),
-                "average": jnp.log(jnp.stack([step_size, step_size])).astype(flat.dtype),
-                "mean": mean,
+                "average": jnp.log(jnp.stack([step_size, step_size])),
+                "mean": flat.mean(axis=0),
                 "variance": variance,
                 "refused": none,
-            }
-            told = {
+                # What is told of the last transition.
                 "energy": nothing,
                 "acceptance": nothing,
                 "diverging": nothing.astype(bool),
                 "steps": none,
+                "step_size": step_size,
+                "length": step_size,
             }
-            sizes = dict.fromkeys(("step_size", "length"), step_size.astype(flat.dtype))
-            return {"count": none, "key": key, "chains": chains, **learned, **told, **sizes}
 
         def step(state: dict[str, Any], data: Any) -> dict[str, Any]:
             before, adaptation = state["chains"], state["adaptation"]
@@ -171,7 +174,7 @@ class ChEES(ManyChains):
             acceptance = jnp.where(diverging, 0.0, info.acceptance_rate)
             kinetic = 0.5 * jnp.sum(info.momentum**2 * inverse_mass, axis=-1)
 
-            def learn(kept: dict[str, Any]) -> dict[str, Any]:
+            def learn(state: dict[str, Any]) -> dict[str, Any]:
                 # For the adaptation of the length, a failed proposal has not moved.
                 failed = acceptance < FAILED
                 position = jnp.where(failed[:, None], before.position, info.proposal.position)
@@ -190,25 +193,36 @@ class ChEES(ManyChains):
                     "variance": (1.0 - weight) * (state["variance"] + weight * shift**2) + weight * spread,
                     "refused": state["refused"] + jnp.all(diverging),
                 }
-                return cast(changed, kept)
+                return cast(state | changed, state)
 
-            learned = {name: state[name] for name in LEARNED}
-            learned = jax.lax.cond(warming, learn, lambda same: same, learned)
-            energy = jnp.where(accepted, info.energy, kinetic - before.logdensity)
-            told = {"energy": energy, "acceptance": acceptance, "diverging": diverging, "steps": steps}
-            sizes = {"step_size": step_size, "length": length}
-            changed = {"count": state["count"] + 1, "key": key, "chains": after, **learned, **told, **sizes}
-            return cast(changed, state)
+            changed = {
+                "count": state["count"] + 1,
+                "key": key,
+                "chains": after,
+                "energy": jnp.where(accepted, info.energy, kinetic - before.logdensity),
+                "acceptance": acceptance,
+                "diverging": diverging,
+                "steps": steps,
+                "step_size": step_size,
+                "length": length,
+            }
+            return cast(jax.lax.cond(warming, learn, lambda same: same, state) | changed, state)
 
         def record(state: dict[str, Any]) -> dict[str, Any]:
             chains = state["chains"]
-            kept = {"u": chains.position, "lp": chains.logdensity, "diverging": state["diverging"]}
-            kept |= {"energy": state["energy"], "acceptance_rate": state["acceptance"]}
             # One number for all chains.
-            shared = {"step_size": state["step_size"], "trajectory_length": state["length"]}
-            shared |= {"n_steps": state["steps"], "adaptation_refused": state["refused"]}
             every = partial(jnp.broadcast_to, shape=chains.logdensity.shape)
-            return kept | {name: every(value) for name, value in shared.items()}
+            return {
+                "u": chains.position,
+                "lp": chains.logdensity,
+                "energy": state["energy"],
+                "acceptance_rate": state["acceptance"],
+                "diverging": state["diverging"],
+                "n_steps": every(state["steps"]),
+                "step_size": every(state["step_size"]),
+                "trajectory_length": every(state["length"]),
+                "adaptation_refused": every(state["refused"]),
+            }
 
         return Kernel(begin, step, record, lambda state: finite(state["chains"]), pooled=True)
 
@@ -219,17 +233,14 @@ class ChEES(ManyChains):
         known = jnp.isfinite(variance) & (variance > 0) & (self.metric == "diagonal")
         return jnp.where(known, variance, 1.0)
 
-    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        figures, found = super().summarise(statistics)
-        figures["trajectory_length"] = float(np.mean(statistics["trajectory_length"]))
+    def noticed(self, statistics: Mapping[str, np.ndarray], figures: Mapping[str, float]) -> Iterator[str]:
+        yield from super().noticed(statistics, figures)
         capped = float(np.mean(np.asarray(statistics["n_steps"]) >= self.max_steps))
         if capped > 0.05:
-            warning = (
+            yield (
                 f"{capped:.0%} of transitions took max_steps={self.max_steps} leapfrog steps, so trajectories are "
                 f"shorter than they should be: try a longer warm-up, start=MAP(), or max_steps={2 * self.max_steps}"
             )
-            found = (*found, warning)
-        return figures, found
 
     def _smaller_steps(self) -> str:
         return f"target_accept={1 - (1 - self.target_accept) / 2:.3g}"

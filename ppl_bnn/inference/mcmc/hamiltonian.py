@@ -15,7 +15,7 @@ import dataclasses
 import math
 import tempfile
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -32,10 +32,11 @@ from ppl_bnn.core.arrays import cores, map_data, ravel, site_seed
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import OneOf, between, flag, optional, setting
+from ppl_bnn.inference.flat_vector import latent_names
 from ppl_bnn.inference.method import Outcome, Stopwatch
 from ppl_bnn.inference.sampling.chains import CHAIN_METHODS, Kernel, Meter, Sampled, no_finite_start
 from ppl_bnn.inference.sampling.initialisation import Beginning, spread
-from ppl_bnn.inference.sampling.sampler import Sampler, Target, diverged, latent_names, tempered_log_joint
+from ppl_bnn.inference.sampling.sampler import Sampler, Target, diverged, tempered_log_joint
 from ppl_bnn.posterior.approximation import Approximation
 
 MARGIN = 1e-3
@@ -184,10 +185,16 @@ class Hamiltonian(Sampler):
             return state._replace(num_steps=jnp.asarray(state.num_steps, count))
 
         def record(state: Any) -> dict[str, Any]:
-            kept = {"u": join(state.z), "lp": -state.potential_energy, "energy": state.energy}
-            kept |= {"acceptance_rate": state.accept_prob, "mean_accept_prob": state.mean_accept_prob}
-            kept |= {"step_size": state.adapt_state.step_size, "n_steps": state.num_steps}
-            return kept | {"diverging": state.diverging}
+            return {
+                "u": join(state.z),
+                "lp": -state.potential_energy,
+                "energy": state.energy,
+                "acceptance_rate": state.accept_prob,
+                "mean_accept_prob": state.mean_accept_prob,
+                "step_size": state.adapt_state.step_size,
+                "n_steps": state.num_steps,
+                "diverging": state.diverging,
+            }
 
         def usable(state: Any) -> Any:
             return jnp.isfinite(state.potential_energy) & jnp.all(jnp.isfinite(join(state.z_grad)))
@@ -196,8 +203,8 @@ class Hamiltonian(Sampler):
 
     # -- descriptions, figures and warnings
 
-    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        return {}, diverged(statistics, f"target_accept={1 - (1 - self.target_accept) / 4:.3g}")
+    def noticed(self, statistics: Mapping[str, np.ndarray], figures: Mapping[str, float]) -> Iterator[str]:
+        return diverged(statistics, f"target_accept={1 - (1 - self.target_accept) / 4:.3g}")
 
     # -- Pyro
 
@@ -237,7 +244,7 @@ def mass_blocks(program: Program, structure: str) -> list[MassBlock]:
     One block over everything, or a dense block per layer and a diagonal block for the rest: layers of one coordinate
     (a noise) and latent variables of rows, which grow with the data.
     """
-    names = latent_names(program)
+    names = [site.name for site in program.latents]
     positions = _positions(program, names)
 
     def block(names: Sequence[str], dense: bool) -> MassBlock:
@@ -320,7 +327,7 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
     from pyro.ops.integrator import potential_grad
 
     method, program = job.method, problem.program
-    names = latent_names(program)
+    names = latent_names(problem)
     constants = {name: program.system.asarray(value) for name, value in job.fixed.items()}
     gradients = 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -112,15 +112,13 @@ class HMC(Hamiltonian):
             return (self.num_steps + margin) * step_size
         return least(length, (self.max_steps + margin) * step_size)
 
-    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        figures, found = super().summarise(statistics)
+    def noticed(self, statistics: Mapping[str, np.ndarray], figures: Mapping[str, float]) -> Iterator[str]:
+        yield from super().noticed(statistics, figures)
         steps, sizes = statistics["n_steps"], statistics["step_size"]
         cut = float(((steps >= self.max_steps) & (steps * sizes < 0.99 * self._length)).mean())
-        if self.num_steps is not None or cut <= 0.05:
-            return figures, found
-        warning = (
-            f"{cut:.0%} of trajectories were cut short by max_steps={self.max_steps}, so draws are more correlated "
-            f"than trajectory_length={self._length:.3g} promises: try a longer warm-up, or "
-            f"max_steps={4 * self.max_steps}"
-        )
-        return figures, (*found, warning)
+        if self.num_steps is None and cut > 0.05:
+            yield (
+                f"{cut:.0%} of trajectories were cut short by max_steps={self.max_steps}, so draws are more correlated "
+                f"than trajectory_length={self._length:.3g} promises: try a longer warm-up, or "
+                f"max_steps={4 * self.max_steps}"
+            )

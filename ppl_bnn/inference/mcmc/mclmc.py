@@ -286,6 +286,7 @@ class _Chain:
         import jax
         import jax.numpy as jnp
         from blackjax.mcmc.integrators import IntegratorState
+        from blackjax.util import generate_unit_vector
 
         number = partial(jnp.asarray, dtype=flat.dtype)
         key, used = jax.random.split(key)
@@ -294,7 +295,7 @@ class _Chain:
         log_step, nothing, none = number(math.log(0.25 * root)), jnp.zeros_like(flat), jnp.int32(0)
         variances = jnp.ones_like(flat) if self.variances is None else number(self.variances)
         return _State(
-            here=IntegratorState(flat, _direction(used, flat), density, slope),
+            here=IntegratorState(flat, generate_unit_vector(used, flat), density, slope),
             key=key,
             count=none,
             tuner=_Tuner(log_step, log_step, none),
@@ -339,9 +340,15 @@ class _Chain:
     def record(self, state: _State) -> dict[str, Any]:
         import jax.numpy as jnp
 
-        kept = {"u": state.here.position, "lp": state.here.logdensity, "diverging": state.diverging}
-        kept |= {"n_steps": GRADIENTS_PER_STEP * state.taken, "energy_error": state.energy_error}
-        kept |= {"step_size": jnp.exp(state.tuner.mean), "decoherence_length": self._length(state)}
+        kept = {
+            "u": state.here.position,
+            "lp": state.here.logdensity,
+            "diverging": state.diverging,
+            "n_steps": GRADIENTS_PER_STEP * state.taken,
+            "energy_error": state.energy_error,
+            "step_size": jnp.exp(state.tuner.mean),
+            "decoherence_length": self._length(state),
+        }
         if self.method.adjusted:
             return kept | {"acceptance_rate": state.acceptance}
         return kept | {"energy_variance": state.squared_error / self.target.dimension}
@@ -390,13 +397,14 @@ class _Chain:
         """A trajectory of random length in a new direction, accepted or rejected by its energy error."""
         import jax
         import jax.numpy as jnp
+        from blackjax.util import generate_unit_vector
 
         key, long, turning, judging = jax.random.split(state.key, 4)
         step_size = jnp.exp(jnp.where(tuning, state.tuner.log_step, state.tuner.mean))
         # 1 .. 2 l / e - 1, l / e on average, for any position: random lengths avoid resonance with the target.
         most = jnp.clip(2.0 * self._length(state) / step_size - 1.0, 1.0, 1.0 * MOST_STEPS)
         steps = jnp.ceil(most * (1.0 - jax.random.uniform(long, dtype=most.dtype))).astype(jnp.int32)
-        start = state.here._replace(momentum=_direction(turning, state.here.position))
+        start = state.here._replace(momentum=generate_unit_vector(turning, state.here.position))
 
         def once(_: Any, carry: Any) -> Any:
             here, kinetic = carry
@@ -472,15 +480,6 @@ def _integrator(log_density: Callable[[Any], Any], variances: Any) -> Move:
     return move
 
 
-def _direction(key: Any, like: Any) -> Any:
-    """A unit vector, uniform over the sphere."""
-    import jax
-    import jax.numpy as jnp
-
-    z = jax.random.normal(key, like.shape, like.dtype)
-    return z / jnp.linalg.norm(z)
-
-
 def _refreshed(momentum: Any, kept: Any, key: Any) -> Any:
     """kept v + sqrt((1 - kept^2) / P) z, normalised, z standard normal: v at kept = 1, uniform at kept = 0."""
     import jax
@@ -496,10 +495,7 @@ def _usable(here: Any) -> Any:
     """Whether a chain can continue from this state."""
     import jax.numpy as jnp
 
-    fine = jnp.isfinite(here.logdensity)
-    for part in (here.position, here.momentum, here.logdensity_grad):
-        fine = fine & jnp.all(jnp.isfinite(part))
-    return fine
+    return jnp.all(jnp.stack([jnp.isfinite(part).all() for part in here]))
 
 
 def _learned(

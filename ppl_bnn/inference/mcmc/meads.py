@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,8 +24,6 @@ FEW_ACCEPTED = 0.5
 # In the warm-up, a step with a lower mean acceptance shrinks the next steps by this factor. Other steps restore them,
 # by a tenth of it on the log scale, up to the size that the gradients allow.
 BRAKE, RELEASE = 0.5, 0.1
-# Parts of the state that the warm-up learns, apart from the brake.
-LEARNED = ("folds", "average", "order")
 
 
 @dataclass(frozen=True)
@@ -108,6 +106,7 @@ class MEADS(ManyChains):
     step_size_multiplier: float = setting(0.25, between())
     damping_slowdown: float = setting(1.0, between())
     preconditioning: bool = setting(True, flag)
+    averaged: ClassVar[tuple[str, ...]] = (*ManyChains.averaged, "damping")
 
     def check(self) -> None:
         super().check()
@@ -163,16 +162,23 @@ class MEADS(ManyChains):
                 "damping": jnp.full((folds,), 0.5),
             }
             former = jax.tree.map(lambda value: value.astype(flat.dtype), former)
-            learned = {
+            nothing = jnp.zeros(chains, flat.dtype)
+            return {
+                "count": jnp.int32(0),
+                "key": key,
+                "chains": moving._replace(slice=moving.slice.astype(flat.dtype)),
+                # What the warm-up learns.
                 "folds": former,
                 "average": jax.tree.map(lambda value: jnp.log(value).mean(axis=0), former),
                 "order": order.astype(jnp.int32),
+                "brake": jnp.ones((), flat.dtype),
+                "refused": jnp.int32(0),
+                # What is told of the last transition.
+                "acceptance": nothing,
+                "diverging": nothing.astype(bool),
+                "step_size": nothing,
+                "damping": nothing,
             }
-            moving = moving._replace(slice=moving.slice.astype(flat.dtype))
-            none, one, nothing = jnp.int32(0), jnp.ones((), flat.dtype), jnp.zeros(chains, flat.dtype)
-            told = {"acceptance": nothing, "diverging": nothing.astype(bool)}
-            told |= {"step_size": nothing, "damping": nothing, "refused": none}
-            return {"count": none, "key": key, "chains": moving, "brake": one, **learned, **told}
 
         def learn(carry: dict[str, Any], steps: Any, key: Any) -> dict[str, Any]:
             moving, order = carry["chains"], carry["order"]
@@ -195,31 +201,25 @@ class MEADS(ManyChains):
             # Shuffle after as many steps as there are folds, so that no fold drifts away by itself.
             order = jnp.where((steps + 1) % folds == 0, jax.random.permutation(key, order), order)
             learned = carry["learned"] | jnp.any(fine)
-            return {"folds": now, "average": average, "order": order, "learned": learned}
-
-        def keep(carry: dict[str, Any], *_: Any) -> dict[str, Any]:
-            return {name: carry[name] for name in (*LEARNED, "learned")}
+            return carry | {"folds": now, "average": average, "order": order, "learned": learned}
 
         def step(state: dict[str, Any], data: Any) -> dict[str, Any]:
             chains = state["chains"].logdensity.shape[0]
             warming = state["count"] < self.warmup
             density = partial(log_density, data=data)
 
-            def of_chains(order: Any, learning: dict[str, Any]) -> dict[str, Any]:
-                """The parameters of each chain: those of the fold before its own, or the averages after the warm-up."""
-                numbers = jnp.arange(chains, dtype=jnp.int32) // (chains // folds)
-                fold = jnp.zeros(chains, jnp.int32).at[order].set(numbers)
-                return {
-                    name: jnp.where(warming, value[(fold - 1) % folds], jnp.exp(learning["average"][name]))
-                    for name, value in learning["folds"].items()
-                }
-
             def once(inner: Any, carry: dict[str, Any]) -> dict[str, Any]:
                 key, ours, dealing = jax.random.split(carry["key"], 3)
                 before, brake = carry["chains"], carry["brake"]
+                numbers = jnp.arange(chains, dtype=jnp.int32) // (chains // folds)
+                fold = jnp.zeros(chains, jnp.int32).at[carry["order"]].set(numbers)
                 steps = state["count"] * thinning + inner
-                learning = jax.lax.cond(warming, learn, keep, carry, steps, dealing)
-                used = of_chains(carry["order"], learning)
+                carry = jax.lax.cond(warming, learn, lambda same, *_: same, carry, steps, dealing)
+                # The parameters of each chain: those of the fold before its own, or the averages after the warm-up.
+                used = {
+                    name: jnp.where(warming, value[(fold - 1) % folds], jnp.exp(carry["average"][name]))
+                    for name, value in carry["folds"].items()
+                }
                 used["step_size"] = used["step_size"] * jnp.where(warming, brake, 1.0)
                 scale, damping = used["scale"], used["damping"]
                 # Momenta are stored in units of the metric, r sigma ~ N(0, 1), since the metric changes between steps.
@@ -239,39 +239,46 @@ class MEADS(ManyChains):
                 rate = jnp.where(sound, info.acceptance_rate, 0.0)
                 faster = jnp.minimum(1.0, brake * BRAKE**-RELEASE)
                 brake = jnp.where(jnp.mean(rate) < FEW_ACCEPTED, brake * BRAKE, faster)
-                diverging = carry["diverging"] | info.is_divergent | ~sound
-                told = {"acceptance": carry["acceptance"] + rate / thinning, "diverging": diverging}
-                told |= {"step_size": used["step_size"], "damping": damping}
-                return {"key": key, "chains": after, "brake": brake, **learning, **told}
+                changed = {
+                    "key": key,
+                    "chains": after,
+                    "brake": brake,
+                    "acceptance": carry["acceptance"] + rate / thinning,
+                    "diverging": carry["diverging"] | info.is_divergent | ~sound,
+                    "step_size": used["step_size"],
+                    "damping": damping,
+                }
+                return carry | changed
 
-            carry = {name: state[name] for name in ("key", "chains", "brake", *LEARNED)}
             nothing = jnp.zeros_like(state["acceptance"])
-            carry |= dict.fromkeys(("acceptance", "step_size", "damping"), nothing)
-            carry |= {"diverging": nothing.astype(bool), "learned": jnp.array(False)}
-            carry = jax.lax.fori_loop(0, thinning, once, carry)
+            begun = {"acceptance": nothing, "diverging": nothing.astype(bool), "learned": jnp.array(False)}
+            carry = jax.lax.fori_loop(0, thinning, once, state | begun)
             refused = state["refused"] + (warming & ~carry.pop("learned"))
-            return cast({"count": state["count"] + 1, "refused": refused, **carry}, state)
+            return cast(carry | {"count": state["count"] + 1, "refused": refused}, state)
 
         def record(state: dict[str, Any]) -> dict[str, Any]:
             moving = state["chains"]
             chains = moving.logdensity.shape
-            kept = {"u": moving.position, "lp": moving.logdensity, "acceptance_rate": state["acceptance"]}
-            kept |= {name: state[name] for name in ("step_size", "damping", "diverging")}
-            refused = jnp.broadcast_to(state["refused"], chains)
-            return kept | {"n_steps": jnp.full(chains, thinning, jnp.int32), "adaptation_refused": refused}
+            return {
+                "u": moving.position,
+                "lp": moving.logdensity,
+                "acceptance_rate": state["acceptance"],
+                "diverging": state["diverging"],
+                "step_size": state["step_size"],
+                "damping": state["damping"],
+                "n_steps": jnp.full(chains, thinning, jnp.int32),
+                "adaptation_refused": jnp.broadcast_to(state["refused"], chains),
+            }
 
         return Kernel(begin, step, record, lambda state: finite(state["chains"]), pooled=True)
 
-    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        figures, found = super().summarise(statistics)
-        figures["damping"] = float(np.mean(statistics["damping"]))
+    def noticed(self, statistics: Mapping[str, np.ndarray], figures: Mapping[str, float]) -> Iterator[str]:
+        yield from super().noticed(statistics, figures)
         if figures["acceptance_rate"] < FEW_ACCEPTED:
-            warning = (
+            yield (
                 f"{figures['acceptance_rate']:.0%} of the steps were accepted, and every rejection turns a chain "
                 f"round: try {self._smaller_steps()}"
             )
-            found = (*found, warning)
-        return figures, found
 
     def _smaller_steps(self) -> str:
         return f"step_size_multiplier={self.step_size_multiplier / 2:g}"

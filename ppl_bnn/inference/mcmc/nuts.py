@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -108,14 +108,12 @@ class NUTS(Hamiltonian):
         depth = np.frexp(found["n_steps"].astype(float))[1].astype(int)
         return {**found, "tree_depth": depth, "reached_max_tree_depth": depth >= self.max_tree_depth}
 
-    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        figures, found = super().summarise(statistics)
+    def noticed(self, statistics: Mapping[str, np.ndarray], figures: Mapping[str, float]) -> Iterator[str]:
+        yield from super().noticed(statistics, figures)
         deep = float(statistics["reached_max_tree_depth"].mean())
-        if deep <= 0.05:
-            return figures, found
         other = "" if self.mass_matrix == "dense" else "mass_matrix='dense', "
-        warning = (
-            f"{deep:.0%} of transitions reached max_tree_depth={self.max_tree_depth}, so draws are more correlated "
-            f"than they need be: try a longer warm-up, {other}or max_tree_depth={self.max_tree_depth + 2}"
-        )
-        return figures, (*found, warning)
+        if deep > 0.05:
+            yield (
+                f"{deep:.0%} of transitions reached max_tree_depth={self.max_tree_depth}, so draws are more correlated "
+                f"than they need be: try a longer warm-up, {other}or max_tree_depth={self.max_tree_depth + 2}"
+            )

@@ -8,6 +8,7 @@ from typing import Any
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.settings import OneOf, setting
 from ppl_bnn.inference.mcmc.stochastic_gradient import Density, Pace, StepRule, StochasticGradient, Walker
+from ppl_bnn.inference.sampling.sampler import tempered
 
 # Added to the root mean square of the gradient per row.
 DAMPING = 1e-5
@@ -109,63 +110,45 @@ class SGLD(StochasticGradient):
                 raise UnsupportedError.of(where, f"{name}={wanted!r}, {why}", got, "correction=None")
 
     @property
-    def exact(self) -> bool:
-        return self.correction is not None
+    def aim(self) -> str:
+        # With a correction draws are exact.
+        return tempered(self.temperature) if self.correction else super().aim
 
     def rule(self, rows: int, batches: bool) -> StepRule:
-        return self._metropolis(rows) if self.correction else self._langevin(rows)
-
-    # -- the preconditioner
-
-    def _mass(self, now: Any, walker: Walker | None = None, weight: Any = None) -> tuple[Walker, Any]:
-        """The part of a walker with v, after a step with squares `now` of the gradient per row, and G, elementwise.
-
-        Without a walker `now` is the initial v.
-        """
-        import jax.numpy as jnp
-
-        if self.preconditioner != "rmsprop":
-            return {}, 1.0
-        squares = now if walker is None else walker["squares"] + weight * (now - walker["squares"])
-        return {"squares": squares}, 1.0 / (DAMPING + jnp.sqrt(squares))
-
-    # -- without a correction
-
-    def _langevin(self, rows: int) -> StepRule:
         import jax
         import jax.numpy as jnp
 
+        def preconditioned(now: Any, walker: Walker | None = None, weight: Any = None) -> tuple[Walker, Any]:
+            """The part of a walker with v, after a step with squares `now` of the gradient per row; G, elementwise.
+
+            Without a walker `now` is the initial v.
+            """
+            if self.preconditioner != "rmsprop":
+                return {}, 1.0
+            squares = now if walker is None else walker["squares"] + weight * (now - walker["squares"])
+            return {"squares": squares}, 1.0 / (DAMPING + jnp.sqrt(squares))
+
         def begin(flat: Any, lp: Any, gradient: Any, typical: Any) -> Walker:
-            kept, mass = self._mass(typical / rows**2)
-            return {"flat": flat, "steepness": 0.5 * jnp.mean(mass * typical), **kept}
+            kept, mass = preconditioned(typical / rows**2)
+            if self.correction is None:
+                return {"flat": flat, "steepness": 0.5 * jnp.mean(mass * typical), **kept}
+            size = jnp.log(0.1 / jnp.mean(mass * typical))
+            walker = {"flat": flat, "lp": lp, "gradient": gradient, "log_size": size, "mean_log_size": size}
+            return {**walker, **kept}
 
         def move(walker: Walker, density: Density, pace: Pace, key: Any) -> tuple[Walker, Any, Any]:
             flat = walker["flat"]
             _, gradient = density(flat)
-            kept, mass = self._mass((gradient / rows) ** 2, walker, pace.weight)
+            kept, mass = preconditioned((gradient / rows) ** 2, walker, pace.weight)
             now = 0.5 * jnp.mean(mass * gradient**2)
             steepness, size = self.step_of(walker, pace, now)
             noise = pace.noise * jax.random.normal(key, flat.shape, flat.dtype)
             flat = flat + size * mass * gradient + jnp.sqrt(2.0 * size * mass) * noise
             return {"flat": flat, "steepness": steepness, **kept}, size, size * now
 
-        return StepRule(begin, move, lambda walker: self.allowance / walker["steepness"])
-
-    # -- with a correction
-
-    def _metropolis(self, rows: int) -> StepRule:
-        import jax
-        import jax.numpy as jnp
-
-        def begin(flat: Any, lp: Any, gradient: Any, typical: Any) -> Walker:
-            kept, mass = self._mass(typical / rows**2)
-            size = jnp.log(0.1 / jnp.mean(mass * typical))
-            walker = {"flat": flat, "lp": lp, "gradient": gradient, "log_size": size, "mean_log_size": size}
-            return {**walker, **kept}
-
-        def move(walker: Walker, density: Density, pace: Pace, key: Any) -> tuple[Walker, Any, Any]:
+        def corrected(walker: Walker, density: Density, pace: Pace, key: Any) -> tuple[Walker, Any, Any]:
             flat, lp, gradient = walker["flat"], walker["lp"], walker["gradient"]
-            kept, mass = self._mass((gradient / rows) ** 2, walker, pace.weight)
+            kept, mass = preconditioned((gradient / rows) ** 2, walker, pace.weight)
             size = jnp.where(pace.tuned, jnp.exp(walker["log_size"]), pace.size)
             drawn, decided = jax.random.split(key)
             noise = jax.random.normal(drawn, flat.shape, flat.dtype)
@@ -182,4 +165,6 @@ class SGLD(StochasticGradient):
             moved = {name: jnp.where(taken, value, walker[name]) for name, value in there.items()}
             return {**moved, "log_size": log_size, "mean_log_size": mean, **kept}, size, probability
 
-        return StepRule(begin, move, lambda walker: jnp.exp(walker["mean_log_size"]), "acceptance_rate")
+        if self.correction is None:
+            return StepRule(begin, move, lambda walker: self.allowance / walker["steepness"])
+        return StepRule(begin, corrected, lambda walker: jnp.exp(walker["mean_log_size"]), "acceptance_rate")

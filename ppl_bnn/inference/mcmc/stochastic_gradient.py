@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -142,6 +142,7 @@ class StochasticGradient(Sampler):
     control_variates: bool = setting(False, flag)
     preconditioner: str | None = setting("auto", OneOf(("auto", "curvature", None)))
     warmup: int = setting(1000, whole(0))
+    averaged: ClassVar[tuple[str, ...]] = ("step_size", "variance_excess")
 
     def check(self) -> None:
         super().check()
@@ -364,30 +365,19 @@ class StochasticGradient(Sampler):
     # -- descriptions, figures and warnings
 
     @property
-    def exact(self) -> bool:
-        """Whether steps are accepted or rejected, so that the draws are exact."""
-        return False
-
-    @property
     def aim(self) -> str:
         """The sampled distribution: the target up to the bias of the steps."""
-        bias = "" if self.exact else "up to O(step size), for no step is rejected"
-        return "; ".join(filter(None, (super().aim, bias)))
+        return "; ".join(filter(None, (super().aim, "up to O(step size), for no step is rejected")))
 
-    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Figures "step_size" (the mean over the draws) and "variance_excess", and a warning if the excess is large."""
-        names = ("step_size", "variance_excess")
-        figures = {name: float(np.mean(statistics[name])) for name in names if name in statistics}
+    def noticed(self, statistics: Mapping[str, np.ndarray], figures: Mapping[str, float]) -> Iterator[str]:
         excess = figures.get("variance_excess", 0.0)
-        if excess <= EXCESS_LIMIT:
-            return figures, ()
         advice = "a smaller step_size" if self.step_size else "a longer warm-up"
         advice += ", a larger batch_size or control_variates=True" if self.batch_size else ""
-        warning = (
-            f"{self.name} accepts every step: batches and step_size={figures['step_size']:.3g} make the variances "
-            f"{excess:.0%} too large on average over directions; try {advice}"
-        )
-        return figures, (warning,)
+        if excess > EXCESS_LIMIT:
+            yield (
+                f"{self.name} accepts every step: batches and step_size={figures['step_size']:.3g} make the variances "
+                f"{excess:.0%} too large on average over directions; try {advice}"
+            )
 
 
 def permuted_rows(key: Any, rows: int, size: int, steps: int) -> Any:

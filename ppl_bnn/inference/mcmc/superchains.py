@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -44,6 +44,7 @@ class ManyChains(Sampler):
     warmup: int = 300
     chains: int = 64
     superchains: int = setting(8, whole(2))
+    averaged: ClassVar[tuple[str, ...]] = ("acceptance_rate", "step_size")
 
     def check(self) -> None:
         super().check()
@@ -69,17 +70,14 @@ class ManyChains(Sampler):
         """One starting point per superchain."""
         return self.superchains
 
-    def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
-        figures = {name: float(np.mean(statistics[name])) for name in ("acceptance_rate", "step_size")}
-        found = diverged(statistics, self._smaller_steps())
+    def noticed(self, statistics: Mapping[str, np.ndarray], figures: Mapping[str, float]) -> Iterator[str]:
         refused = int(np.max(statistics["adaptation_refused"]))
-        if refused <= FROZEN * self.warmup:
-            return figures, found
-        frozen = (
-            f"the adaptation was frozen: in {refused} of {self.warmup} warm-up transitions nothing was finite, so "
-            "the step size is not tuned: try start=MAP(), narrower priors, or standardised inputs and targets"
-        )
-        return figures, (frozen, *found)
+        if refused > FROZEN * self.warmup:
+            yield (
+                f"the adaptation was frozen: in {refused} of {self.warmup} warm-up transitions nothing was finite, so "
+                "the step size is not tuned: try start=MAP(), narrower priors, or standardised inputs and targets"
+            )
+        yield from diverged(statistics, self._smaller_steps())
 
     @abstractmethod
     def _smaller_steps(self) -> str:

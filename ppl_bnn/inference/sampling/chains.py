@@ -160,12 +160,12 @@ class Strand:
 
     chains: list[int]
     warmup: int
+    data: Any
     stream: Stream | None
     at: tuple[Any, int, int] = (None, 0, 0)
     pieces: list[Arrays] = field(default_factory=list)
     saved: int = 0
     count: int = 1
-    data: Any = None
 
     @property
     def done(self) -> int:
@@ -233,9 +233,9 @@ class _Compiled(NamedTuple):
 class Engine:
     """One run of chains.
 
-    method: the `Sampler`; its rule is evaluated after every `draws`. begun: the problem and its beginning; several, which
-    differ in their seeds only, if the chains of several fits run together, each with the keys it would have alone.
-    watch: the seconds of the fit so far, which its budget limits. streams: one per strand, or none.
+    method: the `Sampler`, whose rule is evaluated after every `draws`. begun: the problem and its beginning; several,
+    which differ in their seeds only, if the chains of several fits run together, each with the keys it would have
+    alone. watch: the seconds of the fit so far, which its budget limits. streams: one per strand, or none.
     """
 
     method: Any
@@ -262,7 +262,7 @@ class Engine:
         self.size = self.chains if self.together else 1
         streams = self.streams or [None] * (self.chains // self.size)
         self.strands = [
-            Strand(list(range(index * self.size, (index + 1) * self.size)), method.warmup, stream)
+            Strand(list(range(index * self.size, (index + 1) * self.size)), method.warmup, self.data, stream)
             for index, stream in enumerate(streams)
         ]
         self.dimension = sum(site.size for site in self.problem.program.latents)
@@ -357,8 +357,6 @@ class Engine:
         waiting = [strand for strand in self.strands if strand.at[0] is None]
         if not waiting:
             return
-        import jax.numpy as jnp
-
         compiling = Stopwatch()
         asarray, begin = self.problem.system.asarray, self.compiled.begin()
         self.compile_seconds += compiling()
@@ -367,8 +365,7 @@ class Engine:
             points, tried = [next(each) for each in tries], 0
             while True:
                 tried += 1
-                flat = [asarray(point) for point in points]
-                flat = jnp.stack(flat) if self.together else flat[0]
+                flat = asarray(np.stack(points) if self.together else points[0])
                 state, usable, density = begin(flat, self._key(strand), self.data)
                 bad = np.flatnonzero(~np.atleast_1d(np.asarray(usable)))
                 if not len(bad):
@@ -397,6 +394,8 @@ class Engine:
             if found is not None:
                 strand.restore(*found, self.compiled)
         self._begin()
+        if self.how == "devices":
+            self._over_devices()
         self.meter = Meter(self.progress, self.method.name, self.chains, warmup + more)
         stopped, looks, goal = "draws", [], warmup + more
         try:
@@ -468,12 +467,12 @@ class Engine:
     def _advance(
         self, strand: Strand, goal: int, tell: Callable[..., None], stopped: Callable[..., bool]
     ) -> None:
-        data, warmup = self._data(strand), self.method.warmup
+        warmup = self.method.warmup
         while strand.done < goal and not stopped():
             state, done, steps = strand.at
             count = min(strand.count, self.chunk, (min(warmup, goal) if done < warmup else goal) - done)
             clock = time.perf_counter()
-            state, chunk = self.compiled.advance(state, np.int32(count), data)
+            state, chunk = self.compiled.advance(state, np.int32(count), strand.data)
             values = {name: self._by_chain(np.asarray(value))[:, :count] for name, value in chunk.items()}
             seconds = max(time.perf_counter() - clock, 1e-6)
             strand.count = max(1, min(self.chunk, 2 * count, int(count * SECONDS_PER_CALL / seconds)))
@@ -502,19 +501,17 @@ class Engine:
             advice = "a smaller step size, start=MAP(), or standardised inputs and targets"
             raise DivergenceError.of(self.method.name, "a finite log density at every draw", got, advice)
 
-    def _data(self, strand: Strand) -> Any:
-        if self.how != "devices":
-            return self.data
+    def _over_devices(self) -> None:
+        """Move the state and the data of each strand to a device, in turn."""
         import jax
 
-        if strand.data is None:
-            platform = next(iter(jax.tree.leaves(self.data)[0].devices())).platform
-            devices = jax.local_devices(backend=platform)
-            device = devices[strand.chains[0] % len(devices)]
-            strand.data = jax.device_put(self.data, device)
+        platform = next(iter(jax.tree.leaves(self.data)[0].devices())).platform
+        devices = jax.local_devices(backend=platform)
+        for index, strand in enumerate(self.strands):
             state, done, steps = strand.at
+            device = devices[index % len(devices)]
             strand.at = (jax.device_put(state, device), done, steps)
-        return strand.data
+            strand.data = jax.device_put(self.data, device)
 
     # -- progress
 

@@ -17,6 +17,7 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import ravel, site_seed, unravel
 from ppl_bnn.core.errors import BNNError, UnsupportedError
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.inference.flat_vector import latent_names
 from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.sampling.stream import Arrays, Kept
@@ -62,8 +63,13 @@ def beginnings(problems: Sequence[Problem], start: Start, progress: Progress, co
     `within_reach`). A point is fitted once per chain with consecutive seeds, so that chains may begin in different
     modes, and with one loop for all modes if possible. Chain c begins in member c of an ensemble, cyclically.
     """
+    if isinstance(start, Posterior):
+        for problem in problems:
+            # Request one point to check it against the sites of this model.
+            resolve_start(problem, start, progress)
+        return [_fitted(problem, [Outcome(start.approximation)], count) for problem in problems]
     if not isinstance(start, Method):
-        return [_given(problem, start, progress, count) for problem in problems]
+        return [Beginning(resolve_start(problem, start, progress, count)) for problem in problems]
     here = _runs_here(problems[0], start)
     if here:
         start.check_support(problems[0])
@@ -77,17 +83,8 @@ def beginnings(problems: Sequence[Problem], start: Start, progress: Progress, co
     return found
 
 
-def _given(problem: Problem, start: Start, progress: Progress, count: int) -> Beginning:
-    if not isinstance(start, Posterior):
-        return Beginning(resolve_start(problem, start, progress, count))
-    # Request one point to check it against the sites of this model.
-    resolve_start(problem, start, progress)
-    found = start.approximation
-    return Beginning(_points(problem, found, count), found if _spreads(found) else None)
-
-
 def _fitted(problem: Problem, found: Sequence[Outcome], count: int) -> Beginning:
-    """From the outcomes of a method: one that serves all chains, or one per chain, which begins at its centre."""
+    """From outcomes: one that serves all chains, or one per chain, which begins at its centre."""
     first = found[0].approximation
     alone = len(found) == 1
     return Beginning(
@@ -236,7 +233,7 @@ def spread(problem: Problem, approximation: Approximation | None, dense: bool) -
     if isinstance(approximation, LaplaceGaussian):
         matrix = _of_laplace(approximation, dense)
     elif isinstance(approximation, MeanField):
-        variances = ravel(approximation.scale, [site.name for site in problem.program.latents]) ** 2
+        variances = ravel(approximation.scale, latent_names(problem)) ** 2
         matrix = np.diag(variances) if dense else variances
     else:
         deviations = _deviations(problem, approximation, dense)
@@ -256,7 +253,7 @@ def _of_laplace(approximation: LaplaceGaussian, dense: bool) -> np.ndarray:
 
 def _deviations(problem: Problem, approximation: Approximation, dense: bool) -> np.ndarray | None:
     """Draws (S, P) minus their mean, scaled so that their mean square is the unbiased variance."""
-    names = [site.name for site in problem.program.latents]
+    names = latent_names(problem)
     if isinstance(approximation, Chains):
         draws = ravel(approximation.u, names, lead=2).astype(float)
     else:

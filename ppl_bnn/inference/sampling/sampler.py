@@ -21,6 +21,7 @@ from ppl_bnn.core.settings import OneOf, between, is_number, optional, setting, 
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
+from ppl_bnn.inference.flat_vector import flat_latents, latent_names
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.sampling.chains import CHAIN_METHODS, OF_LENGTH, Engine, Kernel, Sampled
 from ppl_bnn.inference.sampling.initialisation import PRIOR_ATTEMPTS, Beginning, beginnings
@@ -29,11 +30,6 @@ from ppl_bnn.inference.sampling.stream import Arrays, Stream
 from ppl_bnn.inference.start import Start, missing_sites
 from ppl_bnn.posterior.approximation import Approximation, Chains
 from ppl_bnn.posterior.posterior import Posterior
-
-
-def latent_names(program: Program) -> list[str]:
-    """The names of the sampled sites."""
-    return [site.name for site in program.latents]
 
 
 def not_negative(value: Any) -> str | None:
@@ -77,7 +73,7 @@ class Target:
         """
         x, y, constants = data
         program = self.problem.program
-        u = {**program.unravel(flat, latent_names(program)), **constants}
+        u = {**program.unravel(flat, latent_names(self.problem)), **constants}
         return tempered_log_joint(program, self.temperature, u, x, y, scale)
 
 
@@ -143,6 +139,8 @@ class Sampler(Method):
     until: str | None = None
     budget: float | None = setting(None, optional(between()), advice="600 (seconds)")
     systems: ClassVar[tuple[str, ...]] = ("numpyro",)
+    # Statistics whose means are figures.
+    averaged: ClassVar[tuple[str, ...]] = ()
     finds_centre: ClassVar[bool] = False
 
     def check(self) -> None:
@@ -172,7 +170,12 @@ class Sampler(Method):
 
     def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
         """Figures and warnings from the statistics."""
-        return {}, ()
+        figures = {name: float(np.mean(statistics[name])) for name in self.averaged if name in statistics}
+        return figures, tuple(self.noticed(statistics, figures))
+
+    def noticed(self, statistics: Mapping[str, np.ndarray], figures: Mapping[str, float]) -> Iterator[str]:
+        """Warnings about the statistics and figures."""
+        yield from ()
 
     @property
     def aim(self) -> str:
@@ -280,9 +283,8 @@ class Sampler(Method):
     def _placed(self, problem: Problem, begin: Beginning) -> Beginning:
         """Points that occur again are moved apart, and the chains of a superchain get the same point."""
         fixed = {site.name: np.asarray(begin.points[0][site.name]) for site in problem.program.params}
-        names = latent_names(problem.program)
         rng = np.random.default_rng(site_seed(f"{self.name.lower()} jitter", problem.seed))
-        points = [ravel(point, names).astype(float) for point in begin.points]
+        points = [flat_latents(problem, point) for point in begin.points]
         flat: list[np.ndarray] = []
         for index, point in enumerate(points):
             if any(np.array_equal(point, earlier) for earlier in points[:index]):
@@ -298,7 +300,7 @@ class Sampler(Method):
         program, point = problem.program, chain // (self.chains // self.starting_points)
         for attempt in range(1, PRIOR_ATTEMPTS):
             seed = site_seed(f"{self.name.lower()} start {point} {attempt}", problem.seed) % 2**31
-            yield ravel(program.prior_draws(problem.x, problem.y, seed, 1), latent_names(program))
+            yield flat_latents(problem, program.prior_draws(problem.x, problem.y, seed, 1))
 
     # -- results
 
@@ -309,7 +311,7 @@ class Sampler(Method):
 
     def sites(self, problem: Problem, flat: np.ndarray, fixed: Arrays) -> Arrays:
         """(chain, draw, P) by site, (chain, draw, ...), with the fixed parameters."""
-        u = problem.program.unravel(flat, latent_names(problem.program))
+        u = problem.program.unravel(flat, latent_names(problem))
         for name, value in fixed.items():
             u[name] = np.broadcast_to(value, (*flat.shape[:2], *np.shape(value))).copy()
         return {name: u[name] for name in problem.program.sites}
@@ -368,14 +370,13 @@ def tempered_log_joint(
     return joint / temperature + (program.log_joint(u, x, y, scale) - joint)
 
 
-def diverged(statistics: Mapping[str, np.ndarray], smaller_steps: str) -> tuple[str, ...]:
+def diverged(statistics: Mapping[str, np.ndarray], smaller_steps: str) -> Iterator[str]:
     """The warning about transitions that diverged, if any; `smaller_steps` is the setting to try."""
     diverging = np.asarray(statistics["diverging"])
-    if not diverging.any():
-        return ()
-    found = f"{int(diverging.sum())} of {diverging.size} transitions diverged"
-    advice = f"try {smaller_steps} or a prior with lighter tails"
-    return (f"{found}, so regions of high curvature may be missed: {advice}",)
+    if diverging.any():
+        found = f"{int(diverging.sum())} of {diverging.size} transitions diverged"
+        advice = f"try {smaller_steps} or a prior with lighter tails"
+        yield f"{found}, so regions of high curvature may be missed: {advice}"
 
 
 def tempered(temperature: float) -> str:
@@ -424,7 +425,7 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
 
     def continued(problem: Problem) -> Outcome:
         chains, before = posterior.shape
-        u = ravel(approximation.u, latent_names(problem.program), lead=2)
+        u = ravel(approximation.u, latent_names(problem), lead=2)
         kept = {"u": u} | posterior.statistics
         states: dict[str, Arrays] = {}
         for key, leaf in approximation.state.items():

@@ -15,7 +15,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data
-from ppl_bnn.core.errors import InputError, unknown_name
+from ppl_bnn.core.errors import InputError, check_known
 from ppl_bnn.posterior.convergence import components, mixing, probe_indices, quantities
 from ppl_bnn.posterior.posterior import MEMORY
 
@@ -35,20 +35,18 @@ class Rule:
     def of(cls, text: Any, names: Collection[str] = FIGURES) -> Rule:
         """Parse a rule such as "rhat<1.01, ess>400" over the figures `names`."""
         example = "until='rhat<1.01, ess>400'"
-        if not isinstance(text, str) or not text.strip():
-            raise InputError.of("until", "a rule in words", repr(text), example)
+        words = isinstance(text, str) and text.strip()
+        InputError.check(words, "until", "a rule in words", repr(text), example)
         terms = []
         for part in text.split(","):
             found = _TERM.fullmatch(part)
             if found is None:
                 raise InputError.of("until", "figure < limit or figure > limit", repr(part.strip()), example)
             name, sign, number = found.groups()
-            if name not in names:
-                raise unknown_name("figure of a rule", name, names)
+            check_known("figure of a rule", [name], names)
             wanted = ">" if name in LARGER_IS_BETTER else "<"
-            if sign != wanted:
-                better = f"{name}{wanted}{number}"
-                raise InputError.of("until", f"{name}{wanted}limit", repr(part.strip()), better)
+            got, better = repr(part.strip()), f"{name}{wanted}{number}"
+            InputError.check(sign == wanted, "until", f"{name}{wanted}limit", got, better)
             try:
                 terms.append((name, sign, float(number)))
             except ValueError:
@@ -68,9 +66,8 @@ def check_until(method: str, until: Any, budget: Any, names: Collection[str] = F
     if until is None:
         return None
     rule = Rule.of(until, names)
-    if budget is None:
-        wanted, got = "a budget beside it, since a rule may never hold", f"until={until!r} alone"
-        raise InputError.of(f"{method} until", wanted, got, "budget=600 (seconds)")
+    wanted, got = "a budget beside it, since a rule may never hold", f"until={until!r} alone"
+    InputError.check(budget is not None, f"{method} until", wanted, got, "budget=600 (seconds)")
     return rule
 
 
@@ -104,18 +101,16 @@ class Watch:
 
     def _see(self, u: Mapping[str, np.ndarray]) -> None:
         """Predict the new draws; draws seen before come first along their axis."""
-        chains, draws = next(iter(u.values())).shape[:2]
-        before = next(iter(self.known.values())).shape[:2] if self.known else (0, draws)
-        if before == (chains, draws):
+        now = next(iter(u.values())).shape[:2]
+        before = next(iter(self.known.values())).shape[:2] if self.known else (0, 0)
+        if before == now:
             return
-        if before[0] == chains and before[1] < draws:
-            axis, new = 1, {name: value[:, before[1] :] for name, value in u.items()}
-        elif before[1] == draws and before[0] < chains:
-            axis, new = 0, {name: value[before[0] :] for name, value in u.items()}
-        else:
+        axis = 0 if before[1] == now[1] else 1
+        if before[1 - axis] != now[1 - axis] or before[axis] > now[axis]:
             # These draws are of another run.
-            axis, new, self.known, before = 1, u, {}, (0, 0)
-        found = self._predicted(new, before[axis])
+            self.known, before = {}, (0, 0)
+        seen = before[axis]
+        found = self._predicted({name: np.split(value, [seen], axis)[1] for name, value in u.items()}, seen)
         self.known = {
             name: np.concatenate([self.known[name], value], axis) if self.known else value
             for name, value in found.items()
