@@ -142,7 +142,7 @@ def stream(folder: Path) -> Callable[[], Any]:
     for first in (0, 2):
         draws = {"w": first + np.arange(4.0).reshape(1, 2, 2), "lp": np.ones((1, 2))}
         kept().write(first, draws, {"u": np.full(2, 2.5 + first)})
-    return lambda: plain(kept().load())
+    return lambda: plain(kept().resume())
 
 
 KINDS: dict[str, Callable[[Path], Callable[[], Any]]] = {

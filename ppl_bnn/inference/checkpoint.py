@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Checkpoint:
     _written: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, folder: Any, fingerprint: Mapping[str, Any], name: str) -> Checkpoint:
+    def of(cls, folder: Any, fingerprint: Mapping[str, Any], name: str) -> Self:
         """The checkpoint `name` in a folder, which is created; without a folder, a checkpoint that keeps nothing."""
         path = None if folder is None else writable(folder, "checkpoint") / f"{name}.safetensors"
         return cls(path, json.loads(json.dumps(dict(fingerprint))))

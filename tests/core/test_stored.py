@@ -197,7 +197,7 @@ def test_a_long_stream_is_written_without_reading_what_is_there(tmp_path: Path) 
     kept = bnn.inference.sampling.stream.Stream.of(tmp_path, {"seed": 1}, "chain-0")
     kept.write(4, {"w": np.ones((1, 2, 2)), "lp": np.ones((1, 2))}, {"u": np.zeros(2)})
     with pytest.raises(DamagedError, match="draws-00000000"):
-        kept.load()
+        kept.resume()
 
 
 # --- what older versions wrote --------------------------------------------------------------------------

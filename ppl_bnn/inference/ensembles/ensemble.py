@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +19,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, site_seed, unprefixed
 from ppl_bnn.core.errors import BNNError, CurvatureError, DivergenceError, InputError, UnsupportedError
-from ppl_bnn.core.progress import Progress, Task
+from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import flag, optional, setting, whole
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size
@@ -98,22 +100,21 @@ class Ensemble(OfMember):
 
     def check(self) -> None:
         member = self.member
-        if self.tolerate >= self.size:
-            wanted = f"fewer than the {self.size} members"
-            raise InputError.of(f"{self.name} tolerate", wanted, repr(self.tolerate), "tolerate=0")
-        if getattr(member, "checkpoint", None) is not None:
-            wanted = "the checkpoint of the ensemble, which makes a folder for each member"
-            advice = f"Ensemble({member.name}(), checkpoint=folder)"
-            raise InputError.of(self.name, wanted, "a member with one", advice)
-        holds_out = getattr(member, "validation", None) is not None
-        # A method with several objectives holds rows out for "validation" only.
-        if self.bootstrap and holds_out and getattr(member, "objective", "validation") == "validation":
+        few, wanted = self.tolerate < self.size, f"fewer than the {self.size} members"
+        InputError.check(few, f"{self.name} tolerate", wanted, self.tolerate, "tolerate=0")
+        wanted = "the checkpoint of the ensemble, which makes a folder for each member"
+        advice = f"Ensemble({member.name}(), checkpoint=folder)"
+        without = getattr(member, "checkpoint", None) is None
+        InputError.check(without, self.name, wanted, "a member with one", advice)
+        if self.bootstrap:
+            where = f"{self.name} bootstrap"
+            # A method with several objectives holds rows out for "validation" only.
+            holds_out = getattr(member, "objective", "validation") == "validation"
+            good = not holds_out or getattr(member, "validation", None) is None
             wanted = "members without rows held out, as copies of a row would be on both sides"
-            got = "bootstrap=True with validation="
-            raise InputError.of(f"{self.name} bootstrap", wanted, got, "one of the two")
-        if self.bootstrap and member.streams:
+            InputError.check(good, where, wanted, "bootstrap=True with validation=", "one of the two")
             got = "a member that streams them"
-            raise UnsupportedError.of(f"{self.name} bootstrap", "rows in memory", got, "bootstrap=False")
+            UnsupportedError.check(not member.streams, where, "rows in memory", got, "bootstrap=False")
 
     @property
     def limitations(self) -> str:
@@ -215,7 +216,7 @@ class Ensemble(OfMember):
         for index in alone:
             # A member with checkpoints has its own folder for them.
             own: Any = {"checkpoint": Path(str(self.checkpoint)) / f"within{index}"} if keeps else {}
-            titled = _Titled(progress, f", member {index + 1} of {self.size}")
+            titled = _titled(progress, f", member {index + 1} of {self.size}")
             try:
                 yield index, replace(self.member, **own).run(problems[index], titled)
             except FAILURES as error:
@@ -266,28 +267,22 @@ class Ensemble(OfMember):
         )
 
 
-class _Titled:
+def _titled(progress: Progress, suffix: str) -> Progress:
     """A progress whose titles name the member."""
-
-    def __init__(self, progress: Progress, suffix: str):
-        self._progress, self._suffix = progress, suffix
-
-    def task(self, title: str, total: int) -> Task:
-        return self._progress.task(title + self._suffix, total)
+    return SimpleNamespace(task=lambda title, total: progress.task(title + suffix, total))
 
 
 def _histories(outcomes: Sequence[Outcome]) -> dict[str, np.ndarray]:
     """The loss curves of the members side by side, and their figures."""
-    found: dict[str, np.ndarray] = {}
     losses = [np.asarray(outcome.history.get("loss", ()), dtype=np.float64) for outcome in outcomes]
-    if all(len(each) for each in losses):
-        longest = max(map(len, losses))
-        padded = [np.pad(each, (0, longest - len(each)), constant_values=np.nan) for each in losses]
-        found["member_loss"] = np.stack(padded, axis=1)
-    for name in outcomes[0].figures:
-        if all(name in outcome.figures for outcome in outcomes):
-            found[f"member_{name}"] = np.array([outcome.figures[name] for outcome in outcomes])
-    return found
+    found = {
+        f"member_{name}": np.array([outcome.figures[name] for outcome in outcomes])
+        for name in outcomes[0].figures
+        if all(name in outcome.figures for outcome in outcomes)
+    }
+    if not all(len(each) for each in losses):
+        return found
+    return {"member_loss": np.array(list(zip_longest(*losses, fillvalue=np.nan)))} | found
 
 
 def _warnings(outcomes: Mapping[int, Outcome]) -> list[str]:
@@ -324,9 +319,6 @@ def _stored(outcome: Outcome) -> dict[str, np.ndarray]:
 def _restored(arrays: Mapping[str, np.ndarray]) -> Outcome:
     words: dict[str, Any] = json.loads(arrays["told"].tobytes().decode())
     words["warnings"] = tuple(words["warnings"])
-    return Outcome(
-        approximation=approximation_class(words["class"]).from_arrays(unprefixed(arrays, "approximation")),
-        statistics=unprefixed(arrays, "statistics"),
-        history=unprefixed(arrays, "history"),
-        **{name: words[name] for name in _PLAIN},
-    )
+    kept, *curves = (unprefixed(arrays, part) for part in ("approximation", "statistics", "history"))
+    approximation = approximation_class(words["class"]).from_arrays(kept)
+    return Outcome(approximation, *curves, **{name: words[name] for name in _PLAIN})

@@ -85,20 +85,17 @@ class Stacked(OfMember):
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
         member = dataclasses.replace(self.member, dtype=problem.dtype)
-        target, share = "", 1.0
-        if self.by == "loo":
-            posterior = stack(fitted_start(problem, member, progress))
-        else:
+        target, share, held_out = "", 1.0, ()
+        if self.by == "validation":
             kept, out = self._split(problem)
             share = len(kept) / problem.rows
             target = f"the posterior of {len(kept)} of {problem.rows} rows"
             inputs, targets = problem.inputs, problem.targets
+            held_out = (map_data(lambda a: a[out], inputs), targets[out])
             # In host memory, for another fit.
-            fitted = dataclasses.replace(
-                problem, inputs=map_data(lambda a: a[kept], inputs), targets=targets[kept]
-            )
-            posterior = fitted_start(fitted, member, progress)
-            posterior = stack(posterior, map_data(lambda a: a[out], inputs), targets[out])
+            fitted = {"inputs": map_data(lambda a: a[kept], inputs), "targets": targets[kept]}
+            problem = dataclasses.replace(problem, **fitted)
+        posterior = stack(fitted_start(problem, member, progress), *held_out)
         info = posterior.info
         evaluations = info.gradient_evaluations
         same = ("history", "compile_seconds", "warnings", "figures")
@@ -114,9 +111,8 @@ class Stacked(OfMember):
     def _split(self, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
         """Indices of the fitted rows and of the held-out rows, each in order."""
         out = round(self.validation * problem.rows)
-        if not 0 < out < problem.rows:
-            wanted, advice = "a share that leaves rows on either side", "more rows, or another share"
-            got = f"{self.validation} of {problem.rows} rows"
-            raise InputError.of(f"{self.name} validation", wanted, got, advice)
+        wanted, advice = "a share that leaves rows on either side", "more rows, or another share"
+        got = f"{self.validation} of {problem.rows} rows"
+        InputError.check(0 < out < problem.rows, f"{self.name} validation", wanted, got, advice)
         order = np.random.default_rng(site_seed("stacking", problem.seed)).permutation(problem.rows)
         return np.sort(order[out:]), np.sort(order[:out])

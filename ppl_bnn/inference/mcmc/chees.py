@@ -15,7 +15,7 @@ import numpy as np
 
 from ppl_bnn.core.settings import OneOf, between, setting, whole
 from ppl_bnn.inference.cost import Size
-from ppl_bnn.inference.mcmc.superchains import ManyChains, cast, finite, where
+from ppl_bnn.inference.mcmc.superchains import ManyChains, cast, finite, recorded, where
 from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Target
 
@@ -209,20 +209,8 @@ class ChEES(ManyChains):
             return cast(jax.lax.cond(warming, learn, lambda same: same, state) | changed, state)
 
         def record(state: dict[str, Any]) -> dict[str, Any]:
-            chains = state["chains"]
-            # One number for all chains.
-            every = partial(jnp.broadcast_to, shape=chains.logdensity.shape)
-            return {
-                "u": chains.position,
-                "lp": chains.logdensity,
-                "energy": state["energy"],
-                "acceptance_rate": state["acceptance"],
-                "diverging": state["diverging"],
-                "n_steps": every(state["steps"]),
-                "step_size": every(state["step_size"]),
-                "trajectory_length": every(state["length"]),
-                "adaptation_refused": every(state["refused"]),
-            }
+            more = {"energy": state["energy"], "trajectory_length": state["length"]}
+            return recorded(state, n_steps=state["steps"], **more)
 
         return Kernel(begin, step, record, lambda state: finite(state["chains"]), pooled=True)
 

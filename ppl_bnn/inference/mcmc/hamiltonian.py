@@ -74,9 +74,8 @@ class Hamiltonian(Sampler):
             raise UnsupportedError.of(f"{self.name} chain_method", wanted, repr(self.chain_method), "'auto'")
         super().check()
         for name in ("checkpoint", "until", "budget") if self.ppl == "pyro" else ():
-            if (got := getattr(self, name)) is not None:
-                wanted = "None in Pyro, whose chains run from beginning to end"
-                raise UnsupportedError.of(f"{self.name} {name}", wanted, repr(got), "ppl='numpyro'")
+            got, wanted = getattr(self, name), "None in Pyro, whose chains run from beginning to end"
+            UnsupportedError.check(got is None, f"{self.name} {name}", wanted, repr(got), "ppl='numpyro'")
 
     @property
     def chain_methods(self) -> tuple[str, ...]:
@@ -402,10 +401,11 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> list[dict[st
     if not processes.allowed():
         raise _NoProcesses("this one is daemonic, as the workers of Dask are, and may start no others")
     program, count = problem.program, job.method.chains
-    data = (problem.inputs, problem.targets, problem.seed, problem.device, problem.dtype)
+    nothing: Any = None
+    bare = dataclasses.replace(problem, program=nothing, x=nothing, y=nothing)
     try:
         blob = processes.written(
-            (job, program.model, program.language, program.observed, data), program.model
+            (job, program.model, program.language, program.observed, bare), program.model
         )
     except Exception as error:
         raise _NoProcesses(f"{type(error).__name__}: {error}") from None
@@ -432,18 +432,16 @@ def _pyro_worker(blob: bytes, chain: int, path: str) -> dict[str, Any]:
     # One thread each, because the chains share the cores already.
     torch.set_num_threads(1)
     try:
-        job, model, language, observed, data = processes.read(blob)
+        job, model, language, observed, bare = processes.read(blob)
     except Exception as error:
         raise _NoProcesses(f"{type(error).__name__}: {error}") from None
-    inputs, targets, seed, device, dtype = data
     board = np.lib.format.open_memmap(path, mode="r+")
 
     def report(*figures: float) -> None:
         board[chain] = figures
 
     chosen = system("pyro")
-    with chosen.session(dtype, device):
-        x, y = map_data(chosen.asarray, inputs), chosen.asarray(targets)
+    with chosen.session(bare.dtype, bare.device):
+        x, y = map_data(chosen.asarray, bare.inputs), chosen.asarray(bare.targets)
         program = Program.of(chosen, model, x, y, language=language, observed=observed)
-        problem = Problem(program, x, y, inputs, targets, seed, device, dtype)
-        return _pyro_chain(job, problem, chain, report)
+        return _pyro_chain(job, dataclasses.replace(bare, program=program, x=x, y=y), chain, report)

@@ -78,10 +78,10 @@ class HMC(Hamiltonian):
 
     def check(self) -> None:
         super().check()
-        if self.trajectory_length is not None and self.num_steps is not None:
-            got = f"trajectory_length={self.trajectory_length!r} and num_steps={self.num_steps!r}"
-            wanted = "a length or a number of steps, for the step size to adapt"
-            raise InputError.of(self.name, wanted, got, "one of them")
+        one = self.trajectory_length is None or self.num_steps is None
+        got = f"trajectory_length={self.trajectory_length!r} and num_steps={self.num_steps!r}"
+        wanted = "a length or a number of steps, for the step size to adapt"
+        InputError.check(one, self.name, wanted, got, "one of them")
 
     @property
     def limitations(self) -> str:

@@ -160,12 +160,159 @@ class MCLMC(Sampler):
         return 2.0, 60.0, 2.0 * MOST_STEPS
 
     def kernel(self, target: Target) -> Kernel:
-        if target.dimension < 2:
-            wanted = "at least two coordinates, in which a direction can turn"
-            raise UnsupportedError.of(self.name, wanted, "one", "NUTS()")
+        import jax
+        import jax.numpy as jnp
+        from blackjax.mcmc.integrators import IntegratorState
+        from blackjax.util import generate_unit_vector
+
+        wanted = "at least two coordinates, in which a direction can turn"
+        UnsupportedError.check(target.dimension > 1, self.name, wanted, "one", "NUTS()")
         approximation = target.approximation if self.preconditioning else None
-        chain = _Chain(self, target, spread(target.problem, approximation, dense=False))
-        return Kernel(chain.begin, chain.step, chain.record, lambda state: _usable(state.here))
+        variances_of_start = spread(target.problem, approximation, dense=False)
+        edges = np.unique([max(1, round(edge * self.warmup)) for edge in EDGES])
+
+        def begin(flat: Any, key: Any, data: Any) -> _State:
+            number = partial(jnp.asarray, dtype=flat.dtype)
+            key, used = jax.random.split(key)
+            density, slope = jax.value_and_grad(lambda u: target.log_density(u, data))(flat)
+            root = math.sqrt(target.dimension)
+            log_step, nothing, none = number(math.log(0.25 * root)), jnp.zeros_like(flat), jnp.int32(0)
+            variances = jnp.ones_like(flat) if variances_of_start is None else number(variances_of_start)
+            return _State(
+                here=IntegratorState(flat, generate_unit_vector(used, flat), density, slope),
+                key=key,
+                count=none,
+                tuner=_Tuner(log_step, log_step, none),
+                variances=variances,
+                width=number(root),
+                steps=jnp.int32(self.thinning or WARMUP_STEPS),
+                window=_Window(number(0.0), nothing, nothing, nothing, nothing),
+                taken=none,
+                squared_error=number(0.0),
+                energy_error=number(0.0),
+                acceptance=number(1.0),
+                diverging=jnp.bool_(False),
+            )
+
+        def step(state: _State, data: Any) -> _State:
+            tuning = state.count < self.warmup
+            move = _integrator(lambda u: target.log_density(u, data), state.variances)
+            moved = (trajectory if self.adjusted else walk)(state, tuning, move)
+            return jax.lax.cond(tuning, tuned, lambda same: same, moved._replace(count=state.count + 1))
+
+        def record(state: _State) -> dict[str, Any]:
+            kept = {
+                "u": state.here.position,
+                "lp": state.here.logdensity,
+                "diverging": state.diverging,
+                "n_steps": GRADIENTS_PER_STEP * state.taken,
+                "energy_error": state.energy_error,
+                "step_size": jnp.exp(state.tuner.mean),
+                "decoherence_length": length(state),
+            }
+            if self.adjusted:
+                return kept | {"acceptance_rate": state.acceptance}
+            return kept | {"energy_variance": state.squared_error / target.dimension}
+
+        def length(state: _State) -> Any:
+            """L of a chain with partial refreshments; else the mean length of a trajectory."""
+            return state.width * (TRAJECTORY if self.adjusted else self.decoherence)
+
+        def walk(state: _State, tuning: Any, move: Move) -> _State:
+            """Integrator steps with partial refreshments; after a step without a usable end the particle turns."""
+            wanted = target.dimension * self.energy_variance
+            # One number for all vectorised chains if it is known beforehand, so that none waits for another.
+            steps = state.steps if self.thinning is None else self.thinning
+
+            def once(_: Any, carry: Any) -> Any:
+                here, key, tuner, window, total, lost = carry
+                key, turning = jax.random.split(key)
+                step_size = jnp.exp(jnp.where(tuning, tuner.log_step, tuner.mean))
+                there, kinetic = move(here, step_size)
+                error = kinetic - there.logdensity + here.logdensity
+                arrived = _usable(there) & (jnp.abs(error) < LARGEST_ERROR)
+                here = jax.tree.map(lambda new, old: jnp.where(arrived, new, old), there, here)
+                kept = jnp.where(arrived, jnp.exp(-step_size / length(state)), 0.0)
+                here = here._replace(momentum=_refreshed(here.momentum, kept, turning))
+                squared = jnp.where(arrived, error**2, 0.0)
+
+                def ratio() -> Any:
+                    return jnp.where(arrived, jnp.minimum(squared / wanted, MOST), LOST)
+
+                tuner, window = _learned(tuning, tuner, window, ratio, ORDER, here)
+                return here, key, tuner, window, total + squared, lost + ~arrived
+
+            begun = (state.here, state.key, state.tuner, state.window)
+            carry = (*begun, jnp.zeros_like(state.width), jnp.int32(0))
+            here, key, tuner, window, total, lost = jax.lax.fori_loop(0, steps, once, carry)
+            # Over the steps with a usable end: the others have no energy error.
+            squared = total / jnp.maximum(state.steps - lost, 1)
+            state = state._replace(here=here, key=key, tuner=tuner, window=window, taken=state.steps)
+            return state._replace(squared_error=squared, energy_error=jnp.sqrt(squared), diverging=lost > 0)
+
+        def trajectory(state: _State, tuning: Any, move: Move) -> _State:
+            """A trajectory of random length in a new direction, accepted or rejected by its energy error."""
+            key, long, turning, judging = jax.random.split(state.key, 4)
+            step_size = jnp.exp(jnp.where(tuning, state.tuner.log_step, state.tuner.mean))
+            # 1 .. 2 l / e - 1, l / e on average, for any position: random lengths avoid resonance with the target.
+            most = jnp.clip(2.0 * length(state) / step_size - 1.0, 1.0, 1.0 * MOST_STEPS)
+            steps = jnp.ceil(most * (1.0 - jax.random.uniform(long, dtype=most.dtype))).astype(jnp.int32)
+            start = state.here._replace(momentum=generate_unit_vector(turning, state.here.position))
+
+            def once(_: Any, carry: Any) -> Any:
+                here, kinetic = carry
+                here, change = move(here, step_size)
+                return here, kinetic + change
+
+            end, kinetic = jax.lax.fori_loop(0, steps, once, (start, jnp.zeros_like(state.width)))
+            error = kinetic - end.logdensity + start.logdensity
+            arrived = _usable(end) & (error < LARGEST_ERROR)
+            acceptance = jnp.where(arrived, jnp.exp(-jnp.maximum(error, 0.0)), 0.0)
+            accepted = jax.random.uniform(judging, dtype=most.dtype) < acceptance
+            here = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), end, start)
+
+            def ratio() -> Any:
+                return (1.0 - acceptance) / (1.0 - self.target_accept)
+
+            tuner, window = _learned(tuning, state.tuner, state.window, ratio, ORDER_ADJUSTED, here)
+            error = jnp.where(arrived, error, LARGEST_ERROR)
+            state = state._replace(here=here, key=key, tuner=tuner, window=window, taken=steps)
+            return state._replace(energy_error=error, acceptance=acceptance, diverging=~arrived)
+
+        def tuned(state: _State) -> _State:
+            """After a transition of the warm-up: new variances and L at an edge, the steps per draw at the end."""
+            at_edge = jnp.any(state.count == edges)
+            state = jax.lax.cond(at_edge, with_variances, lambda same: same, state)
+            return jax.lax.cond(state.count == self.warmup, with_steps, lambda same: same, state)
+
+        def with_steps(state: _State) -> _State:
+            if self.adjusted:
+                return state
+            state = state._replace(tuner=state.tuner._replace(mean=state.tuner.mean + math.log(MARGIN)))
+            if self.thinning is not None:
+                return state
+            steps = jnp.clip(jnp.round(state.width / jnp.exp(state.tuner.mean)), 1, MOST_STEPS)
+            return state._replace(steps=steps.astype(jnp.int32))
+
+        def with_variances(state: _State) -> _State:
+            """Set the preconditioner and L from the window that ends here, and begin a new window."""
+            window, variances = state.window, state.variances
+            if self.preconditioning:
+                found = jnp.sqrt(window.squares / window.slope_squares)
+                found = jnp.where(jnp.isfinite(found) & (found > 0.0), found, variances)
+                share = window.count / (window.count + PRIOR_WEIGHT)
+                variances = jnp.exp(share * jnp.log(found) + (1.0 - share) * jnp.log(variances))
+            width = jnp.sum(window.squares / jnp.maximum(window.count - 1.0, 1.0) / variances)
+            if self.preconditioning:
+                # Var x Var grad log p >= 1, so a smaller sum means that the window is too short.
+                width = jnp.maximum(width, target.dimension)
+            width = jnp.sqrt(width)
+            width = jnp.where(jnp.isfinite(width) & (width > 0.0), width, state.width)
+            window = jax.tree.map(jnp.zeros_like, window)
+            tuner = state.tuner._replace(count=jnp.int32(RESUMED))
+            return state._replace(variances=variances, width=width, window=window, tuner=tuner)
+
+        return Kernel(begin, step, record, lambda state: _usable(state.here))
 
     def summarise(self, statistics: Mapping[str, np.ndarray]) -> tuple[dict[str, float], tuple[str, ...]]:
         """Figures and warnings; `DivergenceError` if the tuning of a chain has collapsed."""
@@ -273,180 +420,6 @@ class _State(NamedTuple):
 
 # (state of the integrator, step size) -> (state, change of the kinetic energy).
 Move = Callable[[Any, Any], tuple[Any, Any]]
-
-
-class _Chain:
-    """The functions of a `Kernel`."""
-
-    def __init__(self, method: MCLMC, target: Target, variances: np.ndarray | None):
-        self.method, self.target, self.variances = method, target, variances
-        self.edges = np.unique([max(1, round(edge * method.warmup)) for edge in EDGES])
-
-    def begin(self, flat: Any, key: Any, data: Any) -> _State:
-        import jax
-        import jax.numpy as jnp
-        from blackjax.mcmc.integrators import IntegratorState
-        from blackjax.util import generate_unit_vector
-
-        number = partial(jnp.asarray, dtype=flat.dtype)
-        key, used = jax.random.split(key)
-        density, slope = jax.value_and_grad(lambda u: self.target.log_density(u, data))(flat)
-        root = math.sqrt(self.target.dimension)
-        log_step, nothing, none = number(math.log(0.25 * root)), jnp.zeros_like(flat), jnp.int32(0)
-        variances = jnp.ones_like(flat) if self.variances is None else number(self.variances)
-        return _State(
-            here=IntegratorState(flat, generate_unit_vector(used, flat), density, slope),
-            key=key,
-            count=none,
-            tuner=_Tuner(log_step, log_step, none),
-            variances=variances,
-            width=number(root),
-            steps=jnp.int32(self.method.thinning or WARMUP_STEPS),
-            window=_Window(number(0.0), nothing, nothing, nothing, nothing),
-            taken=none,
-            squared_error=number(0.0),
-            energy_error=number(0.0),
-            acceptance=number(1.0),
-            diverging=jnp.bool_(False),
-        )
-
-    def step(self, state: _State, data: Any) -> _State:
-        import jax
-        import jax.numpy as jnp
-
-        method = self.method
-
-        def drawn(state: _State) -> _State:
-            """At the end of the warm-up: the steps per draw."""
-            if method.adjusted:
-                return state
-            state = state._replace(tuner=state.tuner._replace(mean=state.tuner.mean + math.log(MARGIN)))
-            if method.thinning is not None:
-                return state
-            steps = jnp.clip(jnp.round(state.width / jnp.exp(state.tuner.mean)), 1, MOST_STEPS)
-            return state._replace(steps=steps.astype(jnp.int32))
-
-        def tuned(state: _State) -> _State:
-            """After a transition of the warm-up: new variances and L at an edge."""
-            at_edge = jnp.any(state.count == self.edges)
-            state = jax.lax.cond(at_edge, self._with_variances, lambda same: same, state)
-            return jax.lax.cond(state.count == method.warmup, drawn, lambda same: same, state)
-
-        tuning = state.count < method.warmup
-        move = _integrator(lambda u: self.target.log_density(u, data), state.variances)
-        moved = (self._trajectory if method.adjusted else self._walk)(state, tuning, move)
-        return jax.lax.cond(tuning, tuned, lambda same: same, moved._replace(count=state.count + 1))
-
-    def record(self, state: _State) -> dict[str, Any]:
-        import jax.numpy as jnp
-
-        kept = {
-            "u": state.here.position,
-            "lp": state.here.logdensity,
-            "diverging": state.diverging,
-            "n_steps": GRADIENTS_PER_STEP * state.taken,
-            "energy_error": state.energy_error,
-            "step_size": jnp.exp(state.tuner.mean),
-            "decoherence_length": self._length(state),
-        }
-        if self.method.adjusted:
-            return kept | {"acceptance_rate": state.acceptance}
-        return kept | {"energy_variance": state.squared_error / self.target.dimension}
-
-    def _length(self, state: _State) -> Any:
-        """L of a chain with partial refreshments; else the mean length of a trajectory."""
-        return state.width * (TRAJECTORY if self.method.adjusted else self.method.decoherence)
-
-    # -- transitions
-
-    def _walk(self, state: _State, tuning: Any, move: Move) -> _State:
-        """Integrator steps with partial refreshments; after a step without a usable end the particle turns."""
-        import jax
-        import jax.numpy as jnp
-
-        wanted = self.target.dimension * self.method.energy_variance
-        # One number for all vectorised chains if it is known beforehand, so that none waits for another.
-        steps = state.steps if self.method.thinning is None else self.method.thinning
-
-        def once(_: Any, carry: Any) -> Any:
-            here, key, tuner, window, total, lost = carry
-            key, turning = jax.random.split(key)
-            step_size = jnp.exp(jnp.where(tuning, tuner.log_step, tuner.mean))
-            there, kinetic = move(here, step_size)
-            error = kinetic - there.logdensity + here.logdensity
-            arrived = _usable(there) & (jnp.abs(error) < LARGEST_ERROR)
-            here = jax.tree.map(lambda new, old: jnp.where(arrived, new, old), there, here)
-            kept = jnp.where(arrived, jnp.exp(-step_size / self._length(state)), 0.0)
-            here = here._replace(momentum=_refreshed(here.momentum, kept, turning))
-            squared = jnp.where(arrived, error**2, 0.0)
-
-            def ratio() -> Any:
-                return jnp.where(arrived, jnp.minimum(squared / wanted, MOST), LOST)
-
-            tuner, window = _learned(tuning, tuner, window, ratio, ORDER, here)
-            return here, key, tuner, window, total + squared, lost + ~arrived
-
-        carry = (state.here, state.key, state.tuner, state.window, jnp.zeros_like(state.width), jnp.int32(0))
-        here, key, tuner, window, total, lost = jax.lax.fori_loop(0, steps, once, carry)
-        # Over the steps with a usable end: the others have no energy error.
-        squared = total / jnp.maximum(state.steps - lost, 1)
-        state = state._replace(here=here, key=key, tuner=tuner, window=window, taken=state.steps)
-        return state._replace(squared_error=squared, energy_error=jnp.sqrt(squared), diverging=lost > 0)
-
-    def _trajectory(self, state: _State, tuning: Any, move: Move) -> _State:
-        """A trajectory of random length in a new direction, accepted or rejected by its energy error."""
-        import jax
-        import jax.numpy as jnp
-        from blackjax.util import generate_unit_vector
-
-        key, long, turning, judging = jax.random.split(state.key, 4)
-        step_size = jnp.exp(jnp.where(tuning, state.tuner.log_step, state.tuner.mean))
-        # 1 .. 2 l / e - 1, l / e on average, for any position: random lengths avoid resonance with the target.
-        most = jnp.clip(2.0 * self._length(state) / step_size - 1.0, 1.0, 1.0 * MOST_STEPS)
-        steps = jnp.ceil(most * (1.0 - jax.random.uniform(long, dtype=most.dtype))).astype(jnp.int32)
-        start = state.here._replace(momentum=generate_unit_vector(turning, state.here.position))
-
-        def once(_: Any, carry: Any) -> Any:
-            here, kinetic = carry
-            here, change = move(here, step_size)
-            return here, kinetic + change
-
-        end, kinetic = jax.lax.fori_loop(0, steps, once, (start, jnp.zeros_like(state.width)))
-        error = kinetic - end.logdensity + start.logdensity
-        arrived = _usable(end) & (error < LARGEST_ERROR)
-        acceptance = jnp.where(arrived, jnp.exp(-jnp.maximum(error, 0.0)), 0.0)
-        accepted = jax.random.uniform(judging, dtype=most.dtype) < acceptance
-        here = jax.tree.map(lambda new, old: jnp.where(accepted, new, old), end, start)
-
-        def ratio() -> Any:
-            return (1.0 - acceptance) / (1.0 - self.method.target_accept)
-
-        tuner, window = _learned(tuning, state.tuner, state.window, ratio, ORDER_ADJUSTED, here)
-        error = jnp.where(arrived, error, LARGEST_ERROR)
-        state = state._replace(here=here, key=key, tuner=tuner, window=window, taken=steps)
-        return state._replace(energy_error=error, acceptance=acceptance, diverging=~arrived)
-
-    # -- the warm-up
-
-    def _with_variances(self, state: _State) -> _State:
-        """Set the preconditioner and L from the window that ends here, and begin a new window."""
-        import jax
-        import jax.numpy as jnp
-
-        window, variances = state.window, state.variances
-        if self.method.preconditioning:
-            found = jnp.sqrt(window.squares / window.slope_squares)
-            found = jnp.where(jnp.isfinite(found) & (found > 0.0), found, variances)
-            share = window.count / (window.count + PRIOR_WEIGHT)
-            variances = jnp.exp(share * jnp.log(found) + (1.0 - share) * jnp.log(variances))
-        width = jnp.sum(window.squares / jnp.maximum(window.count - 1.0, 1.0) / variances)
-        if self.method.preconditioning:
-            # Var x Var grad log p >= 1, so a smaller sum means that the window is too short.
-            width = jnp.maximum(width, self.target.dimension)
-        width = jnp.sqrt(width)
-        width = jnp.where(jnp.isfinite(width) & (width > 0.0), width, state.width)
-        window, tuner = jax.tree.map(jnp.zeros_like, window), state.tuner._replace(count=jnp.int32(RESUMED))
-        return state._replace(variances=variances, width=width, window=window, tuner=tuner)
 
 
 def _integrator(log_density: Callable[[Any], Any], variances: Any) -> Move:

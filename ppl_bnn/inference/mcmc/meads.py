@@ -12,10 +12,10 @@ import numpy as np
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.settings import between, flag, setting, whole
 from ppl_bnn.inference.cost import Size
-from ppl_bnn.inference.mcmc.superchains import ManyChains, cast, finite, where
+from ppl_bnn.inference.mcmc.superchains import ManyChains, cast, finite, recorded, where
 from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Target
-from ppl_bnn.inference.sampling.whitening import gradients_of_a_start, whitened
+from ppl_bnn.inference.sampling.whitening import whitened
 
 # Decay of moving averages: the average at step t takes the newest value with weight t^-DECAY.
 DECAY = 0.5
@@ -110,21 +110,20 @@ class MEADS(ManyChains):
 
     def check(self) -> None:
         super().check()
-        if self.chains % self.folds or self.chains // self.folds < 4:
-            wanted = "a divisor of chains, with at least 4 chains in each fold"
-            got = f"folds={self.folds} of chains={self.chains}"
-            raise InputError.of(f"{self.name} folds", wanted, got, "chains=64, folds=4")
+        each, rest = divmod(self.chains, self.folds)
+        wanted = "a divisor of chains, with at least 4 chains in each fold"
+        got = f"folds={self.folds} of chains={self.chains}"
+        InputError.check(rest == 0 and each >= 4, f"{self.name} folds", wanted, got, "chains=64, folds=4")
 
-    def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:
-        plain = super().gradients_of_a_start(size)
-        return gradients_of_a_start(size.parameters, plain) if self.preconditioning else plain
+    @property
+    def whitens(self) -> bool:
+        return self.preconditioning
 
     def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         return float(self.thinning), float(self.thinning), float(self.thinning)
 
     def kernel(self, target: Target) -> Kernel:
-        density = target.log_density
-        return whitened(density, self._kernel) if self.preconditioning else self._kernel(density)
+        return whitened(target, self._kernel, self.whitens)
 
     def _kernel(self, log_density: Callable[..., Any]) -> Kernel:
         import jax
@@ -257,18 +256,7 @@ class MEADS(ManyChains):
             return cast(carry | {"count": state["count"] + 1, "refused": refused}, state)
 
         def record(state: dict[str, Any]) -> dict[str, Any]:
-            moving = state["chains"]
-            chains = moving.logdensity.shape
-            return {
-                "u": moving.position,
-                "lp": moving.logdensity,
-                "acceptance_rate": state["acceptance"],
-                "diverging": state["diverging"],
-                "step_size": state["step_size"],
-                "damping": state["damping"],
-                "n_steps": jnp.full(chains, thinning, jnp.int32),
-                "adaptation_refused": jnp.broadcast_to(state["refused"], chains),
-            }
+            return recorded(state, n_steps=jnp.int32(thinning), damping=state["damping"])
 
         return Kernel(begin, step, record, lambda state: finite(state["chains"]), pooled=True)
 

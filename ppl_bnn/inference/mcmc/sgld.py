@@ -104,10 +104,9 @@ class SGLD(StochasticGradient):
     def check(self) -> None:
         super().check()
         for name, wanted in (("batch_size", None), ("schedule", "constant")) if self.correction else ():
-            if (got := getattr(self, name)) != wanted:
-                why = "for a step is accepted by the density over all rows at one step size"
-                where, got = "SGLD correction='metropolis'", f"{name}={got!r}"
-                raise UnsupportedError.of(where, f"{name}={wanted!r}, {why}", got, "correction=None")
+            got, where = getattr(self, name), "SGLD correction='metropolis'"
+            why = f"{name}={wanted!r}, for a step is accepted by the density over all rows at one step size"
+            UnsupportedError.check(got == wanted, where, why, f"{name}={got!r}", "correction=None")
 
     @property
     def aim(self) -> str:

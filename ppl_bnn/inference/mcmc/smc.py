@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass
 from functools import partial, reduce
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import refuse_free_parameters
 from ppl_bnn.inference.sampling.sampler import a_folder, tempered
-from ppl_bnn.inference.sampling.stopping import FIGURES, Rule, Watch, check_until
+from ppl_bnn.inference.sampling.stopping import FIGURES, Rule, Watch, check_until, ending
 from ppl_bnn.posterior.approximation import Chains
 
 FIRST_STEP_SIZE = 0.5
@@ -189,50 +189,48 @@ class SMC(Method):
         look = None if rule is None else Watch(problem, rule)
         ended: list[_Particles] = []
         looks: list[dict[str, float]] = []
-        stopped, wanted = "runs", self.runs
+        stopped = "runs"
         # A dry run ends at its first task, so nothing is compiled before.
         with closing(progress.task(self.name, 100 * self.runs)) as task:
             compiling = Stopwatch()
             swarm = _Swarm(self, problem)
             compile_seconds = compiling()
-            while len(ended) < wanted:
+            while len(ended) < self.runs or look is not None:
                 path = self._pass(swarm, len(ended), checkpoint_of(len(ended)), task, watch)
                 if path.inverse_temperature < 1.0:
                     stopped = "budget"
                     break
                 ended.append(path)
-                if look is not None and len(ended) >= self.runs:
-                    error = f"{self._estimate}_se"
-                    # A single run has no standard error.
-                    others = {error: self._figures(ended).get(error, math.nan)}
-                    holds, figures = look(_unravelled(problem, ended), **others)
-                    looks.append({"runs": float(len(ended)), **figures})
-                    if holds:
-                        stopped = "rule"
-                        break
-                    wanted = len(ended) + 1
+                if look is None or len(ended) < self.runs:
+                    continue
+                error = f"{self._estimate}_se"
+                # A single run has no standard error.
+                others = {error: self._figures(ended).get(error, math.nan)}
+                holds, figures = look(_unravelled(problem, ended), **others)
+                looks.append({"runs": float(len(ended)), **figures})
+                if holds:
+                    stopped = "rule"
+                    break
         if not ended:
             got = f"{self.budget:g} s, spent before its end"
             advice = "a longer budget (with checkpoint= nothing is lost), or fewer particles"
             raise BudgetError.of("budget", "seconds enough for one run", got, advice)
         u = _unravelled(problem, ended)
-        figures = self._figures(ended)
-        if self.until is not None:
-            figures["rule_held"] = float(stopped == "rule")
-        if self.budget is not None:
-            figures["stopped_by_budget"] = float(stopped == "budget")
+        figures, looked, spent = ending(
+            self, stopped, looks, f"{len(ended)} runs", f"all {self.runs} were made"
+        )
         records = np.concatenate([path.told for path in ended])
         return Outcome(
             Chains({name: np.ascontiguousarray(u[name]) for name in problem.program.sites}),
             statistics={"lp": np.stack([path.prior + path.change for path in ended])},
             history={"run": np.repeat(np.arange(len(ended)), [len(path.told) for path in ended])}
             | dict(zip(RECORD, records.T.copy(), strict=True))
-            | {f"look_{name}": np.array([each[name] for each in looks]) for name in (*looks, {})[0]},
+            | looked,
             compile_seconds=compile_seconds,
             run_seconds=watch() - compile_seconds,
             gradient_evaluations=float(sum(path.gradients for path in ended)),
-            warnings=self._warnings(ended, stopped),
-            figures=figures,
+            warnings=(*self._warnings(ended), *spent),
+            figures=self._figures(ended) | figures,
             target=tempered(self.temperature),
         )
 
@@ -250,25 +248,20 @@ class SMC(Method):
             "final_correlation": float(max(path.correlation for path in ended)),
         }
 
-    def _warnings(self, ended: list[_Particles], stopped: str) -> tuple[str, ...]:
-        found = []
+    def _warnings(self, ended: Sequence[_Particles]) -> Iterator[str]:
         unsupported = max(path.unsupported for path in ended)
         if unsupported:
-            found.append(
+            yield (
                 f"{self.name}: the likelihood is zero at {unsupported:.1%} of the draws from the prior of a run, which "
                 "carry no weight: try more particles, or a prior within its support"
             )
-        if stopped == "budget":
-            unmet = f"until {self.until!r} held" if self.until is not None else f"all {self.runs} were made"
-            found.append(f"the budget of {self.budget:g} s was spent after {len(ended)} runs, before {unmet}")
         spread = np.std([path.log_normaliser for path in ended], ddof=1) if len(ended) > 1 else 0.0
         if spread > SPREAD_LIMIT:
-            found.append(
+            yield (
                 f"{self.name}: the runs differ in log p(D) by a standard deviation of {spread:.2g} nats, so that they "
                 "do not agree on the evidence, nor on the weights of modes: try "
                 f"particles={4 * self.particles} or moves={2 * self.moves}"
             )
-        return tuple(found)
 
     # -- one run
 
@@ -296,9 +289,8 @@ class SMC(Method):
         _check_defined(np.isfinite(prior) & (np.isfinite(change) | (change == -np.inf)), "from the prior")
         count = len(prior)
         supported = int(np.count_nonzero(np.isfinite(change)))
-        if not supported:
-            wanted = "a likelihood with support at some draw from the prior"
-            raise DivergenceError.of(self.name, wanted, f"a likelihood of zero at all {count} of them", WIDER)
+        wanted, got = "a likelihood with support at some draw from the prior", f"zero at all {count} of them"
+        DivergenceError.check(supported, self.name, wanted, f"a likelihood of {got}", WIDER)
         return _Particles(particles, prior, change, np.arange(count), unsupported=1.0 - supported / count)
 
     def _next(self, swarm: _Swarm, path: _Particles, seed: int) -> _Particles:
@@ -307,9 +299,9 @@ class SMC(Method):
         rng = np.random.default_rng([seed, stage])
         rise = increment(path.change, self.target_ess, 1.0 - path.inverse_temperature)
         at = path.inverse_temperature + rise
-        if at == path.inverse_temperature:
-            got = f"log likelihoods of the particles from {path.change.min():.3g} to {path.change.max():.3g}"
-            raise DivergenceError.of(self.name, "a likelihood that can be tempered", got, WIDER)
+        got = f"log likelihoods of the particles from {path.change.min():.3g} to {path.change.max():.3g}"
+        rises = at > path.inverse_temperature
+        DivergenceError.check(rises, self.name, "a likelihood that can be tempered", got, WIDER)
         if rise == 1.0 - path.inverse_temperature:
             at = 1.0
         log_weights = rise * path.change
@@ -333,11 +325,10 @@ class SMC(Method):
                 rates.append(rate)
             done += 1
             step_size *= math.exp(GAIN * (rate - self.target_accept))
-        if max(rates) < 0.1 * self.target_accept:
-            got = f"an acceptance of {max(rates):.2g} with steps of {step_size:.2g} standard deviations"
-            advice = "a model whose log joint has a finite gradient, or standardised inputs and targets"
-            wanted = f"particles that move at the inverse temperature {at:.3g}"
-            raise DivergenceError.of(self.name, wanted, got, advice)
+        got = f"an acceptance of {max(rates):.2g} with steps of {step_size:.2g} standard deviations"
+        advice = "a model whose log joint has a finite gradient, or standardised inputs and targets"
+        wanted = f"particles that move at the inverse temperature {at:.3g}"
+        DivergenceError.check(max(rates) >= 0.1 * self.target_accept, self.name, wanted, got, advice)
         particles = np.asarray(state[0], dtype=np.float64)
         prior, change = swarm.measure(particles)
         _check_defined(np.isfinite(prior) & np.isfinite(change), f"at the inverse temperature {at:.3g}")
@@ -345,8 +336,7 @@ class SMC(Method):
         ess = 1.0 / (float(np.sum(weights**2)) * count)
         # Resampling leaves copies side by side, which would look autocorrelated as draws of a chain.
         order = rng.permutation(count) if at == 1.0 else np.arange(count)
-        return replace(
-            path,
+        return path._replace(
             particles=particles[order],
             prior=prior[order],
             change=change[order],
@@ -360,8 +350,7 @@ class SMC(Method):
         )
 
 
-@dataclass(frozen=True)
-class _Particles:
+class _Particles(NamedTuple):
     """The state of a run; a checkpoint has its fields by name.
 
     particles (N, P), with prior = log p(w) + log |dw/du| and change, its rate of change with the inverse temperature.
@@ -379,10 +368,10 @@ class _Particles:
     gradients: int = 0
     unsupported: float = 0.0
     correlation: float = 1.0
-    told: np.ndarray = field(default_factory=lambda: np.empty((0, len(RECORD))))
+    told: np.ndarray = np.empty((0, len(RECORD)))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return {f.name: np.asarray(getattr(self, f.name)) for f in fields(self)}
+        return {name: np.asarray(value) for name, value in self._asdict().items()}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> _Particles:
@@ -529,7 +518,6 @@ def _largest_correlation(before: np.ndarray, after: np.ndarray) -> float:
 
 
 def _check_defined(defined: np.ndarray, where: str) -> None:
-    if not defined.all():
-        got = f"{np.count_nonzero(~defined)} of {len(defined)} {where} at which it is NaN or infinite"
-        advice = "a model that is defined everywhere, narrower priors, or standardised inputs and targets"
-        raise DivergenceError.of("SMC", "a log joint at every particle", got, advice)
+    got = f"{np.count_nonzero(~defined)} of {len(defined)} {where} at which it is NaN or infinite"
+    advice = "a model that is defined everywhere, narrower priors, or standardised inputs and targets"
+    DivergenceError.check(defined.all(), "SMC", "a log joint at every particle", got, advice)

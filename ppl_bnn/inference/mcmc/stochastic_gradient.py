@@ -24,7 +24,7 @@ from ppl_bnn.inference.cost import Size
 from ppl_bnn.inference.optimisation.loops import rows_per_step
 from ppl_bnn.inference.sampling.chains import Kernel
 from ppl_bnn.inference.sampling.sampler import Sampler, Target
-from ppl_bnn.inference.sampling.whitening import gradients_of_a_start, whitened
+from ppl_bnn.inference.sampling.whitening import whitened
 
 # Running means weight warm-up step t by about t^(MEMORY - 1), so that the last fifth counts twice as much as all steps
 # before it and the first steps, far from the target, are forgotten.
@@ -146,28 +146,24 @@ class StochasticGradient(Sampler):
 
     def check(self) -> None:
         super().check()
-        if self.control_variates and self.batch_size is None:
-            wanted = "mini-batches, whose noise they reduce"
-            raise InputError.of(f"{self.name} control_variates", wanted, "none", "batch_size=128")
-        if self.schedule == "cyclical" and not 0 < self._explored < self.cycle_length:
-            wanted = "a share of the cycle that leaves at least one of its parts for each stage"
-            got = f"{self._explored} of {self.cycle_length}"
-            raise InputError.of(f"{self.name} exploration", wanted, got, "cycle_length=200, exploration=0.5")
-        if self._learns and self.warmup < 1:
-            wanted = "a warm-up, in which the step size and the preconditioner are found"
-            advice = "warmup=1000, or a step_size and no preconditioner"
-            raise InputError.of(f"{self.name} warmup", wanted, repr(self.warmup), advice)
+        good = not self.control_variates or self.batch_size is not None
+        wanted = "mini-batches, whose noise they reduce"
+        InputError.check(good, f"{self.name} control_variates", wanted, "none", "batch_size=128")
+        good = self.schedule != "cyclical" or 0 < self._explored < self.cycle_length
+        wanted = "a share of the cycle that leaves at least one of its parts for each stage"
+        got, advice = f"{self._explored} of {self.cycle_length}", "cycle_length=200, exploration=0.5"
+        InputError.check(good, f"{self.name} exploration", wanted, got, advice)
+        # Whether something is found in the warm-up.
+        learns = self.step_size is None or self.preconditioner == "rmsprop"
+        wanted = "a warm-up, in which the step size and the preconditioner are found"
+        advice = "warmup=1000, or a step_size and no preconditioner"
+        InputError.check(not learns or self.warmup, f"{self.name} warmup", wanted, self.warmup, advice)
 
     def steps_per_draw(self, rows: int, batch: int | None) -> int:
         """`thinning`, or if it is None the number of steps that the noise of the batches requires."""
         if self.thinning is not None:
             return self.thinning
         return THINNING if batch is None else THINNING * min(-(-rows // batch), MOST_EPOCHS)
-
-    @property
-    def _learns(self) -> bool:
-        """Whether something is found in the warm-up."""
-        return self.step_size is None or self.preconditioner == "rmsprop"
 
     @property
     def _explored(self) -> int:
@@ -225,10 +221,6 @@ class StochasticGradient(Sampler):
             "Chains stay near the mode that they begin in."
         )
 
-    def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:
-        plain = super().gradients_of_a_start(size)
-        return gradients_of_a_start(size.parameters, plain) if self.whitens else plain
-
     def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         share = size.share(self.batch_size)
         least = self.steps_per_draw(size.rows, self.batch_size) * share
@@ -239,12 +231,10 @@ class StochasticGradient(Sampler):
         return least, most, most * (1.0 + (self.schedule == "cyclical")) + 1.0
 
     def kernel(self, target: Target) -> Kernel:
-        make = partial(self._kernel, target.problem)
-        return whitened(target.log_density, make) if self.whitens else make(target.log_density)
+        return whitened(target, partial(self._kernel, target.problem), self.whitens)
 
     @property
     def whitens(self) -> bool:
-        """Whether the chain moves in coordinates of equal curvature."""
         wanted = self.preconditioner
         return wanted == "curvature" or (wanted == "auto" and self.step_size is None)
 

@@ -48,13 +48,12 @@ class ManyChains(Sampler):
 
     def check(self) -> None:
         super().check()
-        if self.chains % self.superchains:
-            wanted = f"a divisor of chains={self.chains}"
-            got, advice = repr(self.superchains), "chains=64, superchains=8"
-            raise InputError.of(f"{self.name} superchains", wanted, got, advice)
-        if self.chain_method not in ("auto", "vectorised"):
-            wanted = "'auto' or 'vectorised', since the chains adapt together"
-            raise UnsupportedError.of(f"{self.name} chain_method", wanted, repr(self.chain_method), "'auto'")
+        wanted, advice = f"a divisor of chains={self.chains}", "chains=64, superchains=8"
+        divides = self.chains % self.superchains == 0
+        InputError.check(divides, f"{self.name} superchains", wanted, self.superchains, advice)
+        wanted, got = "'auto' or 'vectorised', since the chains adapt together", repr(self.chain_method)
+        together = self.chain_method in ("auto", "vectorised")
+        UnsupportedError.check(together, f"{self.name} chain_method", wanted, got, "'auto'")
 
     @property
     def limitations(self) -> str:
@@ -89,6 +88,23 @@ def finite(chains: Any) -> Any:
     import jax.numpy as jnp
 
     return jnp.isfinite(chains.logdensity) & jnp.all(jnp.isfinite(chains.logdensity_grad), axis=-1)
+
+
+def recorded(state: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """What is recorded of the state of all chains, with `more`; a number that chains share is repeated for each."""
+    import jax.numpy as jnp
+
+    chains = state["chains"]
+    statistics = {
+        "lp": chains.logdensity,
+        "acceptance_rate": state["acceptance"],
+        "diverging": state["diverging"],
+        "step_size": state["step_size"],
+        "adaptation_refused": state["refused"],
+        **more,
+    }
+    each = {name: jnp.broadcast_to(value, chains.logdensity.shape) for name, value in statistics.items()}
+    return {"u": chains.position, **each}
 
 
 def where(rows: Any, new: Any, old: Any) -> Any:

@@ -27,6 +27,7 @@ from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.sampling.initialisation import PRIOR_ATTEMPTS, Beginning
 from ppl_bnn.inference.sampling.stopping import Rule, Watch
 from ppl_bnn.inference.sampling.stream import Arrays, Stream
+from ppl_bnn.posterior.convergence import by_arviz
 
 CHAIN_METHODS = ("auto", "threads", "vectorised", "sequential", "devices")
 # The most transitions per compiled call, and the bytes that they may record. Slow transitions make shorter calls, so
@@ -190,8 +191,8 @@ class Strand:
         likes, tree = jax.tree.flatten(compiled.state_shape)
         done, steps = (int(value) for value in stored["done_steps"])
         leaves = [stored[f"leaf{number}"] for number in range(len(stored) - 1)]
-        if [np.shape(leaf) for leaf in leaves] != [like.shape for like in likes]:
-            raise InputError.of("checkpoint", "the state of this sampler", "another one", "another folder")
+        same = [np.shape(leaf) for leaf in leaves] == [like.shape for like in likes]
+        InputError.check(same, "checkpoint", "the state of this sampler", "another one", "another folder")
         arrays = [jax.numpy.asarray(leaf, like.dtype) for leaf, like in zip(leaves, likes, strict=True)]
         self.at = (jax.tree.unflatten(tree, arrays), done, steps)
         self.saved = self.drawn
@@ -389,7 +390,7 @@ class Engine:
         """
         warmup, more = self.method.warmup, self.method.draws
         self._compile()
-        earlier = self.begun[0][1].before or [stream.load() for stream in self.streams]
+        earlier = self.begun[0][1].before or [stream.resume() for stream in self.streams]
         for strand, found in zip(self.strands, earlier, strict=False):
             if found is not None:
                 strand.restore(*found, self.compiled)
@@ -533,13 +534,10 @@ class Engine:
         shortest = min(strand.drawn for strand in self.strands)
         if shortest < FEWEST_FOR_ESS:
             return
-        from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
-
         # Of the log density only: other statistics would copy all draws of a wide network every time.
         each = [np.concatenate([piece["lp"] for piece in strand.pieces], 1) for strand in self.strands]
         lp = np.concatenate([values[:, :shortest] for values in each])
-        with np.errstate(all="ignore"):
-            size: Any = array_stats.ess(lp.astype(np.float64), method="bulk", chain_axis=0, draw_axis=1)
+        size = by_arviz("ess", lp.astype(np.float64), np.nan, method="bulk")
         if np.isfinite(size):
             self.meter.add({"ess_of_lp": float(size)})
 

@@ -155,21 +155,19 @@ def _spreads(approximation: Approximation) -> bool:
 
 
 def _points(problem: Problem, approximation: Approximation, count: int) -> list[Arrays]:
+    """A point per chain: of K members, chain c begins in member c % K."""
     members = _members(approximation) or (approximation,)
-    # Chain c is number c // K of the chains that begin in member c % K.
-    drawn = [
-        _draws(problem, member, len(range(index, count, len(members))), index)
-        for index, member in enumerate(members[:count])
-    ]
-    return [drawn[chain % len(members)][chain // len(members)] for chain in range(count)]
-
-
-def _draws(problem: Problem, approximation: Approximation, count: int, index: int) -> list[Arrays]:
-    if approximation.kind == "point":
-        return [approximation.centre()] * count
-    seed = problem.seed if index == 0 else site_seed(f"start {index}", problem.seed)
-    u = within_reach(problem, approximation, approximation.draw(count, np.random.default_rng(seed)))
-    return [{name: value[chain] for name, value in u.items()} for chain in range(count)]
+    points: list[Arrays] = [{}] * count
+    for index, member in enumerate(members[:count]):
+        chains = range(index, count, len(members))
+        if member.kind == "point":
+            points[index :: len(members)] = [member.centre() for _ in chains]
+            continue
+        seed = problem.seed if index == 0 else site_seed(f"start {index}", problem.seed)
+        u = within_reach(problem, member, member.draw(len(chains), np.random.default_rng(seed)))
+        for number, chain in enumerate(chains):
+            points[chain] = {name: value[number] for name, value in u.items()}
+    return points
 
 
 def within_reach(problem: Problem, approximation: Approximation, u: Arrays) -> Arrays:

@@ -25,8 +25,9 @@ from ppl_bnn.inference.flat_vector import flat_latents, latent_names
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.sampling.chains import CHAIN_METHODS, OF_LENGTH, Engine, Kernel, Sampled
 from ppl_bnn.inference.sampling.initialisation import PRIOR_ATTEMPTS, Beginning, beginnings
-from ppl_bnn.inference.sampling.stopping import check_until
+from ppl_bnn.inference.sampling.stopping import check_until, ending
 from ppl_bnn.inference.sampling.stream import Arrays, Stream
+from ppl_bnn.inference.sampling.whitening import LARGEST, ROUNDS, round_cost
 from ppl_bnn.inference.start import Start, missing_sites
 from ppl_bnn.posterior.approximation import Approximation, Chains
 from ppl_bnn.posterior.posterior import Posterior
@@ -164,6 +165,11 @@ class Sampler(Method):
         """Number of starting points, smaller than `chains` if several chains share one (nested R-hat)."""
         return self.chains
 
+    @property
+    def whitens(self) -> bool:
+        """Whether chains move in coordinates of equal curvature (see `whitening`)."""
+        return False
+
     def statistics(self, kept: Arrays) -> Arrays:
         """The (chain, draw) statistics, from the recorded arrays."""
         return {name: value for name, value in kept.items() if name != "u"}
@@ -187,8 +193,11 @@ class Sampler(Method):
         return None
 
     def gradients_of_a_start(self, size: Size) -> tuple[float, float, float]:
-        """The fewest, usual and most gradients before the first transition, for the first step size."""
-        return 0.0, 0.0, 100.0
+        """The fewest, usual and most gradients before the first transition: for the first step size, and of rounds in
+        which the start is moved in.
+        """
+        each = float(round_cost(size.parameters)) if self.whitens and size.parameters <= LARGEST else 0.0
+        return each, 3.0 * each, 100.0 + ROUNDS * each
 
     def effort(self, size: Size) -> Effort | None:
         each = self.gradients_per_draw(size)
@@ -321,20 +330,14 @@ class Sampler(Method):
         begin = sampled.begin
         statistics = self.statistics(sampled.kept)
         figures, found = self.summarise(statistics)
-        flat, looks = sampled.kept["u"], sampled.looks
+        flat = sampled.kept["u"]
         draws = flat.shape[1]
         warnings = [*begin.warnings, *sampled.warnings, *found]
         if draws > 1:
             still = np.flatnonzero((flat == flat[:, :1]).all(axis=(1, 2)))
             warnings += [f"chain {chain} never moved: all its {draws} draws are the same" for chain in still]
-        if self.until is not None:
-            figures["rule_held"] = float(sampled.stopped == "rule")
-        if self.budget is not None:
-            figures["stopped_by_budget"] = float(sampled.stopped == "budget")
-        if sampled.stopped == "budget":
-            unmet = f"until {self.until!r} held" if self.until is not None else f"all {self.draws} were drawn"
-            spent = f"the budget of {self.budget:g} s was spent after {draws} draws per chain, before {unmet}"
-            warnings.append(spent)
+        after, wanted = f"{draws} draws per chain", f"all {self.draws} were drawn"
+        ended, history, spent = ending(self, sampled.stopped, sampled.looks, after, wanted)
         state = {
             f"strand{index}:{name}": leaf
             for index, strand in enumerate(sampled.strands)
@@ -342,7 +345,6 @@ class Sampler(Method):
             for name, leaf in strand.stored().items()
             if name != "done_steps"
         }
-        history = {f"look_{name}": np.array([look[name] for look in looks]) for name in (*looks, {})[0]}
         compile_seconds = sampled.compile_seconds + begin.compile_seconds
         return Outcome(
             Chains(self.sites(sampled.problem, flat, begin.fixed), groups=self.groups, state=state),
@@ -351,8 +353,8 @@ class Sampler(Method):
             compile_seconds=compile_seconds,
             run_seconds=seconds - compile_seconds,
             gradient_evaluations=sampled.gradients + begin.gradients,
-            warnings=tuple(warnings),
-            figures=figures,
+            warnings=(*warnings, *spent),
+            figures=figures | ended,
             target=self.aim,
         )
 
@@ -418,9 +420,8 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
         got = f"{posterior.info.method} in {posterior.info.ppl}, which kept no state"
         advice = "NUTS() in NumPyro, or checkpoint= and a longer fit"
         raise UnsupportedError.of("extend", "chains with a stored state", got, advice)
-    if posterior.weights is not None:
-        advice = "extending them first, bnn.stack after"
-        raise UnsupportedError.of("extend", "chains of equal weight", "stacked chains", advice)
+    equal, advice = posterior.weights is None, "extending them first, bnn.stack after"
+    UnsupportedError.check(equal, "extend", "chains of equal weight", "stacked chains", advice)
     longer = dataclasses.replace(method, draws=posterior.shape[1] + draws)
 
     def continued(problem: Problem) -> Outcome:

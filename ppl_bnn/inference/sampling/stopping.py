@@ -7,7 +7,7 @@ requires a budget, since it may never hold.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +69,25 @@ def check_until(method: str, until: Any, budget: Any, names: Collection[str] = F
     wanted, got = "a budget beside it, since a rule may never hold", f"until={until!r} alone"
     InputError.check(budget is not None, f"{method} until", wanted, got, "budget=600 (seconds)")
     return rule
+
+
+def ending(
+    method: Any, stopped: str, looks: Sequence[Mapping[str, float]], after: str, wanted: str
+) -> tuple[dict[str, float], dict[str, np.ndarray], list[str]]:
+    """Figures, history and warnings of a run that its "rule", its "budget" or its length `stopped`.
+
+    `looks` are the figures at each check of the rule. `after` names what was made, `wanted` its length without a rule.
+    """
+    figures, warnings = {}, []
+    if method.until is not None:
+        figures["rule_held"] = float(stopped == "rule")
+        wanted = f"until {method.until!r} held"
+    if method.budget is not None:
+        figures["stopped_by_budget"] = float(stopped == "budget")
+    if stopped == "budget":
+        warnings.append(f"the budget of {method.budget:g} s was spent after {after}, before {wanted}")
+    history = {f"look_{name}": np.array([look[name] for look in looks]) for name in (*looks, {})[0]}
+    return figures, history, warnings
 
 
 class Watch:

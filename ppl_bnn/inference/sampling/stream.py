@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,28 +21,21 @@ _READER = stored.Reader("checkpoint", "all pieces of its draws", "another folder
 
 
 @dataclass
-class Stream:
-    """Transitions in a folder: pieces of draws, one file each, and the state after the last piece.
+class Stream(Checkpoint):
+    """Transitions in a folder: pieces of draws, one file each, and the state after the last piece, as a checkpoint.
 
     Each file has its own checksum, so that a long run never reads its earlier files. A piece, named by its first draw,
     is written before the state that follows it. An interruption between the two only leaves a piece that is replaced by
     the same draws.
     """
 
-    checkpoint: Checkpoint
-    name: str
-    _written: float = field(default_factory=time.monotonic)
-
-    @classmethod
-    def of(cls, folder: Any, fingerprint: Mapping[str, Any], name: str) -> Stream:
-        """The stream `name` in a folder, which is created."""
-        return cls(Checkpoint.of(folder, fingerprint, name), name)
+    # There is always a folder.
+    path: Path  # type: ignore[assignment]
 
     @property
-    def path(self) -> Path:
-        """The file of the state."""
-        assert self.checkpoint.path is not None
-        return self.checkpoint.path
+    def name(self) -> str:
+        """The name of the stream in its folder."""
+        return self.path.stem
 
     @property
     def begun(self) -> bool:
@@ -55,9 +47,9 @@ class Stream:
         """Whether the last write was long enough ago."""
         return time.monotonic() - self._written >= INTERVAL
 
-    def load(self) -> Kept | None:
+    def resume(self) -> Kept | None:
         """The last written state and draws (along axis 1), or None; refuses a stream of another fit."""
-        state = self.checkpoint.load()
+        state = self.load()
         if state is None:
             return None
         count = state.pop("draws_written", np.array("none"))
@@ -77,22 +69,19 @@ class Stream:
         """Write `draws`, (chains, count, ...) from draw `first` on, and the state after them."""
         count = next(iter(draws.values())).shape[1] if draws else 0
         if count:
-            stored.write_sealed(self._path(first), draws, self._words(first))
-        written = {**state, "draws_written": np.array(first + count)}
-        self.checkpoint.keep(lambda: written, last=True)
-        self._written = time.monotonic()
+            file, words = self._piece(first)
+            stored.write_sealed(file, draws, words)
+        self.keep(lambda: {**state, "draws_written": np.array(first + count)}, last=True)
 
-    def _path(self, first: int) -> Path:
-        return self.path.parent / f"{self.name}-draws-{first:08d}.safetensors"
-
-    def _words(self, first: int) -> dict[str, str]:
-        """The identity of a piece: fit, chain and first draw."""
-        of = hashlib.sha256(json.dumps(self.checkpoint.fingerprint, sort_keys=True).encode()).hexdigest()
-        return {"fit": of, "stream": self.name, "first": str(first)}
+    def _piece(self, first: int) -> tuple[Path, dict[str, str]]:
+        """The file of the piece from draw `first` on, and its identity: fit, chain and first draw."""
+        of = hashlib.sha256(json.dumps(self.fingerprint, sort_keys=True).encode()).hexdigest()
+        file = self.path.with_name(f"{self.name}-draws-{first:08d}.safetensors")
+        return file, {"fit": of, "stream": self.name, "first": str(first)}
 
     def _read(self, first: int, like: Arrays | None) -> Arrays:
         """Read the piece that begins with draw `first`; `like` is another piece of the run."""
-        file, words = self._path(first), self._words(first)
+        file, words = self._piece(first)
         found = _READER.sealed(file, tuple(words))
         if found is None:
             raise _READER.damaged(file, OLDER)

@@ -51,14 +51,6 @@ def round_cost(size: int) -> int:
     return 2 * (rank if rank == size else (POWERS + 1) * rank + 1) + HALVINGS
 
 
-def gradients_of_a_start(size: int, plain: tuple[float, float, float]) -> tuple[float, float, float]:
-    """The fewest, usual and most gradients of a start with `size` coordinates that is moved in, else `plain`."""
-    if size > LARGEST:
-        return plain
-    each = float(round_cost(size))
-    return plain[0] + each, plain[1] + 3.0 * each, plain[2] + ROUNDS * each
-
-
 class _StartState(NamedTuple):
     """The state of a chain that is moved in."""
 
@@ -178,31 +170,31 @@ def pooled(whitenings: Whitening) -> Whitening:
 
 
 class Whitened(NamedTuple):
-    """The state of a kernel that moves in z, with S and its gradients; None if the flat vector is too long."""
+    """The state of a kernel that moves in z, with S and the gradients that it took."""
 
     inner: Any
-    whitening: Whitening | None = None
-    gradients: Any = None
+    whitening: Whitening
+    gradients: Any
 
 
-def whitened(log_density: Callable[..., Any], make: Callable[[Callable[..., Any]], Kernel]) -> Kernel:
-    """The kernel that `make` creates for a log density, moving in z. Starts are moved in, and u = S z is recorded."""
+def whitened(target: Any, make: Callable[[Callable[..., Any]], Kernel], wanted: bool) -> Kernel:
+    """The kernel that `make` creates for the log density of a target, in the coordinates z if that is `wanted`.
+
+    Starts are moved in, and u = S z is recorded. A target of more than `LARGEST` coordinates keeps them.
+    """
+    log_density = target.log_density
+    bare = make(log_density)
+    if not wanted or target.dimension > LARGEST:
+        return bare
     import jax
 
-    bare = make(log_density)
-
-    def within(whitening: Whitening | None) -> Kernel:
-        if whitening is None:
-            return bare
-
+    def within(whitening: Whitening) -> Kernel:
         def seen(z: Any, data: Any, scale: float = 1.0) -> Any:
             return log_density(whitening.out(z), data, scale)
 
         return make(seen)
 
     def begin(flat: Any, key: Any, data: Any) -> Whitened:
-        if flat.shape[-1] > LARGEST:
-            return Whitened(bare.begin(flat, key, data))
         own, inner = jax.random.split(key)
 
         def one(flat: Any, key: Any) -> tuple[Any, Whitening, Any]:
@@ -222,10 +214,7 @@ def whitened(log_density: Callable[..., Any], make: Callable[[Callable[..., Any]
         return state._replace(inner=within(state.whitening).step(state.inner, data))
 
     def record(state: Whitened) -> dict[str, Any]:
-        kept = bare.record(state.inner)
-        if state.whitening is None:
-            return kept
-        out = state.whitening.out
+        kept, out = bare.record(state.inner), state.whitening.out
         return kept | {"u": jax.vmap(out)(kept["u"]) if bare.pooled else out(kept["u"])}
 
     return dataclasses.replace(
@@ -234,5 +223,5 @@ def whitened(log_density: Callable[..., Any], make: Callable[[Callable[..., Any]
         step=step,
         record=record,
         usable=lambda state: bare.usable(state.inner),
-        spent=lambda state: 0 if state.whitening is None else state.gradients.sum() / bare.cost,
+        spent=lambda state: state.gradients.sum() / bare.cost,
     )

@@ -28,6 +28,7 @@ class Density:
     """All that these kernels ask of a target."""
 
     function: Callable[[Any], Any]
+    dimension: int = 2
 
     def log_density(self, flat: Any, data: Any, scale: float = 1.0) -> Any:
         return self.function(flat)

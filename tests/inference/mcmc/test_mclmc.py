@@ -64,9 +64,12 @@ def test_a_direction_forgets_itself_over_a_path_of_length_l(decoherence: float) 
     with system("numpyro").session("float64", "cpu"):
         # A slope without which the integrator has no direction to turn to, and of no weight.
         target: Any = types.SimpleNamespace(
-            dimension=dimension, log_density=lambda u, data: 1e-9 * jnp.sum(u)
+            problem=None,
+            dimension=dimension,
+            approximation=None,
+            log_density=lambda u, data: 1e-9 * jnp.sum(u),
         )
-        chain = mclmc._Chain(MCLMC(decoherence=decoherence, warmup=10, thinning=1), target, None)
+        chain = MCLMC(decoherence=decoherence, warmup=10, thinning=1).kernel(target)
         state = chain.begin(jnp.zeros(dimension), jax.random.PRNGKey(0), None)
         for share in (0.2, 0.7):
             step = jnp.asarray(np.log(share * length))
@@ -273,13 +276,12 @@ def test_thinning_is_the_steps_of_a_draw() -> None:
 def test_an_approximation_is_the_first_preconditioner(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
 
-    class Watched(mclmc._Chain):
-        def begin(self, flat: Any, key: Any, data: Any) -> Any:
-            state = super().begin(flat, key, data)
-            seen.append(self.variances)
-            return state
+    def watched(*arguments: Any, **keywords: Any) -> Any:
+        seen.append(spread(*arguments, **keywords))
+        return seen[-1]
 
-    monkeypatch.setattr(mclmc, "_Chain", Watched)
+    spread = mclmc.spread
+    monkeypatch.setattr(mclmc, "spread", watched)
     laplace = bnn.fit(PROBLEM.model, PROBLEM.x, PROBLEM.y, bnn.Laplace(steps=300))
     bnn.fit(PROBLEM.model, PROBLEM.x, PROBLEM.y, MCLMC(start=laplace, draws=5, warmup=10, chains=1))
     np.testing.assert_allclose(seen[-1], np.diag(PROBLEM.covariance), rtol=1e-6)

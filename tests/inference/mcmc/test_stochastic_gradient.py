@@ -45,7 +45,7 @@ def target_of(problem: Conjugate) -> Any:
 
     program = SimpleNamespace(has_local=False, coupled=False, language=True)
     return SimpleNamespace(
-        problem=SimpleNamespace(rows=len(problem.y), program=program), log_density=log_density
+        problem=SimpleNamespace(rows=len(problem.y), program=program), log_density=log_density, dimension=4
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -120,7 +120,7 @@ def test_chains_that_share_their_steps_have_the_mean_of_their_curvatures() -> No
 def test_more_coordinates_than_can_be_measured_are_left_as_they_are() -> None:
     """At the limit S is kept in the state, above it there is none."""
     from ppl_bnn.inference.sampling.chains import Kernel
-    from ppl_bnn.inference.sampling.whitening import whitened
+    from ppl_bnn.inference.sampling.whitening import Whitened, whitened
 
     def kernel(log_density: Any) -> Kernel:
         return Kernel(
@@ -130,13 +130,15 @@ def test_more_coordinates_than_can_be_measured_are_left_as_they_are() -> None:
             lambda state: jnp.isfinite(state["lp"]),
         )
 
-    made = whitened(lambda flat, data, scale=1.0: -0.5 * flat @ flat, kernel)
+    def density(flat: Any, data: Any, scale: float = 1.0) -> Any:
+        return -0.5 * flat @ flat
+
     for size, measured in ((LARGEST, True), (LARGEST + 1, False)):
+        made = whitened(SimpleNamespace(log_density=density, dimension=size), kernel, True)
         state = jax.eval_shape(made.begin, jnp.zeros(size), jax.random.PRNGKey(0), ())
-        assert (state.whitening is not None) == measured
-        assert jax.eval_shape(made.record, jax.eval_shape(lambda s: made.step(s, ()), state))["u"].shape == (
-            size,
-        )
+        assert isinstance(state, Whitened) == measured
+        stepped = jax.eval_shape(lambda s, made=made: made.step(s, ()), state)
+        assert jax.eval_shape(made.record, stepped)["u"].shape == (size,)
 
 
 @pytest.mark.parametrize("name", ["SGLD", "SGHMC"])
