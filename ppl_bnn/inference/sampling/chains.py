@@ -271,9 +271,8 @@ class Engine:
         self.chunk = int(np.clip(CHUNK_MEMORY // max(recorded, 1), 1, CHUNK))
         self.compile_seconds = 0.0
         self.looked = time.monotonic()
-        self.look = None
-        if method.until is not None:
-            self.look = Watch(self.problem, Rule.of(method.until), method.groups)
+        until = method.until
+        self.look = None if until is None else Watch(self.problem, Rule.of(until), method.groups)
 
     def _key(self, strand: Strand) -> Any:
         """The key of a strand: that of its chain, those of all chains, or one key for pooled chains."""

@@ -198,13 +198,11 @@ def within_reach(problem: Problem, approximation: Approximation, u: Arrays) -> A
         return ~(density[:-1] >= density[-1] - allowed)
 
     share = np.ones(len(flat))
-    for _ in range(HALVINGS):
+    for halving in range(HALVINGS + 1):
         far = too_far(share)
         if not far.any():
             break
-        share[far] *= 0.5
-    else:
-        share[too_far(share)] = 0.0
+        share[far] *= 0.5 if halving < HALVINGS else 0.0
     # Draws that were not pulled keep their bits.
     return unravel(np.where((share == 1.0)[:, None], flat, placed(share)), shapes)
 

@@ -63,12 +63,7 @@ def test_a_direction_forgets_itself_over_a_path_of_length_l(decoherence: float) 
     length = decoherence * np.sqrt(dimension)
     with system("numpyro").session("float64", "cpu"):
         # A slope without which the integrator has no direction to turn to, and of no weight.
-        target: Any = types.SimpleNamespace(
-            problem=None,
-            dimension=dimension,
-            approximation=None,
-            log_density=lambda u, data: 1e-9 * jnp.sum(u),
-        )
+        target = target_of(lambda u: 1e-9 * jnp.sum(u), dimension)
         chain = MCLMC(decoherence=decoherence, warmup=10, thinning=1).kernel(target)
         state = chain.begin(jnp.zeros(dimension), jax.random.PRNGKey(0), None)
         for share in (0.2, 0.7):
@@ -133,7 +128,7 @@ def chain(method: MCLMC, density: Any, start: np.ndarray, draws: int, seed: int 
     """What one chain records after its warm-up, (draw, ...), and `v`, on a log density over arrays of that length."""
     import jax
 
-    functions = mclmc._Chain(method, target_of(density, len(start)), None)
+    functions = method.kernel(target_of(density, len(start)))
     with system("numpyro").session("float64", "cpu"):
         state = functions.begin(jax.numpy.asarray(start), jax.random.PRNGKey(seed), None)
 
@@ -146,7 +141,9 @@ def chain(method: MCLMC, density: Any, start: np.ndarray, draws: int, seed: int 
 
 
 def target_of(density: Any, dimension: int) -> Any:
-    return types.SimpleNamespace(dimension=dimension, log_density=lambda u, data: density(u))
+    return types.SimpleNamespace(
+        problem=None, approximation=None, dimension=dimension, log_density=lambda u, data: density(u)
+    )
 
 
 def judged(method: MCLMC, kept: dict[str, np.ndarray]) -> Any:
@@ -231,7 +228,7 @@ def test_gradients_are_counted_one_by_one() -> None:
         return -0.5 * (u**2).sum()
 
     for method in (MCLMC(thinning=3), MCLMC(adjusted=True)):
-        functions = mclmc._Chain(method, target_of(counted, 4), None)
+        functions = method.kernel(target_of(counted, 4))
         with system("numpyro").session("float64", "cpu"), jax.disable_jit():
             state = functions.begin(jax.numpy.ones(4), jax.random.PRNGKey(0), None)
             for _ in range(3):
