@@ -1,7 +1,7 @@
 """Filters that ignore or record warnings in one thread only.
 
 `warnings.catch_warnings` restores the filter list of the whole process, so two threads restore each other's lists. Here
-one entry, whose pattern checks the current context, is added and removed.
+each block has one entry, whose pattern checks the current context. The entry is added and removed.
 """
 
 from __future__ import annotations
@@ -12,113 +12,78 @@ import re
 import threading
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cache, partial
 from typing import Any
 
 
-@dataclass(frozen=True, eq=False)
 class _Rule:
-    """The warnings that one block ignores, or (kept) the list in which it records warnings."""
+    """The entry of one block in the filter list. It is its own pattern, of which `match` is used.
 
-    category: type[Warning] = Warning
-    pattern: re.Pattern[str] | None = None
-    kept: list[warnings.WarningMessage] | None = None
+    Its action is "ignore", or "always", which records the warnings in `kept`. The entry of an inner block comes before
+    that of an outer one.
+    """
 
-
-# Rules of the blocks of this context, the outermost first; rules for all threads.
-_RULES: contextvars.ContextVar[tuple[_Rule, ...]] = contextvars.ContextVar("rules", default=())
-_EVERYWHERE: list[_Rule] = []
-_LOCK = threading.RLock()
-
-
-def _ignoring() -> list[_Rule]:
-    """The rules of this context that ignore warnings. A rule that records warnings ends the rules outside it."""
-    rules = _RULES.get()
-    last = max((index for index, rule in enumerate(rules) if rule.kept is not None), default=-1)
-    return [*_EVERYWHERE, *rules[last + 1 :]]
-
-
-def _recording() -> list[warnings.WarningMessage] | None:
-    return next((rule.kept for rule in reversed(_RULES.get()) if rule.kept is not None), None)
-
-
-def _matches(rule: _Rule, text: str) -> bool:
-    return rule.pattern is not None and rule.pattern.match(text) is not None
-
-
-class _Entry:
-    """An entry of the filter list, kept while some block needs it. It is its own pattern, of which `match` is used."""
-
-    def __init__(self, category: type[Warning], ignores: bool):
-        self.category, self.ignores = category, ignores
-        self.item: Any = ("ignore" if ignores else "always", self, category, None, 0)
-        self.blocks = 0
+    def __init__(self, action: str, category: type[Warning], message: str = "", everywhere: bool = False):
+        self.item: Any = (action, self, category, None, 0)
+        self.pattern = re.compile(message, re.IGNORECASE)
+        self.everywhere = everywhere
+        self.kept: list[warnings.WarningMessage] = []
         self.lists: list[Any] = []
 
     def match(self, text: str) -> bool:
-        if not self.ignores:
-            return _recording() is not None
-        return any(rule.category is self.category and _matches(rule, text) for rule in _ignoring())
+        return (self.everywhere or self in _RULES.get()) and self.pattern.match(text) is not None
+
+    def put(self) -> None:
+        """Add the entry to the list, unless it is there: another thread may have restored a copy from before it."""
+        filters: Any = warnings.filters
+        if not any(each is self.item for each in filters):
+            filters.insert(0, self.item)
+        if not any(each is filters for each in self.lists):
+            self.lists.append(filters)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         with _LOCK:
-            self.blocks += 1
-            # Another thread may have restored a copy of the list from before this entry.
-            filters: Any = warnings.filters
-            if not any(each is self.item for each in filters):
-                filters.insert(0, self.item)
-            if not any(each is filters for each in self.lists):
-                self.lists.append(filters)
+            _ENTERED.append(self)
+            for rule in _ENTERED:
+                rule.put()
+        # A generator may end in another context, so a rule for all threads is in none.
+        token = None if self.everywhere else _RULES.set((*_RULES.get(), self))
         try:
             yield
         finally:
+            if token is not None:
+                _RULES.reset(token)
             with _LOCK:
-                self.blocks -= 1
-                if not self.blocks:
-                    now: Any = warnings.filters
-                    for filters in (*self.lists, now):
-                        filters[:] = [each for each in filters if each is not self.item]
-                    self.lists.clear()
+                _ENTERED.remove(self)
+                now: Any = warnings.filters
+                for filters in (*self.lists, now):
+                    filters[:] = [each for each in filters if each is not self.item]
 
 
-@cache
-def _entry(category: type[Warning], ignores: bool) -> _Entry:
-    return _Entry(category, ignores)
+# Rules of the blocks of this context, and of all blocks; the outermost are first.
+_RULES: contextvars.ContextVar[tuple[_Rule, ...]] = contextvars.ContextVar("rules", default=())
+_ENTERED: list[_Rule] = []
+_LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
 def ignored(message: str = "", category: type[Warning] = Warning, everywhere: bool = False) -> Iterator[None]:
     """Ignore warnings in this context, or in all threads; `message` is a regular expression for their beginning."""
-    rule = _Rule(category, re.compile(message, re.IGNORECASE))
-    with _entry(category, True).entered():
-        if everywhere:
-            _EVERYWHERE.append(rule)
-            undo = partial(_EVERYWHERE.remove, rule)
-        else:
-            undo = partial(_RULES.reset, _RULES.set((*_RULES.get(), rule)))
-        try:
-            yield
-        finally:
-            undo()
+    with _Rule("ignore", category, message, everywhere).entered():
+        yield
 
 
 @contextlib.contextmanager
 def recorded() -> Iterator[list[warnings.WarningMessage]]:
     """Record all warnings of this context, including repeated ones, in a list. They are not shown."""
-    kept: list[warnings.WarningMessage] = []
-    with _shown_here(), _entry(Warning, False).entered():
+    rule = _Rule("always", Warning)
+    with _shown_here(), rule.entered():
         # A change of the filters resets the registry of warnings that were shown already.
         with _LOCK:
             warnings.simplefilter("ignore", _Never)
             filters: Any = warnings.filters
             filters[:] = [each for each in filters if each[2] is not _Never]
-        token = _RULES.set((*_RULES.get(), _Rule(kept=kept)))
-        try:
-            yield kept
-        finally:
-            _RULES.reset(token)
+        yield rule.kept
 
 
 class _Never(Warning):
@@ -148,8 +113,11 @@ def _shown_here() -> Iterator[None]:
 def _show(
     text: Any, category: type[Warning], filename: str, lineno: int, file: Any = None, line: Any = None
 ) -> None:
-    kept = _recording()
+    kept = next((rule.kept for rule in reversed(_RULES.get()) if rule.item[0] == "always"), None)
     if kept is None:
         _SHOWN["before"](text, category, filename, lineno, file, line)
-    elif not any(issubclass(category, rule.category) and _matches(rule, str(text)) for rule in _ignoring()):
+        return
+    # The entry of the list comes before those of outer blocks, also before those for all threads.
+    everywhere = (rule for rule in list(_ENTERED) if rule.everywhere and issubclass(category, rule.item[2]))
+    if not any(rule.match(str(text)) for rule in everywhere):
         kept.append(warnings.WarningMessage(text, category, filename, lineno, file, line))
