@@ -9,7 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import jax
@@ -267,6 +267,8 @@ class NumPyro(protocol.System):
     vmap: Any = staticmethod(jax.vmap)
     compile: Any = staticmethod(jax.jit)
     native: Any = staticmethod(as_numpyro)
+    # The settings of a session belong to its thread, and the turn is held only while a program is traced.
+    outside: Any = staticmethod(nullcontext)
 
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
@@ -276,10 +278,6 @@ class NumPyro(protocol.System):
         chosen = jax.devices("cpu")[0] if index is None else jax.devices("gpu")[index]
         with jax.enable_x64(dtype == "float64"), jax.default_device(chosen):
             yield "cpu" if chosen.platform == "cpu" else f"cuda:{chosen.id}"
-
-    def outside(self) -> AbstractContextManager[None]:
-        # The settings of a session belong to its thread, and the turn is held only while a program is traced.
-        return nullcontext()
 
     def asarray(self, value: Any) -> Any:
         array = np.asarray(value)

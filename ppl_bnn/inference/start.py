@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.pretrained import is_network, weights_of
 from ppl_bnn.posterior.posterior import Posterior
@@ -17,20 +17,14 @@ from ppl_bnn.posterior.posterior import Posterior
 Start = Any
 
 
-@runtime_checkable
-class Fits(Protocol):
-    """What a start needs of a method."""
-
-    @property
-    def fit(self) -> Callable[..., Posterior]: ...
-
-    @property
-    def refusal(self) -> Callable[..., BNNError | None]: ...
+def _is_method(start: Start) -> bool:
+    """Whether a start is a method, whose module imports this one."""
+    return hasattr(start, "fit") and hasattr(start, "refusal")
 
 
 def check_start(problem: Problem, start: Start) -> None:
     """Refuse a start of another type or model, with wrong shapes, or a method that does not support the model."""
-    if isinstance(start, Fits):
+    if _is_method(start):
         if error := _called_for(problem, start.refusal):
             raise error
     elif isinstance(start, Posterior):
@@ -51,7 +45,7 @@ def resolve_start(
     - A dict of constrained values, site to array. Other sites are drawn from the prior.
     - A trained network (a torch module, Flax parameters): a dict of weights, as `pretrained.weights_of` finds them.
     """
-    if isinstance(start, Fits):
+    if _is_method(start):
         fitted = (fitted_start(problem, start, progress, index) for index in range(count))
         return [_matching(problem, posterior.approximation.centre()) for posterior in fitted]
     if isinstance(start, Posterior):
@@ -103,7 +97,7 @@ def _called_for(problem: Problem, function: Callable[..., Any], **options: Any) 
     return function(*data, device=problem.device, observed=observed, **options)
 
 
-def fitted_start(problem: Problem, start: Fits, progress: Progress, index: int = 0) -> Posterior:
+def fitted_start(problem: Problem, start: Any, progress: Progress, index: int = 0) -> Posterior:
     """Fit the method `start` to the data of a problem, with the seed of the problem plus `index`."""
     return _called_for(problem, start.fit, seed=(problem.seed + index) % 2**31, progress=progress)
 

@@ -7,7 +7,6 @@ run continues with the missing cells, and an extended grid computes only the new
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import time
@@ -530,21 +529,15 @@ class _Meter:
         self._busy += self._take(cell)
         self._update()
 
-    def seconds_left(self) -> float:
-        """Estimated seconds left; NaN before the first cell is finished."""
-        if not self._left:
-            return 0.0
-        if not self._busy:
-            return math.nan
-        usual = float(np.mean([second for seconds in self._seconds.values() for second in seconds]))
-        alike = (self._seconds.get((each.model, each.data, each.method)) for each in self._left.values())
-        work = sum(float(np.mean(seconds)) if seconds else usual for seconds in alike)
-        return work * (time.monotonic() - self._begun) / self._busy
-
     def _update(self) -> None:
         figures = {"failed": float(self._failed)}
-        if not math.isnan(left := self.seconds_left()):
-            figures["minutes_left"] = left / 60.0
+        # Before the first cell of this run is finished, there is no estimate.
+        if self._busy or not self._left:
+            every = [second for seconds in self._seconds.values() for second in seconds]
+            alike = (self._seconds.get((each.model, each.data, each.method)) for each in self._left.values())
+            work = sum(float(np.mean(seconds or every)) for seconds in alike)
+            elapsed = time.monotonic() - self._begun
+            figures["minutes_left"] = work * elapsed / (self._busy or 1.0) / 60.0
         self._task.update(self._total - sum(self._labels[key] for key in self._left), **figures)
 
     def close(self) -> None:
