@@ -71,6 +71,7 @@ class Diagnosis:
 def diagnose(
     posterior: Any,
     *,
+    x: Any = None,
     reference: Any = None,
     calibration: Calibration | Method | None = None,
     simulations: int = 100,
@@ -82,7 +83,8 @@ def diagnose(
     - Chains: R-hat and ESS in function space, and divergences, saturated trees and E-BFMI if they were recorded.
       Verdicts: "converged"; "converged per mode only" if each chain converged by itself and they disagree; "not
       converged"; "undecided" if R-hat and ESS are good but more than 1 % of transitions diverged, an E-BFMI is below
-      0.3, or the budget ended the run. A tempered target or a biased sampler is named in the reasons.
+      0.3, or the budget ended the run. A tempered target or a biased sampler is named in the reasons. What has
+      converged at the training rows need not have converged elsewhere: `x` takes the rows about which claims are made.
     - Approximations: whether the optimisation settled; the ELBO; Pareto k-hat of p(w, D)/q(w); the importance-weighted
       evidence log mean p/q (not reliable if k-hat exceeds 0.7); and whether restarts agree in function space. k-hat
       above 0.7 or restarts that differ give "undecided", never "inadequate": only a reference can decide. Figures based
@@ -93,6 +95,12 @@ def diagnose(
     ----------
     posterior : Posterior
         The posterior to judge.
+    x : array_like or mapping of str to array_like, optional
+        Rows where chains must have converged, too, in original units: inputs, or a name for each of several sets of
+        inputs, as in ``{"test": x_test, "gap": x_gap}``. Up to 200 outputs at evenly spaced rows are judged, in all
+        sets together; below an ESS of about 350 per chain R-hat of some may exceed its limit by chance. The figures
+        have "rhat_at_<name>" and "ess_at_<name>". Approximations and points draw independently: for them it changes
+        nothing.
     reference : Posterior, optional
         Converged chains of the same model on the same data, neither stacked nor of another target. The approximation is
         compared with it at up to 200 training rows. It is "inadequate" if its predictive mean is off by more than 0.5
@@ -118,12 +126,12 @@ def diagnose(
     UnsupportedError
         A reference that is not a posterior of chains, or a calibration of a model that cannot be simulated.
     InputError
-        A reference for other data, or a calibration of another type.
+        A reference for other data, a calibration of another type, or `x` unlike the training inputs.
     """
     expected, advice = "a Calibration, or a method", "bnn.simulation_based_calibration(model, x, method)"
     known = isinstance(calibration, Calibration | Method | None)
     InputError.check(known, "calibration", f"{expected} to calibrate", repr(calibration), advice)
-    judge = _Judge(posterior, compared=reference is not None)
+    judge = _Judge(posterior, x, compared=reference is not None)
     verdict = {"chains": judge.chains, "iid": judge.approximation, "point": judge.point}[posterior.kind]()
     judge.reasons.extend(posterior.info.warnings)
     if reference is not None:
@@ -147,8 +155,9 @@ def diagnose(
 class _Judge:
     """The findings on a posterior: reasons, advice and figures. The methods that judge a kind return a verdict."""
 
-    def __init__(self, posterior: Any, compared: bool):
+    def __init__(self, posterior: Any, x: Any, compared: bool):
         self.posterior, self.compared = posterior, compared
+        self.regions = {} if x is None else function_space.rows_at(posterior, x)
         self.info, self.settings = posterior.info, remedies.fitted_settings(posterior)
         self.reasons: list[str] = []
         self.advice: list[str] = []
@@ -164,7 +173,7 @@ class _Judge:
     # --- chains -------------------------------------------------------------------------------------------
 
     def chains(self) -> str:
-        judged = function_space.convergence(self.posterior)
+        judged = function_space.convergence(self.posterior, regions=self.regions)
         self.figures |= judged.figures | {"chains": judged.chains, "draws": judged.draws}
         if judged.converged:
             groups = f", nested over {judged.superchains} groups of chains,"
@@ -175,6 +184,14 @@ class _Judge:
         else:
             self.reasons.extend(judged.reasons)
             self.advise_chains(judged)
+        for name in (name for name in judged.at if name not in judged.failing):
+            there = judged.at[name]
+            figures = (
+                f"{there.words}, over {there.components} outputs"
+                if there.components
+                else "outputs do not vary"
+            )
+            self.say(f"at the {name} rows: {figures}")
         if self.info.target:
             target = f"the target of the chains is not the posterior: {self.info.target}"
             self.say(f"{target}; that is what they are judged by")
@@ -202,7 +219,7 @@ class _Judge:
             smaller = remedies.smaller_steps(settings, self.posterior.statistics)
             self.advice.append(remedies.not_still(settings, smaller))
         self.advice += remedies.more_of_a_sampler(settings)
-        if not judged.rhat < 1.1:
+        if not all(rhat < 1.1 for rhat in (judged.rhat, *(judged.at[name].rhat for name in judged.failing))):
             modes = "the chains may sit in modes that predict differently"
             self.advice += [
                 *remedies.other_starts(settings),

@@ -12,6 +12,7 @@ chains or `SMC`, not for more draws.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,10 +21,11 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, ravel, row_count, site_seed
-from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.posterior.approximation import flat_draws
 from ppl_bnn.posterior.convergence import (
     FEWEST_DRAWS,
+    FUNCTIONS,
     LOG_LIKELIHOOD,
     PREDICTOR,
     PROBES,
@@ -31,6 +33,8 @@ from ppl_bnn.posterior.convergence import (
     Mixing,
     by_arviz,
     components,
+    distinct,
+    evenly_spaced,
     mixing,
     probe_indices,
     quantities,
@@ -50,6 +54,8 @@ RESTART_DRAWS = 1000
 ESS_PER_CHAIN = 100
 # With many chains, single chains are examined in evenly chosen components of f only, at most this many in all.
 MOST_ALONE = 500
+# The beginning of the names of the outputs at other rows than those of the training.
+ELSEWHERE = "f at the "
 _FIGURES = (*WORST, "rhat_within", "ess_within", "between_share", "between_share_max")
 
 
@@ -78,9 +84,12 @@ class Convergence(_Parted):
       components; about 1 / ESS of a chain if they agree. `rhat_between`: the largest plain R-hat, of the quantity
       `between`.
     - `per_mode`: whether each chain converged by itself and they disagree. `reasons`: what fails, in sentences.
+    - `at`: region -> figures of f at its rows, which do not enter those above; `at_training`: whether the chains have
+      converged at the training rows, and `failing`: the regions at which they have not.
     """
 
     converged: bool
+    at_training: bool
     rhat: float
     ess_bulk: float
     ess_tail: float
@@ -95,15 +104,27 @@ class Convergence(_Parted):
     still: tuple[int, ...] = ()
     superchains: int | None = None
     per_mode: bool = False
+    at: dict[str, Mixing] = field(default_factory=dict)
+    failing: tuple[str, ...] = ()
 
     @property
     def figures(self) -> dict[str, float]:
-        """The worst figures by name, for tables."""
-        return {name: float(getattr(self, name)) for name in _FIGURES}
+        """The worst figures by name, for tables; those at the rows of regions are "rhat_at_<name>", "ess_at_<name>"."""
+        figures = {name: float(getattr(self, name)) for name in _FIGURES}
+        if self.at:
+            figures["converged_at_training"] = float(self.at_training)
+        for name, there in self.at.items():
+            figures |= {f"rhat_at_{name}": there.rhat, f"ess_at_{name}": there.ess}
+        return figures
 
 
 def convergence(
-    posterior: Any, probe: Any = None, max_rows: int = PROBES, *, weights: bool = False
+    posterior: Any,
+    probe: Any = None,
+    max_rows: int = PROBES,
+    *,
+    regions: Mapping[str, Any] | None = None,
+    weights: bool = False,
 ) -> Convergence:
     """R-hat, ESS and MCSE of chains in function space, at `probe` inputs (M, F) or `max_rows` training rows.
 
@@ -112,9 +133,18 @@ def convergence(
     left out. `weights` adds all sites, unconstrained, which never enter the verdict. Raises UnsupportedError without
     chains.
 
+    `regions`, made by `rows_at`, are further rows where f must have converged. At most 200 components of f are judged
+    at the probe inputs and 200 in all regions together, evenly spaced over rows and outputs: the same for all
+    posteriors.
+
     Converged (Vehtari et al. 2021, Bayesian Analysis 16): at least 2 chains, all moving, and for every component R-hat
     < 1.01 and bulk and tail ESS > 100 per chain. If several chains started at one point or belong to one member of an
     ensemble, R-hat is nested (Margossian et al. 2024) and the ESS is required per group.
+
+    Of 200 functions in 4 chains of independent draws, one or more exceeds a limit by chance in 0 of 210 replications at
+    1000 draws per chain. At 350 it is 1 of 200 if the functions are independent, the worst case. At 250 it is 60 of 200
+    for these and 3 of 200 for outputs of a network, by R-hat alone. So at least 350 effective draws per chain keep the
+    rate below 5 %.
 
     Converged per mode: not converged, but each chain by itself has R-hat below 1.05 between its halves and ESS above
     50, and over chains R-hat of f, or of another quantity, is at least 1.05: means half a standard deviation apart. For
@@ -126,17 +156,22 @@ def convergence(
     got = f"{posterior.info.method}, of kind {posterior.kind!r}"
     advice = "bnn.diagnose, or diagnostics.importance.pareto_k for an approximation"
     UnsupportedError.check(chained, "convergence", expected, got, advice)
-    probe = probe_rows(posterior, max_rows) if probe is None else probe
     chains, draws = posterior.shape
-    values = _judged(posterior, probe)
+    values, there = _judged(posterior, probe, max_rows, regions or {})
     groups = getattr(posterior.approximation, "groups", None)
     superchains = groups if groups is not None and 1 < groups < chains else None
     mixed = {name: mixing(value, superchains) for name, value in values.items()}
     judged = {name: figures for name, figures in mixed.items() if figures.components}
+    at = {name: mixing(value, superchains) for name, value in there.items()}
     # Chains that give the same in every draw; a single draw says nothing.
     same = (values["f"] == values["f"][:, :1]).all(axis=(1, 2)) if draws > 1 else np.zeros(chains)
     still = tuple(map(int, np.flatnonzero(same)))
-    parted, short_limit, words = _parted({name: values[name] for name in judged}, superchains)
+    varying = {
+        name: value for name, value in there.items() if at[name].components and np.isfinite(value).all()
+    }
+    singly = {name: (values[name], figures) for name, figures in judged.items()}
+    singly |= {f"{ELSEWHERE}{name} rows": (value, at[name]) for name, value in varying.items()}
+    parted, short_limit, words = _parted(singly, superchains)
     reasons = _reasons(chains, draws, judged, superchains)
     outputs, which = "the network's outputs are the same in", ", ".join(map(str, still))
     if "f" not in judged:
@@ -145,11 +180,21 @@ def convergence(
         reasons.insert(0, f"chain {which} never moves: {outputs} all its draws")
     elif still:
         reasons.insert(0, f"chains {which} never move: {outputs} all draws of each")
+    at_training = not reasons
+    failing = []
+    for name, figures in at.items():
+        if figures.components and _reasons(chains, draws, {name: figures}, superchains):
+            failing.append(name)
+            limits = f"the limits are {RHAT_LIMIT} and {ESS_PER_CHAIN * (superchains or chains)}"
+            where = f"converged at the training rows, not at the {name} rows"
+            where = where if at_training else f"not converged at the {name} rows either"
+            reasons.append(f"{where}: {figures.words} ({limits})")
     moving = not still and draws >= FEWEST_DRAWS
     alone = parted.rhat_within < WITHIN_LIMIT and parted.ess_within > WITHIN_ESS
     per_mode = bool(reasons) and moving and alone and parted.rhat_between >= RESTART_LIMIT
     if superchains is not None and moving and not per_mode:
-        forgotten = bool(judged) and all(figures.rhat < RHAT_LIMIT for figures in judged.values())
+        every = [*judged.values(), *(figures for figures in at.values() if figures.components)]
+        forgotten = bool(judged) and all(figures.rhat < RHAT_LIMIT for figures in every)
         per_mode = forgotten and parted.rhat_between >= short_limit
         if per_mode:
             start = "which says that where chains are does not depend on where they started"
@@ -165,37 +210,91 @@ def convergence(
     worst = {name: (max if WORST[name] else min)(found, default=np.nan) for name, found in each.items()}
     figures = {**worst, **vars(parted), "quantities": mixed, "layers": layers, "weights": flat}
     shape: dict[str, Any] = {"chains": chains, "draws": draws, "superchains": superchains, "still": still}
-    verdict: Any = {"converged": not reasons, "per_mode": per_mode, "reasons": tuple(reasons)}
-    return Convergence(probes=row_count(probe), **shape, **figures, **verdict)
+    verdict: Any = {"converged": not reasons, "at_training": at_training, "per_mode": per_mode}
+    verdict |= {"reasons": tuple(reasons), "at": at, "failing": tuple(failing)}
+    probes = min(max_rows, row_count(posterior.inputs)) if probe is None else row_count(probe)
+    return Convergence(probes=probes, **shape, **figures, **verdict)
 
 
-def _judged(posterior: Any, probe: Any) -> dict[str, np.ndarray]:
-    """The `quantities` of chains as components (chain, draw, C), without random variables that do not vary."""
-    kind, inputs = posterior.drawn_kind(None), posterior.fit_inputs(probe)
+def rows_at(posterior: Any, x: Any) -> dict[str, Any]:
+    """Region -> the rows of it that are judged, in the units of the fit, for x as in `bnn.diagnose`.
+
+    The rows are evenly spaced. Rows without a name are the region "given".
+    """
+    named = isinstance(x, Mapping)
+    if named and isinstance(posterior.inputs, Mapping):
+        # Such rows are mappings themselves.
+        named = all(isinstance(rows, Mapping | tuple) for rows in x.values())
+    given = x if named else {"given": x}
+    expected, advice = f"1 to {FUNCTIONS} regions", "{'test': x_test, 'gap': x_gap}"
+    InputError.check(0 < len(given) <= FUNCTIONS, "x", expected, len(given), advice)
+    found = {}
+    for name, rows in given.items():
+        good = isinstance(name, str) and name.isprintable() and name.strip() not in ("", "training")
+        expected = "regions with names in words, other than 'training'"
+        InputError.check(good, "x", expected, repr(name), advice)
+        try:
+            rows = posterior.fit_inputs(rows)
+        except InputError as error:
+            raise InputError(f"{name} rows: {error}" if named else str(error)) from error
+        chosen = evenly_spaced(row_count(rows), FUNCTIONS // len(given))
+        found[name] = map_data(lambda array, chosen=chosen: np.asarray(array)[chosen], rows)
+    return found
+
+
+def _judged(
+    posterior: Any, probe: Any, max_rows: int, regions: Mapping[str, Any]
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The `quantities` of chains as components (chain, draw, C), without random variables that do not vary.
+
+    Then those of f at the rows of each region.
+    """
+    kind = posterior.drawn_kind(None)
     u, w = flat_draws(posterior.unconstrained_draws), flat_draws(posterior.draws)
 
-    def evaluated(problem: Problem) -> dict[str, np.ndarray]:
+    def evaluated(problem: Problem) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         draws_of = posterior.approximation.predictor_draws
         predictor = partial(draws_of, problem, u, kind=kind, seed=0, memory=MEMORY)
-        return quantities(problem, w, predictor, inputs, posterior.inputs, posterior.targets)
+        eta = predictor(posterior.inputs)
+        if probe is None:
+            f = eta[:, _chosen_rows(posterior, max_rows)]
+        else:
+            f = predictor(posterior.fit_inputs(probe))
+        found = quantities(problem, w, f, eta, posterior.targets)
+        return found, {name: predictor(rows) for name, rows in regions.items()}
 
-    found = posterior.with_problem(evaluated)
+    def chained(values: np.ndarray) -> np.ndarray:
+        return values.reshape(*posterior.shape, *values.shape[1:])
+
+    found, there = posterior.with_problem(evaluated)
     kept = [name for name in found if name in (PREDICTOR, LOG_LIKELIHOOD) or np.ptp(found[name]) != 0]
-    return components({name: found[name].reshape(*posterior.shape, *found[name].shape[1:]) for name in kept})
+    own = components({name: chained(found[name]) for name in kept})
+    own[PREDICTOR] = _frozen(own[PREDICTOR], FUNCTIONS)
+    share = FUNCTIONS // max(len(regions), 1)
+    return own, {name: _frozen(distinct(chained(eta)), share) for name, eta in there.items()}
 
 
-def _parted(values: dict[str, np.ndarray], superchains: int | None) -> tuple[_Parted, float, str]:
-    """Figures within and between chains. `values`: quantity -> (chain, draw, components) that vary, with "f".
+def _frozen(values: np.ndarray, most: int) -> np.ndarray:
+    """Up to `most` of the components (chain, draw, C), evenly spaced."""
+    return values[..., evenly_spaced(values.shape[-1], most)]
+
+
+def _parted(
+    judged: dict[str, tuple[np.ndarray, Mixing]], superchains: int | None
+) -> tuple[_Parted, float, str]:
+    """Figures within and between chains. `judged`: quantity -> (chain, draw, components) that vary, and their figures.
 
     With them come the limit of `rhat_between` for short chains, and words that name the quantity and the share between
     chains.
     """
-    if PREDICTOR not in values:
+    if PREDICTOR not in judged:
         return _Parted(), math.nan, ""
-    f = values[PREDICTOR]
-    step = math.ceil(len(f) * f.shape[-1] / MOST_ALONE)
-    every = ((name, _within(chain[:, ::step])) for name, value in values.items() for chain in value)
-    found = [(name, alone) for name, alone in every if alone is not None]
+    values = {name: value for name, (value, _) in judged.items()}
+    f, found = values[PREDICTOR], []
+    for name, value in values.items():
+        step = math.ceil(len(f) * value.shape[-1] / MOST_ALONE)
+        every = (_within(chain[:, ::step]) for chain in value)
+        found += [(name, alone) for alone in every if alone is not None]
     if not found or not np.isfinite(f).all():
         return _Parted(), math.nan, ""
     limits = dict.fromkeys(values, RESTART_LIMIT)
@@ -203,7 +302,10 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> tuple[_Pa
         for name in values:
             effective = float(np.mean([alone.ess for which, alone in found if which == name] or [0.0]))
             limits[name] = math.sqrt(1.0 + 4.0 / effective) if effective > 0.0 else math.nan
-    rhat = {name: mixing(value).rhat for name, value in values.items()}
+    plain = {
+        name: figures if superchains is None else mixing(value) for name, (value, figures) in judged.items()
+    }
+    rhat = {name: figures.rhat for name, figures in plain.items()}
     # f comes first: another quantity counts only if f agrees.
     apart = [name for name in values if rhat[name] >= limits[name]]
     between = PREDICTOR
@@ -214,7 +316,7 @@ def _parted(values: dict[str, np.ndarray], superchains: int | None) -> tuple[_Pa
     if between != PREDICTOR:
         of_it = f"{_shares(values[between])[0]:.0%} of the variance of {between}"
         words = f"{of_it}, while R-hat of f is {rhat[PREDICTOR]:.3f}"
-        words += ", so that what they predict hardly differs"
+        words += "" if between.startswith(ELSEWHERE) else ", so that what they predict hardly differs"
     within, least = max(alone.rhat for _, alone in found), min(alone.worst_ess for _, alone in found)
     parted = _Parted(within, least, share, share_max, rhat[between], between)
     return parted, limits[between], f"between chains lies {words}"
@@ -324,8 +426,8 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
             rng = np.random.default_rng(site_seed(f"restart {index}", posterior.info.seed))
             u = member.draw(min(draws, getattr(member, "count", draws)), rng)
             w = problem.program.constrain_draws(u, problem.x, problem.y)
-            predictor = partial(member.predictor_draws, problem, u, kind=kind, seed=0, memory=MEMORY)
-            parts.append(quantities(problem, w, predictor, x, x, y))
+            eta = member.predictor_draws(problem, u, x, kind, 0, MEMORY)
+            parts.append(quantities(problem, w, eta, eta, y))
         return {name: np.stack([part[name] for part in parts]) for name in parts[0]}
 
     found = {name: mixing(value) for name, value in components(posterior.with_problem(evaluated)).items()}

@@ -390,11 +390,10 @@ class _Simulator:
 
     def _functions(self, problem: Problem, w: Arrays, predictor: Callable[[Any], np.ndarray]) -> Arrays:
         """Name -> (S,); each component of a function gets its own name."""
-        probe = problem.inputs if self.probe is None else self.probe
+        eta, found = predictor(problem.inputs if self.probe is None else self.probe), {}
         if self.functions is None:
-            judged = quantities(problem, w, predictor, probe, problem.inputs, problem.targets)
-            return self._usual(problem.program, judged)
-        eta, found = predictor(probe), {}
+            at_rows = eta if self.probe is None else predictor(problem.inputs)
+            return self._usual(problem.program, quantities(problem, w, eta, at_rows, problem.targets))
         for name, function in self.functions.items():
             value = np.asarray(function(w, eta, problem.targets))
             good, count = value.ndim in (1, 2) and len(value) == len(eta), len(eta)

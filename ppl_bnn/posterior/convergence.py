@@ -6,7 +6,7 @@ posterior, and samplers that run until convergence apply them during the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,8 @@ from ppl_bnn.prediction.prediction import Prediction
 # ArviZ returns no value for fewer.
 FEWEST_DRAWS = 4
 PROBES = 50
+# Functions that are judged at most. Of thousands, one or the other exceeds the limit of R-hat by chance.
+FUNCTIONS = 200
 # The value of each figure for a component that cannot be judged.
 WORST = {"rhat": np.inf, "ess_bulk": 0.0, "ess_tail": 0.0, "mcse": np.inf}
 # The quantities that are not random variables of the model.
@@ -47,6 +49,16 @@ class Mixing:
     mcse_median: float
     components: int
     constant: int
+
+    @property
+    def ess(self) -> float:
+        """The smaller one of `ess_bulk` and `ess_tail`."""
+        return min(self.ess_bulk, self.ess_tail)
+
+    @property
+    def words(self) -> str:
+        """R-hat and the smaller ESS in words."""
+        return f"R-hat {self.rhat:.3f}, ESS {self.ess:.0f}"
 
 
 def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
@@ -163,6 +175,11 @@ def distinct(eta: np.ndarray) -> np.ndarray:
     return np.concatenate(columns, axis=-1)
 
 
+def evenly_spaced(count: int, most: int) -> np.ndarray:
+    """Up to `most` indices of `count` values, evenly spaced from the first to the last."""
+    return np.linspace(0, count - 1, min(count, most)).round().astype(int)
+
+
 def probe_indices(rows: int, seed: int, most: int = PROBES) -> np.ndarray:
     """Up to `most` indices of training rows, chosen uniformly without replacement; the same at every call."""
     rng = np.random.default_rng(site_seed("probe", seed))
@@ -170,22 +187,15 @@ def probe_indices(rows: int, seed: int, most: int = PROBES) -> np.ndarray:
 
 
 def quantities(
-    problem: Problem,
-    w: Mapping[str, np.ndarray],
-    predictor: Callable[[Any], np.ndarray],
-    probe: Any,
-    x: Any,
-    y: np.ndarray,
+    problem: Problem, w: Mapping[str, np.ndarray], f: np.ndarray, eta: np.ndarray, y: np.ndarray
 ) -> dict[str, np.ndarray]:
     """Quantities by which draws of a network are judged, invariant under the symmetries of its weights.
 
-    Arrays with the S draws as first axis: "f", the predictor eta (S, M, D) at the inputs `probe`; "log_likelihood",
-    sum_i log p(y_i | x_i, draw) over the rows x, y, (S,); and each scalar random variable of the model, by its name,
-    (S,). `w` are constrained values of the draws, `predictor` maps inputs to eta (S, rows, D), and all inputs and
-    targets are in the units of the fit. If `probe` is `x` itself, it is predicted once.
+    Arrays with the S draws as first axis: "f", the predictor (S, M, D) at the probe inputs; "log_likelihood",
+    sum_i log p(y_i | x_i, draw) over the rows of y, (S,), where the predictor is `eta`, (S, rows, D); and each scalar
+    random variable of the model, by its name, (S,). `w` are constrained values of the draws, and the targets are in the
+    units of the fit.
     """
-    f = predictor(probe)
-    eta = f if probe is x else predictor(x)
     prediction = Prediction(*problem.program.likelihood.mixture_parameters(eta))
     targets = y.reshape(prediction.shape) if y.shape[1:] == (1,) else y
     found = {PREDICTOR: f, LOG_LIKELIHOOD: prediction.component_log_prob(targets).sum(axis=-1)}

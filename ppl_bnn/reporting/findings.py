@@ -14,6 +14,7 @@ from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.diagnostics.diagnose import INADEQUATE, UNDECIDED
 from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
 from ppl_bnn.evaluation.comparison.figures import predicted_for_drawing
+from ppl_bnn.evaluation.comparison.record import NOT_AT_TEST_ROWS
 from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, measured
 from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.prediction import Prediction
@@ -149,6 +150,7 @@ class Findings(UnitBlock):
     def problem(self, name: str) -> str:
         converged, kind = self.table.loc[name, ["converged", "kind"]]
         known = {
+            NOT_AT_TEST_ROWS: "has not converged at the test rows",
             "no": "has not converged",
             "per mode": "has converged per mode only: its chains are in different modes, whose weights are not known",
             "in doubt": "may have converged, but its sampler reported problems",

@@ -20,6 +20,8 @@ from ppl_bnn.prediction.prediction import Prediction
 
 # Figures that need the value of a target: the bound that a censored row gives is not enough.
 VALUE_SCORES = ("rmse", "crps", "coverage_90")
+# What the table says of chains that have converged at the training rows only.
+NOT_AT_TEST_ROWS = "not at test rows"
 # Largest draws x rows of a group of a tree (half a gigabyte); a chain keeps at least FEWEST_DRAWS.
 MOST_VALUES = 2**26
 FEWEST_DRAWS = 100
@@ -151,13 +153,16 @@ def _export(record: Record, posterior: Posterior, x_test: Any) -> None:
 def _diagnose(record: Record, posterior: Posterior, x_test: Any) -> None:
     from ppl_bnn.diagnostics.diagnose import CONVERGED, NOT_CONVERGED, PER_MODE, diagnose
 
-    record.diagnosis = diagnosis = diagnose(posterior)
+    record.diagnosis = diagnosis = diagnose(posterior, x={"test": x_test})
     found, figures = diagnosis.figures, record.figures
     if posterior.kind == "chains":
         figures["r_hat"] = found["rhat"]
         figures["ess_min"] = min(found["ess_bulk"], found["ess_tail"])
         words = {CONVERGED: "yes", PER_MODE: "per mode", NOT_CONVERGED: "no"}
         figures["converged"] = words.get(diagnosis.verdict, "in doubt")
+        figures |= {"r_hat_test": found["rhat_at_test"], "ess_min_test": found["ess_at_test"]}
+        if diagnosis.verdict in (PER_MODE, NOT_CONVERGED) and found["converged_at_training"]:
+            figures["converged"] = NOT_AT_TEST_ROWS
     elif "converged" in posterior.info.figures:
         figures["converged"] = "yes" if posterior.info.figures["converged"] else "no"
     if figures.get("converged", "yes") != "yes":
@@ -200,7 +205,7 @@ def _sentence(text: str) -> str:
 
 _PARTS = (
     (_export, "The export to ArviZ", ("elpd_loo",)),
-    (_diagnose, "The diagnosis", ("converged", "r_hat", "ess_min", "k_hat")),
+    (_diagnose, "The diagnosis", ("converged", "r_hat", "ess_min", "r_hat_test", "ess_min_test", "k_hat")),
     (_leave_one_out, "Leave-one-out cross-validation", _LOO),
 )
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppl_bnn.evaluation.comparison.record import NOT_AT_TEST_ROWS
 from ppl_bnn.prediction.scores import paired_difference
 
 if TYPE_CHECKING:
@@ -31,7 +32,12 @@ def standing(row: Mapping[str, Any]) -> str:
         return "reference (an approximation)"
     if row.get("converged") == "yes":
         return "reference (of another target)" if row.get("target") else "reference"
-    doubts = {"no": "not converged", "per mode": "converged per mode only", "in doubt": "in doubt"}
+    doubts = {
+        "no": "not converged",
+        NOT_AT_TEST_ROWS: "not converged at the test rows",
+        "per mode": "converged per mode only",
+        "in doubt": "in doubt",
+    }
     return f"reference ({doubts.get(row.get('converged', ''), 'convergence not known')})"
 
 
@@ -162,9 +168,11 @@ def _standing(comparison: Comparison) -> str:
     converged, gaps = row["converged"], "so the gaps are not gaps to the truth"
     perhaps = "so the gaps may not be gaps to the truth (the notes say more)"
     of_another = f", but not to the posterior ({row['target']}), {gaps}" if row["target"] else ""
+    training_only = "converged at the training rows, not at the test rows"
     told = {
         "yes": f"converged{figures}{of_another}",
         "per mode": f"has converged per mode only{figures}, {gaps}: its chains sit in modes of their own",
+        NOT_AT_TEST_ROWS: f"{training_only}{figures}, {gaps}: run it longer before relying on them",
         "no": f"has NOT converged{figures}, {gaps}: run it longer before relying on them",
         "in doubt": f"may have converged, but its sampler complained{figures}, {perhaps}",
     }
@@ -175,8 +183,12 @@ def _standing(comparison: Comparison) -> str:
 
 
 def measured(row: Mapping[str, Any], digits: int = 3, size_is: str = "at least") -> str:
-    """R-hat and effective sample size of chains in brackets, as far as the row of the table has them."""
-    r_hat, size = float(row["r_hat"]), float(row["ess_min"])
+    """R-hat and effective sample size of chains in brackets, as far as the row of the table has them.
+
+    Those at the test rows, where the chains have not converged there.
+    """
+    where = "_test" if row["converged"] == NOT_AT_TEST_ROWS else ""
+    r_hat, size = float(row[f"r_hat{where}"]), float(row[f"ess_min{where}"])
     figures = [] if math.isnan(r_hat) else [f"R-hat up to {r_hat:.{digits}f}"]
     figures += [] if math.isnan(size) else [f"effective sample size {size_is} {size:.0f}"]
     return f" ({' and '.join(figures)} in function space)" if figures else ""

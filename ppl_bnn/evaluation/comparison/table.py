@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS: dict[str, str] = {
     "reference": "'reference' where the gaps are measured against this method, with what keeps it from being one: "
-    "'(not converged)', '(converged per mode only)', '(of another target)'",
+    "'(not converged)', '(not converged at the test rows)', '(converged per mode only)', '(of another target)'",
     "kind": "'chains', 'iid' (an approximation that draws independently) or 'point'",
     "ppl": "the system that ran the method",
     "target": "what was fitted where it is not the posterior of the model: tempered, an approximate objective, stacked",
@@ -42,10 +42,13 @@ COLUMNS: dict[str, str] = {
     "loo_rank": "rank by elpd_loo from arviz_stats.compare; 0 is best",
     "loo_weight": "stacking weight from arviz_stats.compare",
     "k_hat": "Pareto k-hat of p(w, D) / q(w): the approximation as an importance proposal",
-    "r_hat": "largest rank-normalised split R-hat in function space (chains only)",
-    "ess_min": "smallest effective sample size in function space (chains only)",
-    "converged": "chains: in function space, 'per mode' where each by itself has but they disagree, 'in doubt' where "
-    "R-hat and ESS are good but the sampler complained; else whether the optimisation settled, blank where the method "
+    "r_hat": "largest rank-normalised split R-hat in function space, at training rows (chains only)",
+    "ess_min": "smallest effective sample size in function space, at training rows (chains only)",
+    "r_hat_test": "largest rank-normalised split R-hat of the network's outputs at test rows (chains only)",
+    "ess_min_test": "smallest effective sample size of the network's outputs at test rows (chains only)",
+    "converged": "chains: in function space at training and test rows, 'not at test rows' where at training rows only, "
+    "'per mode' where each by itself has but they disagree, 'in doubt' where R-hat and ESS are good but the sampler "
+    "complained; else whether the optimisation settled, blank where the method "
     "does not say",
     "gap_mean": "error of the mean function against the reference; reference (epistemic) standard deviations",
     "gap_sd_ratio": "epistemic standard deviation divided by that of the reference, geometric mean",

@@ -57,7 +57,8 @@ _MEANS = (
     "coverage_90", "width_90", "gap_mean", "gap_sd_ratio", "gap_mean_floor", "gap_sd_floor", "parameters",
     "compile_seconds", "run_seconds", "predict_seconds", "gradient_evaluations", "peak_memory", "seconds",
 )  # fmt: skip
-_LARGEST, _SMALLEST = ("k_hat", "r_hat", "pareto_k_loo", "pareto_k_corrected"), ("ess_min",)
+_LARGEST = ("k_hat", "r_hat", "r_hat_test", "pareto_k_loo", "pareto_k_corrected")
+_SMALLEST = ("ess_min", "ess_min_test")
 # Columns of both tables that differ between two runs of one grid.
 COSTS = (
     "compile_seconds", "run_seconds", "predict_seconds", "peak_memory", "seconds", "begun", "process",
@@ -218,7 +219,7 @@ class GridResult:
             converged
                 Share of the chains' cells that converged.
             the rest
-                Means over splits; the largest r_hat, k_hat and Pareto k of all cells, and the smallest ess_min.
+                Means over splits; the largest R-hat, k-hat and Pareto k of all cells, and the smallest ESS.
 
         References
         ----------

@@ -146,5 +146,7 @@ class Watch:
         def predicted(x: Any) -> np.ndarray:
             return program.predictor_draws(w, x, seed=seed, memory=MEMORY)
 
-        found = quantities(problem, w, predicted, self.probe, problem.inputs, problem.targets)
+        f = predicted(self.probe)
+        eta = f if self.probe is problem.inputs else predicted(problem.inputs)
+        found = quantities(problem, w, f, eta, problem.targets)
         return {name: value.reshape(*lead, *value.shape[1:]) for name, value in found.items()}

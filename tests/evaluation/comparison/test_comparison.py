@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
+import io
 import math
 import os
+import re
 import shutil
 import warnings
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import arviz_stats
 import numpy as np
@@ -19,6 +22,7 @@ import pandas as pd
 import pytest
 import scoringrules
 import xarray
+from rich.console import Console
 from scipy import stats
 
 import ppl_bnn as bnn
@@ -36,6 +40,7 @@ from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior.approximation import Approximation, Chains, Point
 from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.prediction import Prediction
+from ppl_bnn.reporting.terminal import show
 
 NOISE = 0.5
 
@@ -457,6 +462,56 @@ def test_a_reference_that_has_not_converged_is_marked(rows: Any) -> None:
     assert "not gaps to the truth" in result.summary()
     # Chains apart: the halves of the reference, split by chain, are apart too.
     assert result.table.loc["map", "gap_mean_floor"] > 1.0
+
+
+@dataclass(frozen=True)
+class Elsewhere(Exact):
+    """`Exact`, but chain k has the weight of the last input moved by k standard deviations."""
+
+    moved: float = 1.0
+
+    def run(self, problem: Any, progress: Progress) -> Outcome:
+        outcome = super().run(problem, progress)
+        outcome.approximation.u["output.weight"][:, :, -1, 0] += self.moved * np.arange(self.chains)[:, None]
+        return outcome
+
+
+def test_chains_that_agree_at_the_training_rows_only_are_marked(tmp_path: Path) -> None:
+    rng = np.random.default_rng(14)
+    x = rng.normal(size=(60, 2))
+    # The second input hardly varies in training.
+    x[:40, 1] *= 1e-6
+    y = x[:, 0] + 0.3 + NOISE * rng.normal(size=60)
+    methods = {"apart": Elsewhere(draws=500), "good": Exact(draws=500), "map": Mode()}
+    found = compare(
+        line, (x[:40], y[:40]), (x[40:], y[40:]), methods, reference="apart", out=tmp_path / "run"
+    )
+    sentence = "converged at the training rows, not at the test rows"
+    console = Console(file=io.StringIO(), width=100)
+    show(console, found)
+    for result in (found, Comparison.load(tmp_path / "run"), Comparison.load(found.save(tmp_path / "again"))):
+        table: Any = result.table
+        assert list(table["converged"]) == ["not at test rows", "yes", ""]
+        assert (table["r_hat"][:2] < 1.01).all()
+        assert (table["ess_min"][:2] > 400).all()
+        assert table.loc["good", "r_hat_test"] < 1.01 < 1.1 < table.loc["apart", "r_hat_test"]
+        assert table.loc["apart", "ess_min_test"] < 400 < table.loc["good", "ess_min_test"]
+        assert math.isnan(table.loc["map", "r_hat_test"])
+        row = table.loc["apart"]
+        figures = f"{sentence}: R-hat {row['r_hat_test']:.3f}, ESS {row['ess_min_test']:.0f}"
+        assert figures in result.notes["apart", "converged"]
+        assert figures in str(result.diagnoses["apart"])
+        assert row["reference"] == "reference (not converged at the test rows)"
+        assert f"The reference apart {sentence} (R-hat up to {row['r_hat_test']:.3f} and" in result.summary()
+        assert figures in result.markdown()
+    terminal = " ".join(cast(io.StringIO, console.file).getvalue().split())
+    assert "not at test rows" in terminal
+    # A note begins with a capital.
+    assert figures[1:] in terminal
+    page = bnn.report(found, tmp_path / "report.html").read_text(encoding="utf-8")
+    text = " ".join(html.unescape(re.sub("<[^>]*>", " ", page)).split())
+    assert figures in text
+    assert "The reference apart has not converged at the test rows" in text
 
 
 @pytest.mark.parametrize(
