@@ -22,13 +22,14 @@ the evidence chooses" is the factor with the largest one, in each seed. Sizes, a
 network whose rows were drawn otherwise; its scores had been seen when the claims were written.
 
     python comparisons/out_of_distribution_priors.py [--tiny] [--out DIR] [--checkpoint DIR] [--seeds N]
+        [--architectures NAME ...]
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,7 @@ from study import BLACK, BLUE, VERMILION, Study, command_line, converged, kept, 
 
 import ppl_bnn as bnn
 from ppl_bnn import scores
+from ppl_bnn.core.errors import unknown_name
 from ppl_bnn.posterior.convergence import mixing
 
 MODE, LAPLACE, HMC = "mode", "Laplace at the mode", "HMC"
@@ -210,7 +212,9 @@ def run_seed(
     images = load_images(sizes.table, sizes.rows, sizes.test, sizes.elsewhere, seed, disjoint=True)
     task = Task(architecture, seed, sizes, images, network(architecture, sizes, images.pixels))
     name = f"{architecture.lower()}-{seed}"
-    weights = kept(checkpoint, f"{name}-network", sizes, lambda: dict(trained(task)))
+    # A part is of one architecture, whichever others are run.
+    of = replace(sizes, architectures=())
+    weights = kept(checkpoint, f"{name}-network", of, lambda: dict(trained(task)))
 
     def seen(x: np.ndarray) -> np.ndarray:
         return features(task.model, weights, inputs(architecture, x))
@@ -440,12 +444,18 @@ def main(
     out: str | Path | None = None,
     checkpoint: str | Path | None = None,
     seeds: int | None = None,
+    architectures: Sequence[str] | None = None,
 ) -> Study:
     """Run the study and write tables, figures and verdicts; the arguments are those of the command line.
 
     What is kept in `checkpoint` is each network, and each prior scale of it.
     """
     study = Study.begin(TINY if tiny else FULL, "out_of_distribution_priors", tiny, out, seeds=seeds)
+    if architectures is not None:
+        for name in architectures:
+            if name not in (LENET, TRANSFORMER):
+                raise unknown_name("architecture", name, (LENET, TRANSFORMER))
+        study.sizes = replace(study.sizes, architectures=tuple(architectures))
     sizes = study.sizes
     study.tables = {"scores": [], "convergence": [], "costs": []}
     what = ""
@@ -461,8 +471,6 @@ def main(
 
 
 if __name__ == "__main__":
-    main(
-        **vars(
-            command_line(__doc__, "checkpoint", "seeds", tiny="a few small images, in seconds").parse_args()
-        )
-    )
+    parser = command_line(__doc__, "checkpoint", "seeds", tiny="a few small images, in seconds")
+    parser.add_argument("--architectures", nargs="+", help=f"of {LENET}, {TRANSFORMER}")
+    main(**vars(parser.parse_args()))

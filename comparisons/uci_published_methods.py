@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -344,7 +344,8 @@ def main(
                 (ENSEMBLE, partial(run_ensemble, sizes, train, test)),
             ):
                 slug = method.lower().replace(" ", "_")
-                part = kept(checkpoint, f"{data}-{split}-{slug}", sizes, compute)
+                # A part is of one table, whichever others are run.
+                part = kept(checkpoint, f"{data}-{split}-{slug}", replace(sizes, tables=()), compute)
                 rows.append(base | {"method": method} | part["row"])
                 grids += [{"data": data, "split": split} | row for row in part.get("grid", ())]
                 study.say(f"{data}, split {split}, {method}: {part['row']['log_score']:.3f} nats per row")
