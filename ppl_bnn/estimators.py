@@ -127,9 +127,8 @@ class _Estimator(BaseEstimator):
 
     def _arguments(self) -> dict[str, Any]:
         """The keyword-only arguments of the model and their defaults."""
-        named = self.model is None or isinstance(self.model, str)
-        model = zoo.load(self.model or self._default) if named else self.model
-        return keyword_only(model) if callable(model) else {}
+        model, _ = self._unbound()
+        return keyword_only(model)
 
     def _sizes(self) -> dict[str, Any]:
         """The keyword arguments of the model that have a value: the given one, else the default."""
@@ -180,7 +179,7 @@ class _Estimator(BaseEstimator):
         return np.float64 if self.standardise else "numeric"
 
     def _fit(self, X: np.ndarray, y: np.ndarray, class_names: tuple[str, ...] | None = None) -> None:
-        model, method = self._chosen_model(), self._chosen_method()
+        model, method = zoo.bind(*self._unbound(), **(self.model_arguments or {})), self._chosen_method()
         if class_names is not None:
             model = bind_classes(model, y, class_names)
         if written_in(model, X, y, method.ppl) == "language":
@@ -198,14 +197,15 @@ class _Estimator(BaseEstimator):
             other = "BNNRegressor" if self._task == "classification" else "BNNClassifier"
             raise InputError.of(type(self).__name__, f"a model for {self._task}", f"one for {task}", other)
 
-    def _chosen_model(self) -> Model:
-        arguments = dict(self.model_arguments or {})
+    def _unbound(self) -> tuple[Model, str]:
+        """The model without its arguments, and its name in error messages."""
         if self.model is None or isinstance(self.model, str):
-            return zoo.load(self.model or self._default, **arguments)
-        if not callable(self.model):
-            expected = "a function (x, y=None), the name of a model of the zoo, or None"
-            raise InputError.of("model", expected, type(self.model).__name__, f"model={self._default!r}")
-        return zoo.bind(self.model, getattr(self.model, "__name__", "model"), **arguments)
+            name = self.model or self._default
+            return zoo.load(name), name
+        expected = "a function (x, y=None), the name of a model of the zoo, or None"
+        got, advice = type(self.model).__name__, f"model={self._default!r}"
+        InputError.check(callable(self.model), "model", expected, got, advice)
+        return self.model, getattr(self.model, "__name__", "model")
 
     def _chosen_method(self) -> Method:
         if isinstance(self.method, str):

@@ -189,8 +189,7 @@ class StatusBars(Bars):
     """Progress bars, and between two of them a status text while predictions and diagnoses are computed."""
 
     def __init__(self, console: Console):
-        self._console = console
-        self._status: Any = None
+        self._console, self._status = console, contextlib.ExitStack()
 
     def task(self, title: str, total: int) -> Task:
         self.rest()
@@ -200,17 +199,15 @@ class StatusBars(Bars):
             bar.close()
             self.rest()
             if self._console.is_terminal:
-                self._status = self._console.status(f"{title}: prediction, diagnosis, scores")
-                self._status.start()
+                words = f"{title}: prediction, diagnosis, scores"
+                self._status.enter_context(self._console.status(words))
 
         shown: Any = SimpleNamespace(update=bar.update, close=close)
         return shown
 
     def rest(self) -> None:
         """Clear the status text."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
+        self._status.close()
 
 
 def in_seconds(seconds: float) -> str:

@@ -14,7 +14,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -36,14 +35,6 @@ class Split:
     test: np.ndarray
 
 
-class _Wanted(NamedTuple):
-    """A parsed name: numbers of the splits (None for all), and share of training rows (NaN for published splits)."""
-
-    kind: str
-    numbers: range | None
-    share: float
-
-
 def check(names: str | Sequence[str]) -> tuple[str, ...]:
     """The names as a tuple, after a check that each can be parsed."""
     found = (names,) if isinstance(names, str) else tuple(names)
@@ -60,38 +51,38 @@ def splits_of(table: Table, names: str | Sequence[str]) -> list[Split]:
     Raises InputError for a name that cannot be parsed, published splits that the table does not have, random splits of
     rows in time order, which share values, or one split under two names.
     """
-    found = [split for name in check(names) for split in _splits(table, _parse(name))]
+    found = [split for name in check(names) for split in _splits(table, *_parse(name))]
     for name, count in Counter(split.name for split in found).items():
         if count > 1:
             raise InputError.of("splits", "each split once", f"{name} twice", "ranges that do not overlap")
     return found
 
 
-def _parse(name: str) -> _Wanted:
+def _parse(name: str) -> tuple[str, range | None, float]:
+    """Kind, numbers of the splits (None for all), and share of training rows (NaN for published splits)."""
     match = _NAME.fullmatch(name) if isinstance(name, str) else None
     if match is None or (match[2] is not None, match[4] is not None) not in _PARTS[match[1]]:
         raise InputError.of("splits", "the name of splits", repr(name), _EXAMPLE)
-    kind, first, last, share = match.groups()
+    kind, first, last, of_rows = match.groups()
     numbers = None
     if first is not None:
         numbers = range(int(first)) if last is None else range(int(first), int(last) + 1)
     InputError.check(numbers is None or numbers, "splits", "one split or more", repr(name), _EXAMPLE)
-    wanted = _Wanted(kind, numbers, float(share or "nan"))
-    InputError.check(wanted.share, "splits", "a share strictly between 0 and 1", repr(name), _EXAMPLE)
-    return wanted
+    share = float(of_rows or "nan")
+    InputError.check(share, "splits", "a share strictly between 0 and 1", repr(name), _EXAMPLE)
+    return kind, numbers, share
 
 
-def _splits(table: Table, wanted: _Wanted) -> list[Split]:
-    if wanted.kind == "published":
+def _splits(table: Table, kind: str, numbers: range | None, share: float) -> list[Split]:
+    if kind == "published":
         there = 0 if table.splits is None else len(table.splits.train)
-        numbers = range(max(there, 1)) if wanted.numbers is None else wanted.numbers
-        return [Split(f"published[{k}]", *table.published_split(k)) for k in numbers]
-    if wanted.kind == "time":
+        chosen = range(max(there, 1)) if numbers is None else numbers
+        return [Split(f"published[{k}]", *table.published_split(k)) for k in chosen]
+    if kind == "time":
         # The position of the cut does not depend on whether the table is marked as ordered.
-        train = min(max(round(wanted.share * len(table.y)), 1), len(table.y) - 1)
+        train = min(max(round(share * len(table.y)), 1), len(table.y) - 1)
         rows = np.arange(len(table.y))
-        return [Split(f"time@{wanted.share:g}", rows[:train], rows[train:])]
+        return [Split(f"time@{share:g}", rows[:train], rows[train:])]
     expected = f"a split in time of {table.name!r}, whose rows are in time order and share values"
-    InputError.check(not table.ordered, "splits", expected, "random splits", f"'time@{wanted.share:g}'")
-    share = f"random@{wanted.share:g}"
-    return [Split(f"{share}[{k}]", *table.split(k, 1.0 - wanted.share)) for k in wanted.numbers or ()]
+    InputError.check(not table.ordered, "splits", expected, "random splits", f"'time@{share:g}'")
+    return [Split(f"random@{share:g}[{k}]", *table.split(k, 1.0 - share)) for k in numbers or ()]

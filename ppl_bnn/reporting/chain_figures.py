@@ -6,20 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.drawing import BLUE, FILLED, GREY, NOISE, VERMILION
 from ppl_bnn.reporting.findings import Findings
 from ppl_bnn.reporting.panels import Panel, Picture, finish, rows_of
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-    from ppl_bnn.evaluation.comparison.comparison import Comparison
-
 
 # Rows whose mean function is searched for the worst R-hat; number of simulations for the band of ranks.
 ROWS_RANKED, SIMULATIONS = 100, 1000
@@ -190,9 +186,6 @@ def _draw_ranks(axes: Axes, ranked: RankCurves) -> None:
 
 # --- losses -----------------------------------------------------------------------------------------------
 
-# Last step of each bin, mean, lowest and highest loss.
-Bins = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-
 
 def losses(found: Findings) -> Picture:
     """The loss curve of each method that has one."""
@@ -207,10 +200,9 @@ def losses(found: Findings) -> Picture:
             continue
         binned = [_binned(curves[:, column]) for column in range(curves.shape[1])]
         for curve, bins in enumerate(binned):
-            values = {name: zip(*bins, strict=True)}
-            rows += rows_of(("step", "mean", "lowest", "highest"), values, curve=curve)
+            rows += rows_of(("step", "mean", "lowest", "highest"), {name: bins}, curve=curve)
         several = f", {len(binned)} members" if len(binned) > 1 else ""
-        first, last = (np.nanmean([mean[place] for _, mean, _, _ in binned]) for place in (0, -1))
+        first, last = (np.nanmean([bins[place, 1] for bins in binned]) for place in (0, -1))
         words = f"Loss of {name} over {len(curves)} steps{several}: from {first:.4g} in the first to {last:.4g} in "
         draw = partial(_draw_losses, binned=binned)
         panels.append(Panel(f"{name}{several}", draw, f"{words}the last hundredth or so."))
@@ -222,18 +214,17 @@ def losses(found: Findings) -> Picture:
     return Picture("losses", "Loss curves", caption, panels, rows, "No method has stored a loss curve.")
 
 
-def _binned(curve: np.ndarray) -> Bins:
-    """Finite losses in at most STEPS_DRAWN bins."""
+def _binned(curve: np.ndarray) -> np.ndarray:
+    """Last step, mean, lowest and highest finite loss of each of at most STEPS_DRAWN bins, (bins, 4)."""
     steps = np.flatnonzero(np.isfinite(curve))
     parts = np.array_split(steps, min(STEPS_DRAWN, len(steps))) if len(steps) else []
-    columns = [(part[-1] + 1, curve[part].mean(), curve[part].min(), curve[part].max()) for part in parts]
-    at, mean, low, high = (np.array(column, dtype=np.float64) for column in zip(*columns, strict=True))
-    return at, mean, low, high
+    bins = [(part[-1] + 1, curve[part].mean(), curve[part].min(), curve[part].max()) for part in parts]
+    return np.array(bins, dtype=np.float64)
 
 
-def _draw_losses(axes: Axes, binned: Sequence[Bins]) -> None:
+def _draw_losses(axes: Axes, binned: Sequence[np.ndarray]) -> None:
     single, ends = len(binned) == 1, []
-    for steps, mean, low, high in binned:
+    for steps, mean, low, high in (bins.T for bins in binned):
         if single:
             axes.fill_between(steps, low, high, **FILLED, label="lowest to highest")
         shade = 1.0 if single else 0.6

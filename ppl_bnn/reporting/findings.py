@@ -6,13 +6,15 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.diagnostics.diagnose import INADEQUATE, UNDECIDED
 from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
+from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.figures import predicted_for_drawing
 from ppl_bnn.evaluation.comparison.record import NOT_AT_TEST_ROWS
 from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, measured
@@ -21,11 +23,6 @@ from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import LEVELS, Event, Transform
 from ppl_bnn.reporting import verdict
 from ppl_bnn.reporting.verdict import SCORE, Lags, UnitBlock, Verdict, judge
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from ppl_bnn.evaluation.comparison.comparison import Comparison
 
 
 class Findings(UnitBlock):
@@ -103,8 +100,6 @@ class Findings(UnitBlock):
 
         Columns: `coverage_50`, `width_50` and so on at `LEVELS`; `pit_distance` and `pit_p` of `scores.pit_uniformity`.
         """
-        import pandas as pd
-
         rows = []
         for name in self.calibrations[0]:
             prediction, y = self.comparison.predictions[name], self.comparison.test_targets

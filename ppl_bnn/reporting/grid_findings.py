@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -17,12 +17,14 @@ from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, between, dura
 from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult, best_method
 from ppl_bnn.prediction.reliability import Event, Transform
 from ppl_bnn.reporting import verdict
-from ppl_bnn.reporting.ranks import mean_ranks, words_of_ranks
 from ppl_bnn.reporting.verdict import SCORE, Lags, UnitBlock, Verdict, judge
 
 Pair = tuple[str, str]
 # Largest number of models and data that a sentence names.
 MOST_NAMED = 8
+# SciPy calls the p value of Friedman's test reliable for more than ten blocks.
+FEWEST_BLOCKS, FEWEST_METHODS = 11, 3
+SIGNIFICANCE = 0.05
 
 
 class GridBlock(UnitBlock):
@@ -53,29 +55,36 @@ class GridBlock(UnitBlock):
         splits = self.splits(score)
         return best_method(splits, LARGER_IS_BETTER[score]) if len(splits.columns) else None
 
-    def lags(self, score: str) -> Lags:
-        """See `UnitBlock.lags`; methods that have no split in common with the best one are left out."""
-        best, sign = self.best(score), -1.0 if LARGER_IS_BETTER[score] else 1.0
-        lags = {}
-        for name in map(str, self.table.index):
-            lag, error = (self.number(name, f"{score}_to_best{ending}") for ending in ("", "_se"))
-            if name != best and not math.isnan(lag):
-                lags[name] = (sign * lag, error)
-        return {} if best is None else verdict.best_first(best, lags)
+    def lags(self, score: str, to: str = "best") -> Lags:
+        """See `UnitBlock.lags`; methods that have no split in common with the best one are left out.
 
-    def cells_of(self, name: str) -> Any:
-        return self.cells[self.cells["method"] == name]
+        With `to` = "reference" they are behind the reference, which is then the first; none without its score.
+        """
+        base = self.best(score) if to == "best" else self.reference
+        sign, lags = -1.0 if LARGER_IS_BETTER[score] else 1.0, {}
+        for name in map(str, self.table.index):
+            lag, error = (self.number(name, f"{score}_to_{to}{ending}") for ending in ("", "_se"))
+            if name != base and not math.isnan(lag):
+                lags[name] = (sign * lag, error)
+        return verdict.best_first(base, lags) if base in self.splits(score).columns else {}
+
+    def cells_of(self, name: str) -> tuple[Any, Any]:
+        """The cells of a method, and those of them that have a result."""
+        cells = self.cells[self.cells["method"] == name]
+        return cells, cells[cells["failure"] == ""]
 
     def problem(self, name: str) -> str:
-        cells = self.cells_of(name)
-        count = int((cells["failure"] != "").sum())
-        failed = f"failed in {count} of {len(cells)} cells" if count else ""
-        return " and ".join(filter(None, (failed, self.not_converged(name))))
+        return " and ".join(filter(None, (self.failed(name), self.not_converged(name))))
+
+    def failed(self, name: str) -> str:
+        """How many fits of a method failed, as the end of a sentence; "" if none did."""
+        cells, done = self.cells_of(name)
+        count = len(cells) - len(done)
+        return f"failed in {count} of {len(cells)} cells" if count else ""
 
     def not_converged(self, name: str) -> str:
         """How many fits of a method did not converge, as the end of a sentence; "" if all did."""
-        done = self.cells_of(name)
-        done = done[done["failure"] == ""]
+        _, done = self.cells_of(name)
         bad = (done["kind"] == "chains") & (done["converged"] != "yes") | (done["converged"] == "no")
         return f"has not verifiably converged in {bad.sum()} of {len(done)} cells" if bad.any() else ""
 
@@ -87,10 +96,10 @@ class GridBlock(UnitBlock):
         # Undecided diagnostics do not rule out a recommendation: an approximation may predict well and be far from the
         # posterior.
         for name in names if "k_hat" in self.cells else ():
-            cells = self.cells_of(name)
-            judged = cells[(cells["failure"] == "") & (cells["kind"] == "iid") & cells["k_hat"].notna()]
-            if count := int((judged["k_hat"] > K_LIMIT).sum()):
-                reason = f"Pareto k-hat is above {K_LIMIT} in {count} of {len(judged)} cells"
+            _, done = self.cells_of(name)
+            hats = done.loc[done["kind"] == "iid", "k_hat"].dropna()
+            if count := int((hats > K_LIMIT).sum()):
+                reason = f"Pareto k-hat is above {K_LIMIT} in {count} of {len(hats)} cells"
                 yield f"{name} {verdict.UNDECIDED_FIT}: {reason}."
 
     @cached_property
@@ -98,13 +107,11 @@ class GridBlock(UnitBlock):
         """Why gaps to the reference are not gaps to the posterior here, as the end of a sentence."""
         if self.reference is None:
             return ""
-        cells = self.cells_of(self.reference)
-        done = cells[cells["failure"] == ""]
-        words = [] if len(cells) else ["has not been fitted"]
-        if len(done) < len(cells):
-            words.append(f"failed in {len(cells) - len(done)} of {len(cells)} cells")
+        cells, done = self.cells_of(self.reference)
+        words = [self.failed(self.reference) if len(cells) else "has not been fitted"]
         doubts = Counter(word.removeprefix("reference").strip(" ()") for word in done["reference"])
         words += [f"{doubt} in {count} of {len(done)} cells" for doubt, count in doubts.items() if doubt]
+        words = list(filter(None, words))
         return f"on {self.title}, {' and '.join(words)}" if words else ""
 
     @cached_property
@@ -112,7 +119,8 @@ class GridBlock(UnitBlock):
         """Calibration of each method over the test rows of all cells: transforms for numbers, events for classes."""
         transforms, events = {}, {}
         for name in map(str, self.table.index):
-            arrays = [self.found.result.arrays(key) for key in self.cells_of(name)["key"]]
+            cells, _ = self.cells_of(name)
+            arrays = [self.found.result.arrays(key) for key in cells["key"]]
             if of_numbers := [Transform.from_arrays(each) for each in arrays if "pit" in each]:
                 transforms[name] = Transform.joined(of_numbers)
             if of_classes := [Event.from_arrays(each) for each in arrays if "event" in each]:
@@ -153,6 +161,91 @@ def _several(pairs: Iterable[Pair]) -> Iterator[bool]:
     return (len(set(labels)) > 1 for labels in zip(*pairs, strict=True))
 
 
+# --- mean ranks -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Mean ranks of methods by log score over blocks, 1 being the best, made by `mean_ranks`.
+
+    `mean` is sorted; `unit` names a block; `left_out` are methods with too many missing results, and `dropped` counts
+    blocks without a result of another method; `statistic` and `p` are Friedman's, or NaN for the reason `no_test`;
+    `critical` is Nemenyi's critical difference at 5 %.
+    """
+
+    mean: Mapping[str, float]
+    unit: str
+    blocks: int
+    left_out: tuple[str, ...]
+    dropped: int
+    statistic: float = math.nan
+    p: float = math.nan
+    critical: float = math.nan
+    no_test: str = ""
+
+
+def mean_ranks(findings: GridFindings) -> Ranks:
+    """Rank methods by log score within each block, and test whether the ranks differ (Demsar 2006, JMLR 7).
+
+    A block is a model on a data set, if there are more than ten, else a split of one; p is then too small, as splits
+    share rows. Blocks without a result of some method are dropped. If these are more than half, the methods with the
+    most missing results are left out first.
+
+    Friedman's test needs three methods and more than ten blocks. Mean ranks of k methods over n blocks differ at 5 % by
+    more than q sqrt(k (k + 1) / (6 n)), q the quantile of the studentised range for k groups over sqrt(2) (Nemenyi).
+    """
+    frame = findings.by_split(SCORE)
+    left_out: list[str] = []
+    if frame.empty:
+        return Ranks({}, "splits", 0, (), 0, no_test="there are none")
+    while len(frame.columns) > 2 and 2 * len(frame.dropna()) < len(frame):
+        worst = str(frame.isna().sum().idxmax())
+        left_out.append(worst)
+        frame = frame.drop(columns=worst)
+    whole = frame.dropna()
+    means = whole.groupby(level=["model", "data"], sort=False).mean()
+    over_pairs = len(means) >= FEWEST_BLOCKS
+    values = means if over_pairs else whole
+    ranks = values.rank(axis=1, ascending=False)
+    mean = {str(name): float(rank) for name, rank in ranks.mean().sort_values(kind="stable").items()}
+    unit = findings.kind_of_blocks if over_pairs else "splits"
+    found = Ranks(mean, unit, len(values), tuple(left_out), len(frame) - len(whole))
+    methods = len(ranks.columns)
+    if methods < FEWEST_METHODS or len(values) < FEWEST_BLOCKS:
+        takes = f"a test takes {FEWEST_METHODS} methods and {FEWEST_BLOCKS} blocks"
+        return replace(found, no_test=f"{takes}, and there are {methods} and {len(values)}")
+    if bool((ranks.nunique(axis=1) == 1).all()):
+        return replace(found, no_test="all methods are tied in every block")
+    from scipy.stats import friedmanchisquare, studentized_range
+
+    tested: Any = friedmanchisquare(*(values[name].to_numpy() for name in values.columns))
+    quantile = float(studentized_range.ppf(1.0 - SIGNIFICANCE, methods, math.inf)) / math.sqrt(2.0)
+    critical = quantile * math.sqrt(methods * (methods + 1) / (6.0 * len(values)))
+    return replace(found, statistic=float(tested.statistic), p=float(tested.pvalue), critical=critical)
+
+
+def words_of_ranks(ranks: Ranks) -> str:
+    """The result of the test and its assumptions, in words."""
+    if not ranks.mean:
+        return "No method has a log score."
+    over = f"{ranks.blocks} {ranks.unit}"
+    if ranks.no_test:
+        text = f"Mean ranks over {over} are not tested: {ranks.no_test}."
+    else:
+        p = "p < 0.001" if ranks.p < 0.001 else f"p = {ranks.p:.3f}"
+        differ = ranks.p < SIGNIFICANCE
+        result = "the methods do not all rank alike" if differ else "no difference is established"
+        text = f"Friedman's test of the ranks over {over}: chi-squared {ranks.statistic:.3g}, {p}; {result}."
+        if ranks.unit == "splits":
+            text += " It assumes independent splits, but splits share rows: p is smaller than it should be."
+    if ranks.left_out:
+        text += f" Left out, with too few results: {listed(list(ranks.left_out))}."
+    if ranks.dropped:
+        several = "s" if ranks.dropped > 1 else ""
+        text += f" Not counted: {ranks.dropped} block{several} in which a method has no result."
+    return text
+
+
 # --- the verdict ------------------------------------------------------------------------------------------
 
 
@@ -161,8 +254,9 @@ def grid_verdict(found: GridFindings) -> Verdict:
 
     Overall: the method most often level with the best and without a known problem; of several, the fastest.
     """
-    parts = tuple(judge(block) for block in found.blocks.values())
-    whole = parts[0] if len(parts) == 1 else _over_all(found, parts)
+    judged = {block: judge(block) for block in found.blocks.values()}
+    parts = tuple(judged.values())
+    whole = parts[0] if len(parts) == 1 else _over_all(found, judged)
     doubts = (*_failures(found), *_missing(found), *(whole.doubts if len(parts) == 1 else ()))
     where = "; ".join(part.reference_doubt for part in parts if part.reference_doubt)
     reference_doubt = (
@@ -174,24 +268,23 @@ def grid_verdict(found: GridFindings) -> Verdict:
     return replace(whole, limits=tuple(_limits(found)))
 
 
-def _over_all(found: GridFindings, parts: Sequence[Verdict]) -> Verdict:
-    compared = [part for part in parts if len(part.lags) > 1]
+def _over_all(found: GridFindings, judged: Mapping[GridBlock, Verdict]) -> Verdict:
+    compared = {block: part for block, part in judged.items() if len(part.lags) > 1}
     if not compared:
         headline = "Two methods never have results on the same data, so there is nothing to compare."
-        return Verdict(headline if parts else "No cell is finished, so there is nothing to recommend.")
-    often = Counter(method for part in compared for method in part.sound)
-    blocks = {part.title: block for part, block in zip(parts, found.blocks.values(), strict=True)}
+        return Verdict(headline if judged else "No cell is finished, so there is nothing to recommend.")
+    often = Counter(method for part in compared.values() for method in part.sound)
     unit = f"{len(compared)} {found.kind_of_blocks}"
-    why = (*_counts(found, blocks, compared), words_of_ranks(mean_ranks(found)))
+    why = (*_counts(found, compared), words_of_ranks(mean_ranks(found)))
     if not often:
         because = f"On none of {unit} is a method without a known problem level with the best."
         return Verdict("No method can be recommended yet.", because, why=why)
 
     def is_point(method: str) -> bool:
-        return all(blocks[part.title].is_point(method) for part in compared if method in part.sound)
+        return all(block.is_point(method) for block, part in compared.items() if method in part.sound)
 
     def rank(method: str) -> tuple[float, float]:
-        return -often[method], _typical_seconds(blocks, compared, method)
+        return -often[method], _typical_seconds(compared, method)
 
     methods = [method for method in found.result.axes["methods"] if often[method]]
     chosen, most = min(methods, key=rank), max(often.values())
@@ -205,7 +298,7 @@ def _over_all(found: GridFindings, parts: Sequence[Verdict]) -> Verdict:
         because += f", more often than any other (the next: {often.most_common(2)[1][1]})"
     because += "."
     if most < len(compared):
-        elsewhere = [part.title for part in compared if chosen not in part.sound]
+        elsewhere = [block.title for block, part in compared.items() if chosen not in part.sound]
         more = [f"{len(elsewhere) - MOST_NAMED} more"] if len(elsewhere) > MOST_NAMED else []
         because += f" Exceptions: {listed([*elsewhere[:MOST_NAMED], *more])}."
     headline = f"Over all, use {chosen}."
@@ -217,28 +310,28 @@ def _over_all(found: GridFindings, parts: Sequence[Verdict]) -> Verdict:
     return Verdict(headline, because, chosen, why)
 
 
-def _counts(found: GridFindings, blocks: dict[str, GridBlock], compared: Sequence[Verdict]) -> Iterator[str]:
+def _counts(found: GridFindings, compared: Mapping[GridBlock, Verdict]) -> Iterator[str]:
     """How often each method is level with the best, and by how much at most it is behind otherwise."""
     for name in found.result.axes["methods"]:
-        there = [part for part in compared if name in part.lags]
+        there = {block: part for block, part in compared.items() if name in part.lags}
         if not there:
             continue
-        level = sum(name in part.level for part in there)
-        ahead = sum(part.level == (name,) for part in there)
+        level = sum(name in part.level for part in there.values())
+        ahead = sum(part.level == (name,) for part in there.values())
         text = f"{name}: level with the best on {level} of {len(there)}"
         text += f", ahead of all others on {ahead} of them" if ahead else ""
-        if lost := {part.title: part.lags[name] for part in there if name not in part.level}:
+        if lost := {part.title: part.lags[name] for part in there.values() if name not in part.level}:
             where = max(lost, key=lambda title: lost[title][0])
             lag = lost[where]
             far = "it gave no probability to an outcome" if math.isinf(lag[0]) else f"by {between(*lag)}"
             text += f"; furthest behind on {where}, {far}"
-        seconds = _typical_seconds(blocks, there, name)
+        seconds = _typical_seconds(there, name)
         yield text + (f"; {duration(seconds)} a fit (geometric mean)." if math.isfinite(seconds) else ".")
 
 
-def _typical_seconds(blocks: dict[str, GridBlock], parts: Sequence[Verdict], name: str) -> float:
+def _typical_seconds(blocks: Iterable[GridBlock], name: str) -> float:
     """The geometric mean over models and data sets, so that the largest data set does not decide alone."""
-    there = [blocks[part.title] for part in parts if name in blocks[part.title].table.index]
+    there = [block for block in blocks if name in block.table.index]
     found = [seconds for block in there if 0.0 < (seconds := block.seconds(name)) < math.inf]
     return math.exp(sum(map(math.log, found)) / len(found)) if found else math.inf
 

@@ -17,7 +17,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import jinja2
+import matplotlib
+import pandas as pd
+from markupsafe import Markup, escape
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.files import part_of, write_whole
@@ -27,9 +32,6 @@ from ppl_bnn.evaluation.comparison import drawing
 from ppl_bnn.evaluation.comparison.drawing import CLASS_COLOURS, INK
 from ppl_bnn.reporting.panels import WIDTH, Panel, Picture
 from ppl_bnn.reporting.terminal import Column, in_digits
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 # Colour in a picture -> variable of the page: one picture for light, dark and paper.
 _COLOURS = ("blue", "orange", "green", "vermilion", "sky", "pink", "grey", "yellow")
@@ -86,9 +88,6 @@ def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame], form: str) -
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:
     """A page from a template of this folder."""
-    import jinja2
-    from markupsafe import Markup
-
     loader = jinja2.PackageLoader("ppl_bnn", "reporting")
     options: Any = {"trim_blocks": True, "lstrip_blocks": True, "undefined": jinja2.StrictUndefined}
     environment = jinja2.Environment(loader=loader, autoescape=True, **options)
@@ -168,8 +167,6 @@ def or_why_not[T](draw: Callable[[], T], key: str, title: str) -> T | Picture:
 
 def shown(picture: Picture) -> dict[str, Any]:
     """A picture in the form that the templates use."""
-    from markupsafe import Markup
-
     panels, legend, key = [], {}, picture.key
 
     def draw() -> None:
@@ -189,9 +186,6 @@ def shown(picture: Picture) -> dict[str, Any]:
 
 def _drawn(panel: Panel, prefix: str) -> tuple[str, dict[str, str]]:
     """A panel as SVG that takes its colours from the page, and label -> SVG of each entry of its legend."""
-    import matplotlib
-    from markupsafe import escape
-
     # Characters that matplotlib's font does not have are drawn by the browser.
     with matplotlib.rc_context(_STYLE), ignored("Glyph .* missing from"):
         figure = drawing.new_figure(WIDTH, panel.height)

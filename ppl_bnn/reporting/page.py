@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas as pd
 
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.files import write_whole
@@ -26,9 +28,6 @@ from ppl_bnn.reporting.panels import Picture
 from ppl_bnn.reporting.pictures import GRID_PICTURES, PICTURES
 from ppl_bnn.reporting.terminal import FIDELITY, PREDICTION, Column, noise_floors, number, tables
 from ppl_bnn.reporting.verdict import standing
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Pairs = list[tuple[str, str]]
 # (method, column) -> numbers of the notes to this cell.
@@ -150,8 +149,6 @@ def all_numbers(result: Any, pictures: Sequence[Picture] | None = None) -> dict[
 
 
 def _rows(found: Findings) -> pd.DataFrame:
-    import pandas as pd
-
     # By row, rmse is a squared error, and scores of which smaller is better get their original sign back.
     called = {"log_score": ("log_score", 1.0), "accuracy": ("correct", 1.0), "rmse": ("squared_error", -1.0)}
     frames = []
@@ -178,18 +175,16 @@ def page(result: Any, *, title: str | None = None, pictures: Sequence[Picture] |
 
 def _of_comparison(found: Findings) -> dict[str, Any]:
     comparison, table = found.comparison, found.table
-    notes: dict[tuple[str, str], dict[str, Any]] = {}
-    numbers: dict[tuple[str, str], tuple[int, ...]] = {}
-    # Notes are numbered in the order in which the tables refer to them.
+    # (method, note) -> the columns that it is about, in the order in which the tables refer to them.
+    told: dict[tuple[str, str], list[str]] = {}
     sheets = [[column.source for column in columns] for columns in (PREDICTION[comparison.task], FIDELITY)]
     sources = (*sheets, table.columns)
     places = ((name, column) for sheet in sources for name in table.index for column in sheet)
     for name, column in dict.fromkeys(places):
         if text := comparison.notes.get((name, column)):
-            entry = {"number": len(notes) + 1, "method": name, "columns": [], "text": text}
-            entry = notes.setdefault((name, text), entry)
-            entry["columns"].append(column)
-            numbers[name, column] = (entry["number"],)
+            told.setdefault((name, text), []).append(column)
+    numbered = enumerate(told.items(), start=1)
+    numbers = {(name, column): (note,) for note, ((name, _), columns) in numbered for column in columns}
     data = comparison.data
     rows = f"{data.get('train_rows', '?')} training rows and {data.get('test_rows', '?')} test rows"
     return {
@@ -203,7 +198,7 @@ def _of_comparison(found: Findings) -> dict[str, Any]:
         "whole": _whole_table(table, numbers),
         "glossary": [(name, COLUMNS[name]) for name in table.columns if name in COLUMNS],
         "intervals": _intervals(found),
-        "notes": list(notes.values()),
+        "notes": list(told.items()),
         "origin": [
             ("Data", data_card(data), []),
             ("Fits", [], [_fit(comparison, name) for name in comparison.fits]),

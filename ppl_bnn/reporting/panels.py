@@ -8,18 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
 
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.evaluation.comparison import drawing
 from ppl_bnn.evaluation.comparison.drawing import BAR, BLUE, GUIDE, NOISE
 from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from matplotlib.axes import Axes
 
 # In inches; about the width of a panel on a phone.
 WIDTH, HEIGHT = 3.6, 2.7
@@ -50,8 +48,6 @@ class Picture:
     numbers: pd.DataFrame = field(init=False)
 
     def __post_init__(self, rows: Iterable[Any]) -> None:
-        import pandas as pd
-
         self.numbers = pd.DataFrame.from_records(list(rows))
         self.panels, self.missing = tuple(self.panels), "" if self.panels else self.missing
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.diagnostics.importance import K_LIMIT
@@ -22,15 +23,10 @@ from ppl_bnn.prediction.reliability import LEVELS, Transform
 from ppl_bnn.reporting import panels as parts
 from ppl_bnn.reporting.chain_figures import losses, ranks_of_draws
 from ppl_bnn.reporting.findings import Findings, lags_of
-from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings
+from ppl_bnn.reporting.grid_findings import GridFindings, Ranks, mean_ranks, words_of_ranks
 from ppl_bnn.reporting.panels import Panel, Picture, finish, height_for, listed_values, rows_of
 from ppl_bnn.reporting.prediction_figures import predictions, with_standing
-from ppl_bnn.reporting.ranks import Ranks, mean_ranks, words_of_ranks
 from ppl_bnn.reporting.verdict import SCORE, UnitBlock
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 Blocks = Findings | GridFindings
 
@@ -124,21 +120,26 @@ def differences(found: GridFindings, to: str = "best", score: str = SCORE) -> Pi
     called = "ELPD" if loo else score.replace("_", " ")
     other = found.reference if to == "reference" else "the best"
     for block in found.blocks.values():
-        pairs = _paired(block, block.best(score) if to == "best" else found.reference, to, score)
-        entries = {}
-        for row in pairs:
-            hollow = row.pop("few")
+        lags, there = block.lags(score, to), block.splits(score).notna()
+        if len(lags) < 2:
+            continue
+        base, entries = next(iter(lags)), {}
+        for name, (lag, error) in sorted(lags.items(), key=lambda item: item[1][0]):
+            # Not -lag, which is -0.0 of the best and would be shown with its sign.
+            difference, common = 0.0 - lag, int((there[name] & there[base]).sum())
+            row = {**block.labels, "method": name, "score": score, "to": base, "difference": difference}
+            row |= {"standard_error": error, "splits": common}
+            hollow = common < int(there[base].sum())
             if loo:
-                row["pareto_k"] = block.number(row["method"], "pareto_k_loo")
+                row["pareto_k"] = block.number(name, "pareto_k_loo")
                 hollow = not row["pareto_k"] <= K_LIMIT
-            entries[row["method"]] = (row["difference"], row["standard_error"], hollow)
-        if len(pairs) > 1:
-            rows += pairs
-            signed = (called, f"that of {other}") if LARGER_IS_BETTER[score] else (f"that of {other}", called)
-            unit = "nats over the training rows, " if loo else ""
-            label = f"{' minus '.join(signed)},\n{unit}mean over splits"
-            meaning = "a Pareto k above 0.7" if loo else f"not on all splits of {other}"
-            panels.append(parts.forest_panel(_title(block, called), entries, label, meaning))
+            rows.append(row)
+            entries[name] = (difference, error, hollow)
+        signed = (called, f"that of {other}") if LARGER_IS_BETTER[score] else (f"that of {other}", called)
+        unit = "nats over the training rows, " if loo else ""
+        label = f"{' minus '.join(signed)},\n{unit}mean over splits"
+        meaning = "a Pareto k above 0.7" if loo else f"not on all splits of {other}"
+        panels.append(parts.forest_panel(_title(block, called), entries, label, meaning))
     what = "the leave-one-out ELPD of the training rows (PSIS, summed)" if loo else called
     last = "Hollow: ELPD is not reliable, as Pareto k is above 0.7 in some cell."
     caption = (
@@ -149,24 +150,6 @@ def differences(found: GridFindings, to: str = "best", score: str = SCORE) -> Pi
     what = "a leave-one-out ELPD" if loo else "results"
     missing = f"There are no two methods with {what} on the same split."
     return Picture(key, heading, caption, panels, rows, missing)
-
-
-def _paired(block: GridBlock, base: str | None, to: str, score: str) -> list[dict[str, Any]]:
-    """Difference of each method to `base` (above zero is better), its standard error and number of splits, best first.
-
-    "few": whether `base` has more splits. There are no rows if `base` has no score.
-    """
-    splits, sign = block.splits(score), 1.0 if LARGER_IS_BETTER[score] else -1.0
-    rows = []
-    for name in map(str, splits.columns if base in splits.columns else ()):
-        error = block.number(name, f"{score}_to_{to}_se") if name != base else 0.0
-        difference = sign * block.number(name, f"{score}_to_{to}") if name != base else 0.0
-        if not math.isnan(difference):
-            ours, theirs = splits[name].notna(), splits[base].notna()
-            row = {**block.labels, "method": name, "score": score, "to": base, "difference": difference}
-            counts = {"splits": int((ours & theirs).sum()), "few": bool((~ours & theirs).any())}
-            rows.append({**row, "standard_error": error, **counts})
-    return sorted(rows, key=lambda row: (-row["difference"], row["method"] != base))
 
 
 # --- calibration ------------------------------------------------------------------------------------------

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.names import for_figure
@@ -17,10 +18,6 @@ from ppl_bnn.evaluation.comparison.figures import draws_curves
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.reporting.findings import Findings
 from ppl_bnn.reporting.panels import HEIGHT, Panel, Picture, finish, rows_of, short
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
 
 ENDS = ("mean", "lower_90", "upper_90")
 

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.evaluation.comparison import drawing
 from ppl_bnn.evaluation.comparison.drawing import BLUE, CURVES, FILLED, INK, LEVEL, MAPS, PLACES, SKY
 from ppl_bnn.prediction.prediction import Prediction
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 Predict = Callable[[np.ndarray], Prediction]
 DOTS: dict[str, Any] = {"color": INK, "marker": ".", "linestyle": "", "markersize": 4.0}

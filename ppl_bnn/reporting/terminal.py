@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -134,22 +134,17 @@ def notes_by_method(
     notes: Mapping[tuple[str, str], str], shown: set[str]
 ) -> tuple[dict[str, str], list[str]]:
     """Method -> the notes about its shown columns, each clause once; and the methods of which some were left out."""
-    found: dict[str, list[list[str]]] = {}
+    # Method -> clause -> the column whose note has it first.
+    found: dict[str, dict[str, str]] = {}
     for (name, column), note in notes.items():
-        if column in shown:
-            sentences = found.setdefault(name, [])
-            known = set(chain.from_iterable(sentences))
-            if new := [clause for clause in note.rstrip(".").split("; ") if clause not in known]:
-                sentences.append(new)
-    lines = dict.fromkeys(found, "")
-    for name, sentences in found.items():
-        left = CLAUSES
-        for clauses in sentences:
-            if text := "; ".join(clauses[: max(left, 0)]):
-                lines[name] += f" {text[0].upper()}{text[1:]}."
-            left -= len(clauses)
-    lines = {name: text.strip() for name, text in lines.items()}
-    return lines, [name for name, sentences in found.items() if sum(map(len, sentences)) > CLAUSES]
+        for clause in note.rstrip(".").split("; ") if column in shown else ():
+            found.setdefault(name, {}).setdefault(clause, column)
+    lines = {}
+    for name, clauses in found.items():
+        sentences = groupby(islice(clauses, CLAUSES), key=clauses.__getitem__)
+        texts = ("; ".join(each) for _, each in sentences)
+        lines[name] = " ".join(f"{text[:1].upper()}{text[1:]}." for text in texts)
+    return lines, [name for name, clauses in found.items() if len(clauses) > CLAUSES]
 
 
 def _aside(console: Console, text: str) -> None:

@@ -29,9 +29,8 @@ from ppl_bnn.evaluation.grid.result import GridResult
 from ppl_bnn.reporting import grid_findings
 from ppl_bnn.reporting import page as module
 from ppl_bnn.reporting import pictures as figures
-from ppl_bnn.reporting.grid_findings import GridFindings
+from ppl_bnn.reporting.grid_findings import GridFindings, mean_ranks, words_of_ranks
 from ppl_bnn.reporting.page import all_numbers, page, report
-from ppl_bnn.reporting.ranks import mean_ranks, words_of_ranks
 from ppl_bnn.reporting.verdict import BEST, LEVEL, Verdict
 from tests.cli.test_cli import GRID, csv, here, invoke
 from tests.reporting.test_page import HOSTILE, PROBE, Read, browser, outside, requested, shown
