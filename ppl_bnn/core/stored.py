@@ -127,6 +127,10 @@ def _digest_without(file: IO[bytes], place: int) -> bytes:
     return found.hexdigest().encode()
 
 
+class UnsealedError(DamagedError):
+    """A file of an older version, which has no checksum."""
+
+
 @dataclass(frozen=True)
 class Reader:
     """Reader of one kind of stored result; `argument`, `expected` and `advice` are parts of its error messages.
@@ -220,8 +224,8 @@ class Reader:
             check_kind(found, schema)
         return found
 
-    def sealed(self, file: Path, words: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, str]] | None:
-        """Arrays and text entries of a file of `write_sealed`; None for one of an older version without a checksum.
+    def sealed(self, file: Path, words: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+        """Arrays and text entries of a file of `write_sealed`; `UnsealedError` for one without a checksum.
 
         `words` are the names of the required text entries.
         """
@@ -232,7 +236,8 @@ class Reader:
                 _compare(opened.read(len(_ZEROS)), _digest_without(opened, place))
         arrays, found = self.arrays(file, words if place is None else {*words, *_OWN})
         if place is None:
-            return None
+            why = "it has no checksum, and was written by an older version, which can go on from it"
+            raise UnsealedError(str(self.damaged(file, why)))
         if found["ppl_bnn.format"] != _OWN["ppl_bnn.format"]:
             raise self.damaged(file, f"it is of format {shown(found['ppl_bnn.format'])}")
         return arrays, {name: found[name] for name in words}

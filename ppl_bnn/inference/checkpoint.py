@@ -24,7 +24,6 @@ from ppl_bnn.inference.fingerprint import identity
 from ppl_bnn.inference.pretrained import is_network, weights_of
 
 READER = stored.Reader("checkpoint", "a file that can be read", "removing it, or another folder")
-OLDER = "it has no checksum, and was written by an older version, which can go on from it"
 # Seconds between two writes: the most work that an interruption loses.
 INTERVAL = 5.0
 
@@ -51,10 +50,7 @@ class Checkpoint:
         """The stored arrays, or None; refuses the checkpoint of another fit, and a file without a checksum."""
         if self.path is None or not os.path.lexists(self.path):
             return None
-        found = READER.sealed(self.path, ("fingerprint",))
-        if found is None:
-            raise READER.damaged(self.path, OLDER)
-        arrays, words = found
+        arrays, words = READER.sealed(self.path, ("fingerprint",))
         before = READER.json(self.path, words["fingerprint"], {str: object})
         if before != self.fingerprint:
             got = f"{self.path}, which differs in {_difference(before, self.fingerprint)}"
@@ -70,9 +66,7 @@ class Checkpoint:
         self._written = time.monotonic()
 
 
-def _difference(before: Any, now: Mapping[str, Any]) -> str:
-    if not isinstance(before, Mapping):
-        return "all that is known of it"
+def _difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     found = []
     for key in now:
         old, new = before.get(key), now[key]

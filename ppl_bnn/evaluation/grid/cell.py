@@ -283,11 +283,11 @@ class Store:
         if not os.path.lexists(file):
             return None, None, {}
         try:
-            found = _READER.sealed(file, ("cell", "parts"))
-            if found is None:
+            try:
+                arrays, header = _READER.sealed(file, ("cell", "parts"))
+            except stored.UnsealedError:
                 self.unsealed.add(key)
-                found = _READER.arrays(file, ("cell", "parts"))
-            arrays, header = found
+                arrays, header = _READER.arrays(file, ("cell", "parts"))
             words = _READER.json(file, header["cell"], _SCHEMA)
             if words["format"] > FORMAT:
                 raise _READER.damaged(file, f"it is of format {words['format']}")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core import stored
-from ppl_bnn.inference.checkpoint import INTERVAL, OLDER, Checkpoint
+from ppl_bnn.inference.checkpoint import INTERVAL, Checkpoint
 
 Arrays = dict[str, np.ndarray]
 # A state and the draws before it, along axis 1.
@@ -82,10 +82,7 @@ class Stream(Checkpoint):
     def _read(self, first: int, like: Arrays | None) -> Arrays:
         """Read the piece that begins with draw `first`; `like` is another piece of the run."""
         file, words = self._piece(first)
-        found = _READER.sealed(file, tuple(words))
-        if found is None:
-            raise _READER.damaged(file, OLDER)
-        piece, found_words = found
+        piece, found_words = _READER.sealed(file, tuple(words))
         if found_words != words:
             raise _READER.damaged(file, "it is a piece of another run, or from another place of this one")
         counts = {value.shape[1] if value.ndim > 1 else 0 for value in piece.values()}
