@@ -15,8 +15,8 @@ import numpy as np
 
 from ppl_bnn.core.settings import OneOf, between, setting, whole
 from ppl_bnn.inference.cost import Size
-from ppl_bnn.inference.mcmc.superchains import ManyChains, cast, finite, recorded, where
-from ppl_bnn.inference.sampling.chains import Kernel
+from ppl_bnn.inference.mcmc.superchains import ManyChains, finite, recorded, where
+from ppl_bnn.inference.sampling.chains import Kernel, cast
 from ppl_bnn.inference.sampling.sampler import Target
 
 # Decay of moving averages: the average at transition t takes the newest value with weight t^-DECAY.

@@ -34,7 +34,7 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import OneOf, between, flag, optional, setting
 from ppl_bnn.inference.flat_vector import latent_names
 from ppl_bnn.inference.method import Outcome, Stopwatch
-from ppl_bnn.inference.sampling.chains import CHAIN_METHODS, Kernel, Meter, Sampled, no_finite_start
+from ppl_bnn.inference.sampling.chains import CHAIN_METHODS, Kernel, Meter, Sampled, cast, no_finite_start
 from ppl_bnn.inference.sampling.initialisation import Beginning, spread
 from ppl_bnn.inference.sampling.sampler import Sampler, Target, diverged, tempered_log_joint
 from ppl_bnn.posterior.approximation import Approximation
@@ -179,9 +179,7 @@ class Hamiltonian(Sampler):
                 size = state.adapt_state.step_size
                 following = self.next_length(jnp.asarray(length, size.dtype), size, jnp.minimum, -MARGIN)
                 state = state._replace(trajectory_length=following)
-            count = state.num_steps.dtype
-            state = next_kernel(state, model_args=data)
-            return state._replace(num_steps=jnp.asarray(state.num_steps, count))
+            return cast(next_kernel(state, model_args=data), state)
 
         def record(state: Any) -> dict[str, Any]:
             return {

@@ -12,8 +12,8 @@ import numpy as np
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.settings import between, flag, setting, whole
 from ppl_bnn.inference.cost import Size
-from ppl_bnn.inference.mcmc.superchains import ManyChains, cast, finite, recorded, where
-from ppl_bnn.inference.sampling.chains import Kernel
+from ppl_bnn.inference.mcmc.superchains import ManyChains, finite, recorded, where
+from ppl_bnn.inference.sampling.chains import Kernel, cast
 from ppl_bnn.inference.sampling.sampler import Target
 from ppl_bnn.inference.sampling.whitening import whitened
 

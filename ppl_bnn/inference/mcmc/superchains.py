@@ -113,11 +113,3 @@ def where(rows: Any, new: Any, old: Any) -> Any:
     import jax.numpy as jnp
 
     return jax.tree.map(lambda a, b: jnp.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b), new, old)
-
-
-def cast(new: Any, old: Any) -> Any:
-    """A tree of arrays with the types of another, so that a loop or condition can carry it."""
-    import jax
-    import jax.numpy as jnp
-
-    return jax.tree.map(lambda a, b: jnp.asarray(a).astype(b.dtype), new, old)

@@ -12,7 +12,7 @@ import functools
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -126,26 +126,19 @@ class Meter:
         self._chains = chains
         # Name -> a number for each chain; NaN before its first report.
         self._values: dict[str, np.ndarray] = {}
-        self._latest: dict[str, float] = {}
 
     def tell(self, chains: Any, **figures: Any) -> None:
-        """Report "done" (transitions) and "accept_prob", "divergences" and "step_size" if known, of some chains."""
+        """Report figures of some chains: "done" (transitions) and "divergences", which are added up over chains, and
+        others, which are averaged.
+        """
         for name, value in figures.items():
             self._values.setdefault(name, np.full(self._chains, np.nan))[chains] = value
-        self._show()
-
-    def add(self, figures: Mapping[str, float]) -> None:
-        """Add figures of all chains together to the display."""
-        self._latest |= figures
-        self._show()
-
-    def _show(self) -> None:
         told = np.isfinite(self._values.get("done", np.nan))
         if told.any():
             shown: dict[str, Any] = {name: float(value[told].mean()) for name, value in self._values.items()}
             for name in {"done", "divergences"} & set(shown):
                 shown[name] = int(self._values[name][told].sum())
-            self._task.update(shown.pop("done"), **shown, **self._latest)
+            self._task.update(shown.pop("done"), **shown)
 
     def close(self) -> None:
         self._task.close()
@@ -405,7 +398,7 @@ class Engine:
                 u = self._kept(goal - warmup)["u"]
                 holds, figures = self.look(self.method.sites(self.problem, u, self.begun[0][1].fixed))
                 looks.append({"draws": float(goal - warmup), **figures})
-                self.meter.add(figures)
+                self.meter.tell(slice(None), **figures)
                 if holds:
                     stopped = "rule"
                     break
@@ -538,13 +531,21 @@ class Engine:
         lp = np.concatenate([values[:, :shortest] for values in each])
         size = by_arviz("ess", lp.astype(np.float64), np.nan, method="bulk")
         if np.isfinite(size):
-            self.meter.add({"ess_of_lp": float(size)})
+            self.meter.tell(slice(None), ess_of_lp=size)
 
     # -- draws that are kept
 
     def _kept(self, draws: int) -> Arrays:
         parts = [strand.kept(0, draws) for strand in self.strands]
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if parts[0] else {}
+
+
+def cast(new: Any, old: Any) -> Any:
+    """A tree of arrays with the types of another, so that a loop or condition can carry it."""
+    import jax
+    import jax.numpy as jnp
+
+    return jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), new, old)
 
 
 def in_threads(strands: Sequence[Any], work: Callable[..., None], report: Callable[..., None]) -> None:

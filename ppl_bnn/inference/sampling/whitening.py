@@ -41,8 +41,7 @@ class Whitening(NamedTuple):
 
     def back(self, u: Any) -> Any:
         """z = S^-1 u."""
-        inverse = 1.0 / self.rest
-        return inverse * u + self.directions @ ((1.0 / self.scale - inverse) * (self.directions.T @ u))
+        return Whitening(self.directions, 1.0 / self.scale, 1.0 / self.rest).out(u)
 
 
 def round_cost(size: int) -> int:
