@@ -82,21 +82,20 @@ class Hamiltonian(Sampler):
         return PYRO_CHAIN_METHODS if self.ppl == "pyro" else CHAIN_METHODS
 
     @property
-    def adaptation(self) -> dict[str, Any]:
-        """Arguments of the kernels of both systems that set the adaptation."""
-        size = 1.0 if self.step_size is None else float(self.step_size)
-        others = {"adapt_mass_matrix": self.adapt_mass_matrix, "target_accept_prob": self.target_accept}
-        return {"step_size": size, **others}
+    def options(self) -> dict[str, Any]:
+        """Arguments of the kernels of both systems that set the adaptation and the length of a trajectory."""
+        return {
+            "step_size": 1.0 if self.step_size is None else float(self.step_size),
+            "adapt_mass_matrix": self.adapt_mass_matrix,
+            "target_accept_prob": self.target_accept,
+            **self.trajectory(),
+        }
 
     # -- differences between NUTS and HMC
 
     @abstractmethod
     def trajectory(self) -> dict[str, Any]:
-        """Arguments of NumPyro's kernel that set the length of a trajectory."""
-
-    def pyro_trajectory(self) -> dict[str, Any]:
-        """Arguments of Pyro's kernel that set the length of a trajectory."""
-        return self.trajectory()
+        """Arguments of the kernel of the system that set the length of a trajectory."""
 
     def next_length(self, length: Any, step_size: Any, least: Callable[..., Any], margin: float) -> Any:
         """The length of the next trajectory from the requested one; `least` is the system's minimum function.
@@ -163,9 +162,8 @@ class Hamiltonian(Sampler):
             return lambda z: -target.log_density(join(z), data)
 
         start_kernel, next_kernel = hmc(potential_fn_gen=potential, algo=self.algorithm)
-        lengths = self.trajectory()
-        length = lengths.get("trajectory_length")
-        options = {"dense_mass": dense_mass, **self.adaptation, **lengths}
+        options = {"dense_mass": dense_mass, **self.options}
+        length = options.get("trajectory_length")
 
         def begin(flat: Any, key: Any, data: Any) -> Any:
             # A copy: NumPyro completes the dict.
@@ -346,8 +344,8 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
 
     program.system.seeds(site_seed(f"{method.name.lower()} {chain}", problem.seed), 1)
     full_mass = [block.sites for block in job.blocks if block.dense]
-    options = {"full_mass": full_mass, **method.adaptation, **method.pyro_trajectory()}
-    kernel: Any = getattr(pyro.infer, method.algorithm)(potential_fn=potential, **options)
+    make: Any = getattr(pyro.infer, method.algorithm)
+    kernel = make(potential_fn=potential, full_mass=full_mass, **method.options)
     kernel.initial_params = point
     kernel.setup(method.warmup)
     if job.blocks[0].inverse is not None:

@@ -99,16 +99,14 @@ class HMC(Hamiltonian):
         return QUARTER if self.trajectory_length is None else float(self.trajectory_length)
 
     def trajectory(self) -> dict[str, Any]:
-        if self.num_steps is not None:
+        if self.num_steps is not None and self.ppl == "numpyro":
             return {"trajectory_length": None, "num_steps": int(self.num_steps)}
-        return {"trajectory_length": self._length}
-
-    def pyro_trajectory(self) -> dict[str, Any]:
+        # Pyro's kernel knows a length only: see `next_length`.
         return {"trajectory_length": self._length}
 
     def next_length(self, length: Any, step_size: Any, least: Callable[..., Any], margin: float) -> Any:
         if self.num_steps is not None:
-            # Pyro's kernel knows a length only, and keeps it while the step size changes.
+            # Pyro's kernel keeps its length while the step size changes.
             return (self.num_steps + margin) * step_size
         return least(length, (self.max_steps + margin) * step_size)
 
