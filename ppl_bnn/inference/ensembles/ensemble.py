@@ -267,7 +267,7 @@ class Ensemble(OfMember):
         )
 
 
-def _titled(progress: Progress, suffix: str) -> Progress:
+def _titled(progress: Progress, suffix: str) -> Any:
     """A progress whose titles name the member."""
     return SimpleNamespace(task=lambda title, total: progress.task(title + suffix, total))
 

@@ -543,9 +543,8 @@ class Engine:
 def cast(new: Any, old: Any) -> Any:
     """A tree of arrays with the types of another, so that a loop or condition can carry it."""
     import jax
-    import jax.numpy as jnp
 
-    return jax.tree.map(lambda a, b: jnp.asarray(a, jnp.result_type(b)), new, old)
+    return jax.tree.map(lambda a, b: jax.numpy.asarray(a).astype(b.dtype), new, old)
 
 
 def in_threads(strands: Sequence[Any], work: Callable[..., None], report: Callable[..., None]) -> None:
