@@ -178,7 +178,7 @@ class _Rows(_Curvature):
 
     cotangents: jacobian.Cotangents
 
-    def chunks(self, extra: Callable[[int], int] = lambda width: 0) -> Iterator[Factors]:
+    def chunks(self, extra: int = 0) -> Iterator[Factors]:
         given = (self.problem, self.u, self.problem.inputs, self.cotangents, self.memory, self.where.sites)
         for part in jacobian.linear_factors(*given, extra):
             self.passes += len(part.eta) / self.problem.rows * (len(part.active) + len(part.resting))
@@ -198,7 +198,7 @@ class _Rows(_Curvature):
         gram = np.zeros((len(kept), len(kept)))
         stacked: list[np.ndarray] = []
         total: np.ndarray | None = None
-        for part in self.chunks(lambda width: 2 * width * size):
+        for part in self.chunks(2 * size):
             rows, active = len(part.eta), np.arange(len(part.active))
             own = replace(part, rest=part.rest[:, part.active], active=active)
             block = self.where.chosen(own.jacobian()).reshape(-1, count)
@@ -408,23 +408,19 @@ class _Hessian(_Curvature):
         return rows, int(np.clip(self.memory // per_direction, 1, self.where.count))
 
     def products(self, directions: np.ndarray) -> np.ndarray:
-        """The products H v for directions (K, P), (K, P)."""
+        """The products H v for directions (K, P), (K, P), as many as memory allows."""
         problem, system = self.problem, self.problem.system
         function = problem.program.cached(("hessian", self.where.sites), self._build)
-        rows, step = self._sizes
-        step = min(step, len(directions))
-        values = system_values(problem, self.u)
+        size, _ = self._sizes
+        values, whole = system_values(problem, self.u), system.asarray(_spread(self.where, directions))
         total = np.zeros_like(directions)
-        for start, stop in chunks(problem.rows, rows):
-            x = padded_rows(problem, problem.inputs, start, stop, rows)
-            y = padded_rows(problem, problem.targets, start, stop, rows)
-            counted = system.asarray((np.arange(rows) < stop - start).astype(float))
-            for first, last in chunks(len(directions), step):
-                whole = np.zeros((step, self.where.size))
-                whole[: last - first] = _spread(self.where, directions[first:last])
-                result = system.to_numpy(function(values, x, y, counted, system.asarray(whole)))
-                total[first:last] += self.where.chosen(result.astype(np.float64)[: last - first])
-                self.passes += (last - first) * (stop - start) / problem.rows
+        for start, stop in chunks(problem.rows, size):
+            x = padded_rows(problem, problem.inputs, start, stop, size)
+            y = padded_rows(problem, problem.targets, start, stop, size)
+            counted = system.asarray((np.arange(size) < stop - start).astype(float))
+            result = system.to_numpy(function(values, x, y, counted, whole))
+            total += self.where.chosen(result.astype(np.float64))
+            self.passes += len(directions) * (stop - start) / problem.rows
         check_finite("a finite Hessian", total)
         return total
 

@@ -29,9 +29,12 @@ MOST_FLOATS = 2**24
 class FlatGaussian(ABC):
     """Base class of N(0, S). Shapes: P entries of the flat vector, N rows, D outputs per row, M or S points."""
 
+    # The name of the structure, and those of the fields in storage.
     structure: ClassVar[str]
-    # The names of the fields in storage.
-    keys: ClassVar[tuple[str, ...]] = ()
+    keys: ClassVar[tuple[str, ...]]
+
+    def __init_subclass__(cls, structure: str = "", keys: tuple[str, ...] = ()) -> None:
+        cls.structure, cls.keys = structure, keys
 
     def __post_init__(self) -> None:
         # One order in memory, so that arrays read from a file round in the same way as those written.
@@ -123,12 +126,10 @@ class FlatGaussian(ABC):
 
 
 @dataclass(frozen=True)
-class Full(FlatGaussian):
+class Full(FlatGaussian, structure="full", keys=("cholesky",)):
     """A = L L' by its Cholesky factor L, lower triangular (P, P)."""
 
     cholesky: np.ndarray
-    structure: ClassVar[str] = "full"
-    keys: ClassVar[tuple[str, ...]] = ("cholesky",)
 
     @classmethod
     def of(cls, precision: np.ndarray) -> Full:
@@ -186,12 +187,10 @@ class Full(FlatGaussian):
 
 
 @dataclass(frozen=True)
-class Diagonal(FlatGaussian):
+class Diagonal(FlatGaussian, structure="diag", keys=("precision",)):
     """Independent entries: A = diag(a), with a (P,). Raises `CurvatureError` unless all are positive and finite."""
 
     values: np.ndarray
-    structure: ClassVar[str] = "diag"
-    keys: ClassVar[tuple[str, ...]] = ("precision",)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,9 +213,6 @@ class Diagonal(FlatGaussian):
     def variances(self) -> np.ndarray:
         return 1.0 / self.values
 
-    def precision(self) -> np.ndarray:
-        return np.diag(self.values)
-
     def project_linear(self, inputs: np.ndarray, gradients: np.ndarray) -> np.ndarray:
         """The Jacobian is formed for T > 1 only, a few rows at a time."""
         variances = 1.0 / self.values
@@ -228,7 +224,7 @@ class Diagonal(FlatGaussian):
 
 
 @dataclass(frozen=True)
-class LowRankPrecision(FlatGaussian):
+class LowRankPrecision(FlatGaussian, structure="lowrank", keys=("diagonal", "factor", "cholesky")):
     """A = diag(d) + B' B, with d (P,) positive, B (R, P) and L (R, R): a dense matrix of R rows instead of P.
 
     With C = B diag(d)^-1/2 and K = I + C C' = L L', (R, R), the determinant is that of K times d, and W = diag(d)^-1/2
@@ -240,8 +236,6 @@ class LowRankPrecision(FlatGaussian):
     diagonal: np.ndarray
     factor: np.ndarray
     cholesky: np.ndarray
-    structure: ClassVar[str] = "lowrank"
-    keys: ClassVar[tuple[str, ...]] = ("diagonal", "factor", "cholesky")
 
     @classmethod
     def of(cls, diagonal: np.ndarray, factor: np.ndarray, gram: np.ndarray | None = None) -> LowRankPrecision:
@@ -336,7 +330,7 @@ class LowRankCovariance(FlatGaussian):
 
 
 @dataclass(frozen=True)
-class Rotated(FlatGaussian):
+class Rotated(FlatGaussian, structure="rotated", keys=("left", "right", "precision")):
     """A weight (I, O), ravelled row by row, with independent entries after a rotation of its rows and its columns.
 
     A = (Q_l (x) Q_r) diag(a) (Q_l (x) Q_r)', with Q_l (I, I) and Q_r (O, O) orthogonal and a (I, O) positive. So W eps
@@ -346,8 +340,6 @@ class Rotated(FlatGaussian):
     left: np.ndarray
     right: np.ndarray
     values: np.ndarray
-    structure: ClassVar[str] = "rotated"
-    keys: ClassVar[tuple[str, ...]] = ("left", "right", "precision")
 
     @property
     def size(self) -> int:
@@ -401,14 +393,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Kronecker(FlatGaussian):
+class Kronecker(FlatGaussian, structure="kron"):
     """Independent parts, one per tensor: a weight by Kronecker factors (`Rotated`), small tensors dense (`Full`).
 
     The positions of the parts make up the flat vector. No array is larger than one factor or the flat vector.
     """
 
     parts: tuple[Part, ...]
-    structure: ClassVar[str] = "kron"
 
     @cached_property
     def size(self) -> int:  # type: ignore[override]
@@ -419,10 +410,7 @@ class Kronecker(FlatGaussian):
         return sum(part.gaussian.log_determinant for part in self.parts)
 
     def sample(self, count: int, rng: np.random.Generator) -> np.ndarray:
-        draws = np.empty((count, self.size))
-        for part in self.parts:
-            draws[:, part.where] = part.gaussian.sample(count, rng)
-        return draws
+        return self._by_part(lambda part: part.gaussian.sample(count, rng), (count, self.size))
 
     def whiten(self, rows: np.ndarray) -> np.ndarray:
         return self._by_part(lambda part: part.gaussian.whiten(rows[:, part.where]), rows.shape)
@@ -433,12 +421,6 @@ class Kronecker(FlatGaussian):
 
     def variances(self) -> np.ndarray:
         return self._by_part(lambda part: part.gaussian.variances(), (self.size,))
-
-    def precision(self) -> np.ndarray:
-        total = np.zeros((self.size, self.size))
-        for part in self.parts:
-            total[np.ix_(part.positions, part.positions)] = part.gaussian.precision()
-        return total
 
     def _by_part(self, function: Callable[[Part], np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
         total = np.empty(shape)

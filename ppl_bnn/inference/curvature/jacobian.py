@@ -23,7 +23,7 @@ from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import check_finite
 from ppl_bnn.inference.flat_vector import Values, Where, first_rows, latent_names, site_slices, system_values
 from ppl_bnn.language import ops
-from ppl_bnn.language.handlers import RecordLinear, network_output, used_elsewhere
+from ppl_bnn.language.handlers import RecordLinear, network_output, recorded_linear, used_elsewhere
 
 # (eta (B, D), the rows) -> R (B, D, C)
 Cotangents = Callable[[np.ndarray, slice], np.ndarray]
@@ -38,30 +38,32 @@ Use = tuple[str, int]
 class LinearMap(NamedTuple):
     """A weight that is a site, a matrix of `shape` (I, O) in C order, with all its uses in a run on one row.
 
-    `bias` is the site added after each use; `places` is T, the number of positions and uses per row.
+    `bias` is the site added after each use. `uses` have the shapes of their outputs for one row.
     """
 
     weight: str
     bias: str | None
     shape: tuple[int, int]
-    places: int
-    uses: tuple[Use, ...]
+    uses: dict[Use, tuple[int, ...]]
+
+    @property
+    def places(self) -> int:
+        """T, the number of positions and uses per row."""
+        return sum(math.prod(shape[:-1]) for shape in self.uses.values())
 
 
 @dataclass(frozen=True)
 class JacobianPlan:
     """How the Jacobian of some sites is computed: through linear maps, by weight, and directly for the `rest`.
 
-    `slices` are those of all sites in their flat vector, `rest` those of the rest in `Factors.rest`. `added` is the
-    shape of the output of each use for one row; `reached` and `moved` are the outputs (D,) that depend on a linear map
-    (on any site, if there is no map) and on any of the sites; `activations` are the numbers that a forward pass holds
-    for one row; `eta` (1, D) is the predictor of one row.
+    `slices` are those of all sites in their flat vector, `rest` those of the rest in `Factors.rest`. `reached` and
+    `moved` are the outputs (D,) that depend on a linear map (on any site, if there is no map) and on any of the sites;
+    `activations` are the numbers that a forward pass holds for one row; `eta` (1, D) is the predictor of one row.
     """
 
     slices: dict[str, slice]
     maps: dict[str, LinearMap]
     rest: dict[str, slice]
-    added: dict[Use, tuple[int, ...]]
     reached: np.ndarray
     moved: np.ndarray
     activations: int
@@ -110,7 +112,7 @@ def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianP
     check_finite("a finite predictor", eta)
     if not program.language:
         everything = np.ones(eta.shape[-1], dtype=bool)
-        return JacobianPlan(slices, {}, slices, {}, everything, everything, 256, eta)
+        return JacobianPlan(slices, {}, slices, everything, everything, 256, eta)
 
     with RecordLinear(values=w) as record:
         network_output(program.model, w, row)
@@ -142,18 +144,14 @@ def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianP
         ):
             bias = None
         if weight in sites or bias in sites:
-            keys = tuple(key for key, _ in uses)
-            places = sum(math.prod(added[key][:-1]) for key in keys)
-            maps[weight] = LinearMap(weight, bias, shape, places, keys)
+            maps[weight] = LinearMap(weight, bias, shape, {key: added[key] for key, _ in uses})
     mapped = {site for linear in maps.values() for site in (linear.weight, linear.bias)}
     inputs = sum(math.prod(map(int, part.shape)) for parts in record.inputs.values() for part in parts)
     activations = max(1, sum(map(math.prod, added.values())) + inputs)
     moved = _depends(problem, w, row, sites)
     reached = _depends(problem, w, row, [name for name in sites if name in mapped]) if maps else moved
-    used = {use for linear in maps.values() for use in linear.uses}
-    added = {use: shape for use, shape in added.items() if use in used}
     rest = site_slices(problem, [name for name in sites if name not in mapped])
-    return JacobianPlan(slices, maps, rest, added, reached, moved, activations, eta)
+    return JacobianPlan(slices, maps, rest, reached, moved, activations, eta)
 
 
 def _untransformed(problem: Problem, values: Mapping[str, Any], w: Mapping[str, Any]) -> set[str]:
@@ -242,20 +240,20 @@ def linear_factors(
     cotangents: Cotangents | None = None,
     memory: int = 2**28,
     sites: tuple[str, ...] | None = None,
-    extra: Callable[[int], int] = lambda width: 0,
+    extra: int = 0,
 ) -> Iterator[Factors]:
     """Factors of R' J in float64 for chunks of the rows of x (NumPy).
 
     The gradient of a map's weight in column c is sum_t a_t g_ct' (I, O), that of its bias sum_t g_ct. R is the identity
     without `cotangents`. Reverse mode goes back no further than to `sites`, by default all latent ones. `memory` bounds
-    the bytes held besides the result, of which `extra` numbers a row are the caller's.
+    the bytes held besides the result, of which `extra` numbers for each row and cotangent are the caller's.
     """
     system = problem.system
     plan = plan_of(problem, u, tuple(latent_names(problem)) if sites is None else sites)
     outputs = plan.eta.shape[-1]
     width = outputs if cotangents is None else np.asarray(cotangents(plan.eta, slice(0, 1))).shape[-1]
     rows = row_count(x)
-    chunk = int(np.clip(memory // (8 * (plan.floats(width) + extra(width))), 1, rows))
+    chunk = int(np.clip(memory // (8 * (plan.floats(width) + extra * width)), 1, rows))
     values = system_values(problem, u)
     for start, stop in chunks(rows, chunk):
         count = stop - start
@@ -284,7 +282,7 @@ def linear_factors(
         }
         pulled = [(active, direct)]
         if plan.rest and len(resting):
-            pulled.append((resting, call(replace(plan, maps={}, added={}), resting)[-1]))
+            pulled.append((resting, call(replace(plan, maps={}), resting)[-1]))
         rest = np.zeros((count, width, plan.rest_size))
         for columns, each in pulled:
             for name, at in plan.rest.items():
@@ -325,20 +323,21 @@ def _factors(problem: Problem, plan: JacobianPlan) -> Callable[..., Any]:
                 eta = program.predictor(w, row)[0]
                 return eta, (eta, {})
             perturbations = defaultdict[str, dict[int, Any]](dict)
-            for (name, number), added in zip(plan.added, leaves["added"], strict=True):
+            for (name, number), added in leaves["added"].items():
                 perturbations[name][number] = added
-            with RecordLinear(perturbations) as record:
-                eta, inputs = network_output(program.model, w, row).predictor[0], {}
+            run, recorded = recorded_linear(program.model, w, row, perturbations)
+            eta, inputs = run.predictor[0], {}
             for weight, linear in plan.maps.items():
-                each = (record.inputs[use][number] for use, number in linear.uses)
+                each = (recorded[use][number] for use, number in linear.uses)
                 inputs[weight] = ops.concatenate([part.reshape(-1, linear.shape[0]) for part in each], 0)
             return eta, (eta, inputs)
 
-        added = [system.asarray(np.zeros(shape)) for shape in plan.added.values()]
+        uses = [use for linear in plan.maps.values() for use in linear.uses.items()]
+        added = {use: system.asarray(np.zeros(shape)) for use, shape in uses}
         leaves = {"rest": {name: values[name] for name in plan.rest}, "added": added}
         _, pullback, (eta, inputs) = system.vjp(of, leaves)
         pulled = system.vmap(pullback)(root.T)
-        at, gradients = dict(zip(plan.added, pulled["added"], strict=True)), {}
+        at, gradients = pulled["added"], {}
         for weight, linear in plan.maps.items():
             each = [at[use].reshape(len(at[use]), -1, linear.shape[1]) for use in linear.uses]
             gradients[weight] = ops.concatenate(each, 1)
@@ -369,7 +368,5 @@ def jacobians(
     One reverse pass per output, vectorised over rows. P is the flat vector of latent sites, or its `positions`.
     """
     where = Where.of(problem, positions)
-    for part in linear_factors(
-        problem, u, x, None, memory, where.sites, lambda width: 2 * width * where.size
-    ):
+    for part in linear_factors(problem, u, x, None, memory, where.sites, 2 * where.size):
         yield part.rows, part.eta, where.chosen(part.jacobian())

@@ -15,8 +15,7 @@ al. (2018). The curvature between tensors is ignored, which again minimises that
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import product
@@ -27,7 +26,7 @@ import scipy
 
 from ppl_bnn.core.errors import CurvatureError, UnsupportedError
 from ppl_bnn.inference.curvature import gaussians, structures
-from ppl_bnn.inference.curvature.gaussians import FlatGaussian, Kronecker, Part, Rotated
+from ppl_bnn.inference.curvature.gaussians import FlatGaussian, Full, Kronecker, Part, Rotated
 from ppl_bnn.inference.curvature.structures import DataCurvature, FullCurvature, LogDeterminant, Term
 
 # The prior of one tensor of p entries: precisions (p,), a matrix (p, p), or a matrix by its Kronecker eigenvectors.
@@ -99,12 +98,9 @@ class KroneckerCurvature(DataCurvature):
     blocks: Sequence[KroneckerBlock | DenseBlock]
     nearest: bool = False
 
-    @cached_property
-    def size(self) -> int:  # type: ignore[override]
-        return sum(len(block.positions) for block in self.blocks)
-
     def matrix(self) -> np.ndarray:
-        total = np.zeros((self.size, self.size))
+        size = sum(len(block.positions) for block in self.blocks)
+        total = np.zeros((size, size))
         for block in self.blocks:
             total[np.ix_(block.positions, block.positions)] = self.multiplier * block.matrix()
         return total
@@ -136,17 +132,22 @@ class KroneckerCurvature(DataCurvature):
         return LogDeterminant(tuple(terms))
 
     def _part(self, block: KroneckerBlock | DenseBlock, prior: TensorPrior) -> Part:
-        with _named(block):
-            if isinstance(block, DenseBlock):
-                dense = prior.precision() if isinstance(prior, Rotated) else prior
-                return Part(block.name, block.positions, block.scaled(self.multiplier).gaussian(dense))
-            basis, data, added = self._aligned(block, prior)
-            values = data + added
-            if not np.any(added) and values.min() * gaussians.CONDITION**2 < values.max(initial=1e-300):
-                raise structures.improper(values.size, values.size)
-            gaussians.check_positive(values)
-            gaussians.check_condition(float(np.sqrt(values.min())), float(np.sqrt(values.max())))
-        return Part(block.name, block.positions, Rotated(*basis, values))
+        try:
+            return Part(block.name, block.positions, self._gaussian_of(block, prior))
+        except CurvatureError as error:
+            raise CurvatureError(f"block {block.name!r}: {error}") from error
+
+    def _gaussian_of(self, block: KroneckerBlock | DenseBlock, prior: TensorPrior) -> Full | Rotated:
+        if isinstance(block, DenseBlock):
+            dense = prior.precision() if isinstance(prior, Rotated) else prior
+            return block.scaled(self.multiplier).gaussian(dense)
+        basis, data, added = self._aligned(block, prior)
+        values = data + added
+        if not np.any(added) and values.min() * gaussians.CONDITION**2 < values.max(initial=1e-300):
+            raise structures.improper(values.size, values.size)
+        gaussians.check_positive(values)
+        gaussians.check_condition(float(np.sqrt(values.min())), float(np.sqrt(values.max())))
+        return Rotated(*basis, values)
 
     def _aligned(
         self, block: KroneckerBlock, prior: TensorPrior
@@ -252,12 +253,3 @@ def check_independent(prior: np.ndarray) -> None:
     got = "a prior with a dense curvature, such as one with a sampled scale"
     advice = "prior_approximation='kron', which keeps what is within a tensor, or structure='full'"
     UnsupportedError.check(prior.ndim == 1, "structure='kron'", expected, got, advice)
-
-
-@contextmanager
-def _named(block: KroneckerBlock | DenseBlock) -> Iterator[None]:
-    """Add the name of the block to a `CurvatureError` that is raised within."""
-    try:
-        yield
-    except CurvatureError as error:
-        raise CurvatureError(f"block {block.name!r}: {error}") from error

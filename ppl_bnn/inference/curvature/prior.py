@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.backends.native import unwrap
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.errors import UnsupportedError
@@ -76,9 +77,7 @@ def site_curvatures(problem: Problem, u: Values) -> dict[str, TensorPrior] | Non
     traced = traced_latents(problem, flat_vector.system_values(problem, u), *flat_vector.first_rows(problem))
     found: dict[str, TensorPrior] = {}
     for site in program.latents:
-        distribution = traced[site.name].distribution
-        while type(distribution).__name__ in ("Independent", "ExpandedDistribution", "MaskedDistribution"):
-            distribution = distribution.base_dist
+        distribution = unwrap(traced[site.name].distribution)
         if site.family in _ELEMENTWISE:
             found[site.name] = sums[slices[site.name]]
         elif site.family == "KroneckerNormal":

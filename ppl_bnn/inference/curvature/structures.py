@@ -47,12 +47,8 @@ class LogDeterminant:
     terms: tuple[Term, ...]
 
     def __call__(self, factors: np.ndarray, scale: float = 1.0) -> tuple[float, np.ndarray]:
-        value, gamma = 0.0, np.zeros(len(factors))
-        for term in self.terms:
-            part, share = term(factors, scale)
-            value += part
-            gamma += share
-        return value, gamma
+        values, gammas = zip(*(term(factors, scale) for term in self.terms), strict=True)
+        return sum(values), sum(gammas)
 
     @cached_property
     def eigenvalues(self) -> np.ndarray | None:

@@ -12,19 +12,12 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.errors import CurvatureError, UnsupportedError
+from ppl_bnn.core.errors import CurvatureError
 from ppl_bnn.inference.curvature.gaussians import Full
-from ppl_bnn.inference.flat_vector import Values, flat_latents, latent_names
+from ppl_bnn.inference.flat_vector import Values, flat_latents
 
 # A guide at the mode: unpack(flat vector of the guide) -> values by site, and covariance(flat mode).
 Guide = tuple[Callable[[Any], Mapping[str, Any]], Callable[[Any], np.ndarray]]
-
-
-def check_all_have_priors(problem: Problem) -> None:
-    """Raise `UnsupportedError` if a parameter has no prior, which the guides do not support."""
-    where, got = "Laplace(engine='guide')", "point estimates (priors.Point)"
-    good = not problem.program.params
-    UnsupportedError.check(good, where, "priors on all weights", got, "engine='curvature'")
 
 
 def guide_gaussian(problem: Problem, u: Values) -> Full:
@@ -37,12 +30,10 @@ def guide_gaussian(problem: Problem, u: Values) -> Full:
     unpack, covariance_at = guide(problem, problem.program.constrain(values, problem.x, problem.y))
     # For each of our positions that in the flat vector of the guide.
     places = unpack(system.asarray(np.arange(len(mode), dtype=float)))
-    order = np.concatenate([system.to_numpy(places[name]).reshape(-1) for name in latent_names(problem)])
+    order = flat_latents(problem, {name: system.to_numpy(place) for name, place in places.items()})
     order = order.round().astype(int)
-    flat = np.empty(len(mode))
-    flat[order] = mode
     try:
-        covariance = covariance_at(system.asarray(flat))
+        covariance = covariance_at(system.asarray(mode[np.argsort(order)]))
     except Exception as error:
         got = f"{type(error).__name__}: {error}".splitlines()[0]
         raise CurvatureError.of(failed, "a positive definite Hessian", got, advice) from error

@@ -31,11 +31,8 @@ def computed_names(problem: Problem) -> tuple[str, ...]:
     program = problem.program
     if not program.language or not any(site.name.endswith(BASE) for site in program.latents):
         return ()
-
-    def find() -> tuple[str, ...]:
-        return tuple(_weights(problem, system_values(problem, somewhere(problem))))
-
-    return program.cached("computed weights", find)
+    u = system_values(problem, somewhere(problem))
+    return program.cached("computed weights", lambda: tuple(_weights(problem, u)))
 
 
 def _weights(problem: Problem, u: Mapping[str, Any]) -> dict[str, Any]:

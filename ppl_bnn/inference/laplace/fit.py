@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.arrays import ravel, site_seed
+from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError, check_known
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference import flat_vector
 from ppl_bnn.inference.curvature import kronecker
@@ -23,7 +23,7 @@ from ppl_bnn.inference.curvature.kronecker import KroneckerBlock, KroneckerCurva
 from ppl_bnn.inference.curvature.structures import DataCurvature, DiagonalCurvature, FullCurvature
 from ppl_bnn.inference.flat_vector import Values, Where
 from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
-from ppl_bnn.inference.laplace.autolaplace import check_all_have_priors, guide_gaussian
+from ppl_bnn.inference.laplace.autolaplace import guide_gaussian
 from ppl_bnn.inference.laplace.computed_weights import REMAINDER_DRAWS, computed_names, linearisation_error
 from ppl_bnn.inference.laplace.linearised import kinds_of
 from ppl_bnn.inference.laplace.noise import noise_sites
@@ -31,8 +31,7 @@ from ppl_bnn.inference.laplace.search import marginal_mode
 from ppl_bnn.inference.laplace.tuned_fit import TunedFit
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.mode import RISE, Mode, Refinement, find_mode, kinks, starting_point
-from ppl_bnn.inference.start import central_start, fitted_start, missing_sites
-from ppl_bnn.posterior.posterior import Posterior
+from ppl_bnn.inference.start import fitted_start, missing_sites, refuse_without_centre
 
 if TYPE_CHECKING:
     from ppl_bnn.inference.laplace.laplace import Laplace
@@ -74,9 +73,8 @@ class LaplaceFit:
 
     def mask(self, names: Collection[str]) -> np.ndarray:
         """Which positions of the flat vector are of these sites, (P,)."""
-        return np.concatenate(
-            [np.full(site.size, site.name in names) for site in self.problem.program.latents]
-        )
+        latents = self.problem.program.latents
+        return np.concatenate([np.full(site.size, site.name in names) for site in latents])
 
     def by_site(self, positions: np.ndarray) -> dict[str, np.ndarray]:
         """For each latent site, which of its elements are among the positions of the flat vector."""
@@ -90,7 +88,9 @@ class LaplaceFit:
         """Refuse what is not supported, before the mode is trained."""
         method, problem = self.method, self.problem
         if method.engine == "guide":
-            check_all_have_priors(problem)
+            where, got = "Laplace(engine='guide')", "point estimates (priors.Point)"
+            good, expected = not problem.program.params, "priors on all weights"
+            UnsupportedError.check(good, where, expected, got, "engine='curvature'")
             self._check_kinks()
             return
         priors.check_smooth(problem)
@@ -118,16 +118,13 @@ class LaplaceFit:
 
     def _check_names(self) -> None:
         names = flat_vector.latent_names(self.problem)
-        for name in self.method.marginal:
-            if name not in names:
-                raise unknown_name("site of marginal", name, names)
-        layers = [name.rpartition(".")[0] for name in names if "." in name]
-        for name in () if isinstance(self.method.weights, str) else self.method.weights:
-            if name not in names and name not in layers:
-                raise unknown_name("layer or site of weights", name, [*dict.fromkeys(layers), *names])
+        check_known("site of marginal", self.method.marginal, names)
+        if not isinstance(self.method.weights, str):
+            layers = dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name)
+            check_known("layer or site of weights", self.method.weights, [*layers, *names])
 
     def _check_at(self, u: Values) -> None:
-        """Refuse impossible combinations of model and settings; u may be any point."""
+        """Refuse impossible combinations of model and settings; u may be any point where no two elements are equal."""
         method, problem = self.method, self.problem
         positions = self.positions(u, any_largest=True)
         weights = int(np.count_nonzero(~self.mask(noise_sites(problem, u))[positions]))
@@ -141,16 +138,12 @@ class LaplaceFit:
             check_blocks_fit(problem, u, Where.of(problem, positions).sites)
             # A given mode is checked with the prior at that point and before anything else: there is nothing to train.
             if method.prior_approximation is None and method.optimise:
-                self._check_kronecker_prior(u, self._tensor_priors(u, positions))
-
-    def _check_kronecker_prior(self, u: Values, prior: Mapping[str, TensorPrior]) -> None:
-        """Refuse a prior of a weight that is not one precision, at a point where no two elements are equal."""
-        for weight in (linear.weight for linear in linear_maps(self.problem, u)):
-            if weight in prior:
-                family = self.problem.program.sites[weight].family
-                changing = kronecker.is_diagonal(prior[weight]) and family != "Normal"
-                words = f"a {family} prior, whose curvature changes with the value of a weight"
-                kronecker.check_one_precision(weight, prior[weight], words if changing else "")
+                prior = self._tensor_priors(u, positions)
+                for weight in (linear.weight for linear in linear_maps(problem, u) if linear.weight in prior):
+                    family = problem.program.sites[weight].family
+                    changing = kronecker.is_diagonal(prior[weight]) and family != "Normal"
+                    words = f"a {family} prior, whose curvature changes with the value of a weight"
+                    kronecker.check_one_precision(weight, prior[weight], words if changing else "")
 
     def validation_rows(self) -> int:
         """The number of rows that validation holds out."""
@@ -199,7 +192,11 @@ class LaplaceFit:
             joint = self.log_likelihood(u) + self.log_prior(u, positions)
             self.figures["log_evidence"] = float(joint + gaussian.log_volume)
         if method.restarts > 1:
-            self.score = self.figures["log_evidence"] + self._log_prior_held(u, positions)
+            outside = self.outside(positions)
+            if method.noise == "evidence":
+                # A noise that the evidence chose has no prior.
+                outside = outside[~self.mask(noise_sites(problem, u))[outside]]
+            self.score = self.figures["log_evidence"] + self.log_prior(u, outside)
         figures = {"log_joint": mode.log_joint, **mode.figures, "converged": float(mode.converged)}
         return Outcome(
             approximation=approximation,
@@ -238,13 +235,9 @@ class LaplaceFit:
                 "it is not, and may be off by several nats: compare it with SMC()"
             )
 
-    def _log_prior_held(self, u: Values, positions: np.ndarray) -> float:
-        """Log prior density of the sites outside the Gaussian; a noise that the evidence chose has none."""
-        outside = np.setdiff1d(np.arange(self.size), positions)
-        if self.method.noise == "evidence":
-            noise = self.mask(noise_sites(self.problem, u))
-            outside = outside[~noise[outside]]
-        return self.log_prior(u, outside)
+    def outside(self, positions: np.ndarray) -> np.ndarray:
+        """The other positions of the flat vector."""
+        return np.setdiff1d(np.arange(self.size), positions)
 
     def log_likelihood(self, u: Values) -> float:
         """The log likelihood log p(y | x, w(u)), over all rows."""
@@ -285,10 +278,8 @@ class LaplaceFit:
         start = method.start
         if isinstance(start, Method):
             start = fitted_start(problem, start, self.progress)  # type: ignore[arg-type]
-        if isinstance(start, Posterior):
-            u = central_start(problem, start)
-        else:
-            u = starting_point(problem, start, self.progress)
+            refuse_without_centre(start)
+        u = starting_point(problem, start, self.progress)
         missing = missing_sites(problem, start)
         if missing:
             u = self.refinement.mode(u, held=[name for name in problem.program.sites if name not in missing])
@@ -318,16 +309,12 @@ class LaplaceFit:
     def _marginal_mode(self) -> Mode:
         """Set the sites of `marginal` to the maximum of evidence times hyper-prior, and all else to its mode."""
         problem, held = self.problem, tuple(self.method.marginal)
-        where = np.concatenate([np.arange(self.size)[self.slices[name]] for name in held])
         names = [f"{name}[{i}]" for name in held for i in range(problem.program.sites[name].size)]
         mode = self._find_mode(held)
         best, highest = dict(mode.u), -np.inf
 
         def at(phi: np.ndarray) -> dict[str, np.ndarray]:
-            flat = flat_vector.flat_latents(problem, best)
-            flat[where] = phi
-            moved = problem.program.unravel(flat, flat_vector.latent_names(problem))
-            return self.refinement.mode({**best, **moved}, held=held)
+            return self.refinement.mode({**best, **problem.program.unravel(phi, held)}, held=held)
 
         def objective(phi: np.ndarray) -> float:
             # Start from the best so far: far out hidden units merge, and a search from there would end at a saddle.
@@ -345,8 +332,7 @@ class LaplaceFit:
                 best, highest = u, evidence
             return evidence
 
-        start = flat_vector.flat_latents(problem, mode.u)[where]
-        outer = marginal_mode(objective, start, names=names, progress=self.progress)
+        outer = marginal_mode(objective, ravel(mode.u, held), names=names, progress=self.progress)
         self.warnings += outer.warnings
         u = at(outer.point)
         value, gradient = self.refinement.value_and_grad(flat_vector.flat_sites(problem, u))
@@ -462,17 +448,15 @@ class LaplaceFit:
             self.warn(f"{text} {', '.join(uneven)}")
         if kind != "mean":
             return prior
-        widest, means = 0.0, dict(prior)
-        for name in names:
-            part = kronecker.diagonal_of(prior[name])
-            widest = max(widest, float(np.ptp(part) / max(abs(part.mean()), 1e-300)))
-            means[name] = np.full(part.size, part.mean())
+        diagonals = {name: kronecker.diagonal_of(prior[name]) for name in names}
+        spreads = (float(np.ptp(part) / max(abs(part.mean()), 1e-300)) for part in diagonals.values())
+        widest = max(spreads, default=0.0)
         dependent = not all(kronecker.is_diagonal(prior[name]) for name in names)
         if widest > 1e-9 or dependent:
             text = "prior precisions were averaged over each weight matrix; within one they differ by up to"
             rest = ", and the dependence between weights was left out" if dependent else ""
             self.warn(f"{text} {widest:.3g} times their mean{rest}")
-        return means
+        return prior | {name: np.full(part.size, part.mean()) for name, part in diagonals.items()}
 
     def independent_prior(self, curvature: DataCurvature, prior: np.ndarray) -> np.ndarray:
         """A diagonal prior (Q,) as the structure of the curvature requires it."""

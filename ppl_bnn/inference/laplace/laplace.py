@@ -15,10 +15,9 @@ from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.curvature import CURVATURES
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES
-from ppl_bnn.inference.laplace.evidence import GROUPINGS
+from ppl_bnn.inference.laplace.evidence import GROUPINGS, SEARCHES
 from ppl_bnn.inference.laplace.fit import LaplaceFit
 from ppl_bnn.inference.laplace.linearised import KINDS
-from ppl_bnn.inference.laplace.tuned_fit import SEARCHES
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.mode import REFINING, effort_of_mode, refuse_restarts_from_a_start
 from ppl_bnn.inference.optimisation.several_modes import failed_restarts
@@ -273,30 +272,24 @@ class Laplace(Method):
 
 def _best_of(method: Laplace, problem: Problem, progress: Progress) -> Outcome:
     """Run several starts and keep the best, with the values of all starts (-inf for failures) and the total cost."""
-    best, score = None, -np.inf
+    best, score, failed = None, -np.inf, []
     evidence, joint = (np.full(method.restarts, -np.inf) for _ in range(2))
-    seconds, evaluations, failed = np.zeros(2), 0.0, []
+    spent = dict.fromkeys(("compile_seconds", "run_seconds", "gradient_evaluations"), 0.0)
     for restart in range(method.restarts):
         fit, watch = LaplaceFit(method, problem, progress, restart), Stopwatch()
         try:
             outcome = fit.outcome()
         except (CurvatureError, DivergenceError) as error:
             failed.append(error)
-            seconds[1] += watch()
-            evaluations += fit.refinement.evaluations + fit.passes
+            spent["run_seconds"] += watch()
+            spent["gradient_evaluations"] += fit.refinement.evaluations + fit.passes
             continue
         evidence[restart], joint[restart] = fit.figures["log_evidence"], outcome.figures["log_joint"]
-        seconds += outcome.compile_seconds, outcome.run_seconds
-        evaluations += outcome.gradient_evaluations or 0.0
+        spent = {name: total + (getattr(outcome, name) or 0.0) for name, total in spent.items()}
         if best is None or fit.score > score:
             best, score = outcome, fit.score
     if best is None:
         raise failed[0]
-    return replace(
-        best,
-        history={**best.history, "restart_log_evidence": evidence, "restart_log_joint": joint},
-        compile_seconds=float(seconds[0]),
-        run_seconds=float(seconds[1]),
-        gradient_evaluations=evaluations,
-        warnings=best.warnings + failed_restarts(failed, method.restarts),
-    )
+    history = {**best.history, "restart_log_evidence": evidence, "restart_log_joint": joint}
+    warnings = best.warnings + failed_restarts(failed, method.restarts)
+    return replace(best, history=history, warnings=warnings, **spent)

@@ -49,6 +49,7 @@ import scipy
 from ppl_bnn.core.arrays import chunks
 from ppl_bnn.core.errors import CurvatureError, InputError
 from ppl_bnn.language import likelihoods
+from ppl_bnn.prediction.families import entropy_of
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
 Array = np.ndarray
@@ -60,7 +61,7 @@ NODES = 21
 MOST_NODES = 4096
 # Noise counts as known if the variance of log noise is below this.
 KNOWN = 1e-14
-# Elements of one block of (points, rows, classes) in averages.
+# Elements of one block of (points, rows, classes) in expected entropies.
 BLOCK = 1 << 22
 
 
@@ -109,8 +110,12 @@ def predictive(
         probs, expected_entropy = _bridge(*logits, normalise=kind == "bridge_norm")
     else:
         probs = _probit(*logits, differences=binary or kind == "probit_covariance")
-        expected_entropy = _expected_entropy(likelihood, mean, covariance, draws, seed)
-    within = np.clip(_entropy(probs) - expected_entropy, 0.0, _entropy(probs))[None]
+        size = max(1, BLOCK // (draws * mean.shape[1]))
+        parts = ((mean[i:j], covariance[i:j]) for i, j in chunks(len(mean), size))
+        each = [_linearised(likelihood, *part, draws, seed).aleatoric for part in parts]
+        expected_entropy = np.concatenate(each)
+    entropy = entropy_of(probs)
+    within = np.clip(entropy - expected_entropy, 0.0, entropy)[None]
     family, probs = ("Bernoulli", probs[:, 1]) if binary else ("Categorical", probs)
     return Prediction(family, {"probs": probs[None]}, epistemic_within=within)
 
@@ -132,7 +137,9 @@ def _linearised(likelihood: Any, mean: Array, covariance: Array, draws: int, see
         prediction = _normal_over_log_noise(mean, covariance)
         if prediction is not None:
             return prediction
-    eta = _draws_of_eta(_normal_points(draws, mean.shape[1], seed), mean, _roots(covariance))
+    points = _normal_points(draws, mean.shape[1], seed)
+    # mean_n + L_n z_s, (S, N, D).
+    eta = mean + np.einsum("nij,sj->sni", _roots(covariance), points, optimize=True)
     if not _is_gaussian(likelihood):
         return Prediction(*likelihood.mixture_parameters(eta))
     # Draws belong to one row here: Gaussian.mixture_parameters may take the noise of a draw from its first row.
@@ -241,11 +248,6 @@ def _roots(covariance: np.ndarray) -> np.ndarray:
     return (vectors * np.sqrt(np.maximum(values, 0.0)))[None]
 
 
-def _draws_of_eta(points: np.ndarray, mean: np.ndarray, roots: np.ndarray) -> np.ndarray:
-    """mean_n + L_n z_s, (S, N, D)."""
-    return mean + np.einsum("nij,sj->sni", roots, points, optimize=True)
-
-
 # --- approximations for classes ---------------------------------------------------------------------------
 
 
@@ -297,24 +299,6 @@ def _digamma_of_next(log_alpha: np.ndarray) -> np.ndarray:
     return np.where(log_alpha > 37.0, log_alpha, scipy.special.digamma(alpha + 1.0))
 
 
-def _expected_entropy(likelihood: Any, mean: Array, covariance: Array, draws: int, seed: int) -> Array:
-    """E[H(p(eta))] under the Gaussian, (N,): quadrature for one logit, quasi-Monte Carlo for several."""
-    result = np.empty(len(mean))
-    if isinstance(likelihood, likelihoods.Bernoulli):
-        sd = np.sqrt(_variances(covariance)[:, 0])
-        nodes, log_weights = _logit_rule(float(sd.max()))
-        for start, stop in chunks(len(mean), max(1, BLOCK // len(nodes))):
-            f = mean[start:stop, 0] + sd[start:stop] * nodes[:, None]
-            each = np.stack([scipy.special.expit(f), scipy.special.expit(-f)], axis=-1)
-            result[start:stop] = np.exp(log_weights) @ _entropy(each)
-        return result
-    points = _normal_points(draws, mean.shape[1], seed)
-    for start, stop in chunks(len(mean), max(1, BLOCK // points.size)):
-        eta = _draws_of_eta(points, mean[start:stop], _roots(covariance[start:stop]))
-        result[start:stop] = _entropy(scipy.special.softmax(eta, axis=-1)).mean(axis=0)
-    return result
-
-
 # --- several rows at once ---------------------------------------------------------------------------------
 
 
@@ -340,13 +324,6 @@ def joint_predictive(likelihood: Any, mean: Any, joint: np.ndarray) -> JointPred
     return JointPrediction(mean[:, :outputs].reshape(-1), f, f + np.diag(noise))
 
 
-# --- functions of logits ----------------------------------------------------------------------------------
-
-
 def _variances(covariance: np.ndarray) -> np.ndarray:
     """The diagonals (N, D). Rounding may leave a variance of -1e-17 instead of 0."""
     return np.maximum(np.diagonal(covariance, axis1=-2, axis2=-1), 0.0)
-
-
-def _entropy(probs: np.ndarray) -> np.ndarray:
-    return scipy.special.entr(probs).sum(axis=-1)

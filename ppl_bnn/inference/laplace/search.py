@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -54,19 +55,18 @@ def by_validation(
     rounds = 1 if start.size == 1 else sweeps
     width = float(np.max(np.diff(ratios))) * 2.0
     sections = max(0, int(np.ceil(np.log(tolerance / width) / np.log(_GOLDEN)))) + 2
-    tried: dict[tuple[float, ...], float] = {}
+    history: list[tuple[float, ...]] = []
     total = rounds * len(axes) * (ratios.size + sections)
 
-    def value(log_factors: np.ndarray) -> float:
-        factors = np.exp(log_factors)
-        key = tuple(factors)
-        if key not in tried:
-            found = float(score(factors.copy()))
-            if np.isnan(found) or found == np.inf:
-                raise _diverged("validation", "a score that is a number", f"{found} at factors {factors}")
-            tried[key] = found
-            task.update(len(tried), score=found, best=max(tried.values()))
-        return tried[key]
+    @cache
+    def value(*factors: float) -> float:
+        found = float(score(np.array(factors)))
+        if np.isnan(found) or found == np.inf:
+            got = f"{found} at factors {np.array(factors)}"
+            raise _diverged("validation", "a score that is a number", got)
+        history.append((*factors, found))
+        task.update(len(history), score=found, best=max(row[-1] for row in history))
+        return found
 
     best, moved, edges = np.log(start), np.inf, dict[str, str]()
     with closing((progress or Silent()).task("validation", total)) as task:
@@ -74,17 +74,19 @@ def by_validation(
             before = best
             for label, axis in zip(names, axes, strict=True):
                 centre = np.where(axis, np.log(start), best)
-                offset, edge = _grid_then_golden(
-                    lambda offset, centre=centre, axis=axis: value(centre + offset * axis), ratios, tolerance
-                )
+
+                def along(offset: float, centre: np.ndarray = centre, axis: np.ndarray = axis) -> float:
+                    return value(*np.exp(centre + offset * axis))
+
+                offset, edge = _grid_then_golden(along, ratios, tolerance)
                 candidate = centre + offset * axis
                 # An earlier sweep may have found a better point between the points of the grid.
-                if value(candidate) >= value(best):
+                if value(*np.exp(candidate)) >= value(*np.exp(best)):
                     best, edges[label] = candidate, edge
             moved = float(np.max(np.abs(best - before)))
             if moved <= tolerance:
                 break
-    winner = value(best)
+    winner = value(*np.exp(best))
     if winner == -np.inf:
         raise _diverged("validation", "a finite score somewhere on the grid", "-inf everywhere")
     text = "the best score of {!r} is at the {} end of the grid: widen the grid"
@@ -93,8 +95,7 @@ def by_validation(
     if not converged:
         text = f"the factors still moved by {moved:.3g} in the last of {rounds} sweeps: give more sweeps"
         warnings.append(text)
-    history = np.array([(*key, found) for key, found in tried.items()])
-    return SearchResult(np.exp(best), winner, converged, tuple(warnings), history)
+    return SearchResult(np.exp(best), winner, converged, tuple(warnings), np.array(history))
 
 
 def marginal_mode(

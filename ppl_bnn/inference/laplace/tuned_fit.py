@@ -19,8 +19,7 @@ from ppl_bnn.inference.curvature.gaussians import FlatGaussian
 from ppl_bnn.inference.curvature.prior import parents, prior_curvature, traced_latents
 from ppl_bnn.inference.curvature.structures import DataCurvature
 from ppl_bnn.inference.flat_vector import Values
-from ppl_bnn.inference.laplace.evidence import Evidence, groups_of
-from ppl_bnn.inference.laplace.maximisation import Tuned, alternate, fixed_point, maximise
+from ppl_bnn.inference.laplace.evidence import SEARCHES, Evidence, EvidenceState, Tuned, alternate, groups_of
 from ppl_bnn.inference.laplace.noise import gaussian_noise
 from ppl_bnn.inference.laplace.search import by_validation
 from ppl_bnn.inference.optimisation.mode import Changes, kinks
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 # Nats of log evidence that the alternation may lose from its best round: it ignores how a new mode changes H.
 RUNAWAY = 1.0
-SEARCHES = {"fixed_point": fixed_point, "maximise": maximise}
 
 
 class _RanAwayError(Exception):
@@ -83,6 +81,8 @@ class TunedFit:
             location[fit.slices[name]] = np.broadcast_to(mean, shape).reshape(-1)
             precision[fit.slices[name]] = 1.0 / np.broadcast_to(variance, shape).reshape(-1)
         self.location, self.precision = location[positions], precision[positions]
+        # The positions in the flat vector of all sites, parameters without a prior included.
+        self.places = flat_vector.latent_places(problem)[positions]
 
     # -- what follows from factors
 
@@ -111,11 +111,6 @@ class TunedFit:
             log_prior_held=fit.log_prior(u, self.positions[~tuned]),
         )
         return evidence, curvature, prior
-
-    @property
-    def places(self) -> np.ndarray:
-        """The positions (Q,) in the flat vector of all sites, parameters without a prior included."""
-        return flat_vector.latent_places(self.problem)[self.positions]
 
     def changes(self, factors: np.ndarray, scale: float) -> Changes:
         """The changes of the log joint by the factors, over the flat vector of all sites."""
@@ -173,9 +168,8 @@ class TunedFit:
             else:
                 u = self._with_value(u, noise.site, value)
         # The log joint under the tuned hyper-parameters: the evidence without the volume, and the held sites.
-        outside = np.setdiff1d(np.arange(fit.size), self.positions)
         density = fit.figures["log_evidence"] - gaussian.log_volume
-        fit.figures["log_joint"] = float(density + fit.log_prior(u, outside))
+        fit.figures["log_joint"] = float(density + fit.log_prior(u, fit.outside(self.positions)))
         return u, gaussian, {"factors": self.site_factors(factors), "noise": known}
 
     def _alternated(self, start: Values) -> tuple[Tuned, dict[str, np.ndarray]]:
@@ -183,17 +177,16 @@ class TunedFit:
         fit, ones, search = self.fit, np.ones(len(self.names)), SEARCHES[self.method.search]
         best, highest, patience = start, -np.inf, RUNAWAY
 
-        def evidence_at(factors: np.ndarray, scale: float) -> Evidence:
+        def evidence_at(factors: np.ndarray, scale: float) -> EvidenceState:
             # Start from the best mode so far, so that a step that was too long does not affect the next.
             nonlocal best, highest
             u = self.mode(best, factors, scale)
-            evidence, _, _ = self.evidence_at(u)
-            value = evidence.log_evidence(factors, scale)
-            if value < highest - patience:
+            state = self.evidence_at(u)[0].at(factors, scale)
+            if state.value < highest - patience:
                 raise _RanAwayError
-            if value > highest:
-                best, highest = u, value
-            return evidence
+            if state.value > highest:
+                best, highest = u, state.value
+            return state
 
         try:
             found = alternate(evidence_at, ones, search, progress=fit.progress)

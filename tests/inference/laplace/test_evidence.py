@@ -11,9 +11,16 @@ from scipy.optimize import minimize, minimize_scalar, root
 from scipy.stats import multivariate_normal
 
 from ppl_bnn.core.errors import CurvatureError, DivergenceError
-from ppl_bnn.inference.laplace import maximisation
-from ppl_bnn.inference.laplace.evidence import Evidence, GaussianNoise, groups_of
-from ppl_bnn.inference.laplace.maximisation import LIMITS, alternate, fixed_point, maximise
+from ppl_bnn.inference.laplace import evidence as evidence_module
+from ppl_bnn.inference.laplace.evidence import (
+    LIMITS,
+    Evidence,
+    GaussianNoise,
+    alternate,
+    fixed_point,
+    groups_of,
+    maximise,
+)
 from ppl_bnn.inference.laplace.search import by_validation, marginal_mode
 
 
@@ -132,7 +139,7 @@ def test_is_the_exact_evidence_of_linear_regression_at_its_mode(seed, outputs):
     rng = np.random.default_rng(100 + seed)
     for _ in range(5):
         factors, scale = np.exp(rng.normal(scale=3.0, size=3)), np.exp(2.0 * rng.normal())
-        value = linear.evidence(factors, scale).log_evidence(factors, scale)
+        value = linear.evidence(factors, scale).at(factors, scale).value
         assert value == pytest.approx(linear.exact(factors, scale), rel=1e-10)
 
 
@@ -145,7 +152,7 @@ def test_gradient_is_that_of_finite_differences():
         for axis, exact in enumerate(evidence.at(np.exp(z[:3]), float(np.exp(z[3]))).gradient):
             step = 1e-4 * np.eye(4)[axis]
             high, low = (
-                evidence.log_evidence(np.exp(at[:3]), float(np.exp(at[3]))) for at in (z + step, z - step)
+                evidence.at(np.exp(at[:3]), float(np.exp(at[3]))).value for at in (z + step, z - step)
             )
             # Central differences err by step^2 times a third derivative of about the value, plus rounding / step.
             assert (high - low) / 2e-4 == pytest.approx(exact, abs=1e-5)
@@ -156,9 +163,9 @@ def test_is_concave_in_the_logarithms():
     rng = np.random.default_rng(2)
     for _ in range(50):
         a, b = rng.normal(scale=3.0, size=(2, 4))
-        ends = [evidence.log_evidence(np.exp(z[:3]), float(np.exp(z[3]))) for z in (a, b)]
+        ends = [evidence.at(np.exp(z[:3]), float(np.exp(z[3]))).value for z in (a, b)]
         middle = np.exp((a + b) / 2)
-        assert evidence.log_evidence(middle[:3], float(middle[3])) >= np.mean(ends) - 1e-9
+        assert evidence.at(middle[:3], float(middle[3])).value >= np.mean(ends) - 1e-9
 
 
 def test_noise_may_differ_between_outputs():
@@ -177,7 +184,7 @@ def test_held_group_keeps_its_factor_and_its_log_density():
     mode = linear.mode(factors, 1.0)
     log_prior = multivariate_normal(linear.loc[4:], 1.0 / linear.prior[4:]).logpdf(mode[4:])
     evidence = linear.evidence(factors, held=("c",), log_prior_held=log_prior)
-    assert evidence.log_evidence(factors) == pytest.approx(linear.exact(factors), rel=1e-10)
+    assert evidence.at(factors).value == pytest.approx(linear.exact(factors), rel=1e-10)
     tuned = fixed_point(evidence)
     assert tuned.converged
     assert tuned.factors[2] == 1.0
@@ -203,9 +210,9 @@ def test_gamma_is_that_of_the_eigenvalues():
 @pytest.mark.parametrize("start", [1e-4, 1.0, 1e4])
 def test_fixed_point_and_maximum_agree_at_one_mode(seed, start):
     evidence = Linear(seed).evidence(np.ones(3))
-    begin = np.full(3, start)
-    fixed = fixed_point(evidence, factors=begin, tolerance=1e-10)
-    direct = maximise(evidence, factors=begin, tolerance=1e-8)
+    begin = np.append(np.full(3, start), 1.0)
+    fixed = fixed_point(evidence, start=begin, tolerance=1e-10)
+    direct = maximise(evidence, start=begin, tolerance=1e-8)
     assert fixed.converged
     assert direct.converged
     assert np.allclose(fixed.factors, direct.factors, rtol=1e-6)
@@ -221,7 +228,7 @@ def test_fixed_point_and_maximum_agree_at_one_mode(seed, start):
 def test_result_beats_a_grid():
     evidence = Linear(1, groups=(0,) * 5, names=("all",)).evidence(np.ones(1))
     factors, scales = np.logspace(-2, 2, 41), np.logspace(-1, 1, 21)
-    surface = np.array([[evidence.log_evidence(np.array([f]), float(s)) for s in scales] for f in factors])
+    surface = np.array([[evidence.at(np.array([f]), float(s)).value for s in scales] for f in factors])
     tuned = fixed_point(evidence)
     assert 0.0 <= tuned.log_evidence - surface.max() < 0.1
     row, column = np.unravel_index(np.argmax(surface), surface.shape)
@@ -258,7 +265,7 @@ def test_log_evidence_rises_at_every_iteration_even_where_the_plain_update_overs
 def test_likelihood_without_noise_is_a_constant(tune):
     evidence = Linear(2).known(np.ones(3))
     best = minimize(
-        lambda z: -evidence.log_evidence(np.exp(z)),
+        lambda z: -evidence.at(np.exp(z)).value,
         np.zeros(3),
         method="Nelder-Mead",
         options={"xatol": 1e-8, "fatol": 1e-12, "maxiter": 2000},
@@ -277,7 +284,10 @@ def test_likelihood_without_noise_is_a_constant(tune):
 @pytest.mark.parametrize("tune_noise", [True, False])
 def test_alternation_reaches_the_maximum_of_the_exact_evidence(tune, tune_noise):
     linear, factors, scale, value = optimum(tune_noise)
-    evidence_at = linear.evidence if tune_noise else linear.known
+
+    def evidence_at(factors, scale):
+        return (linear.evidence if tune_noise else linear.known)(factors, scale).at(factors, scale)
+
     found = alternate(evidence_at, np.ones(3), tune, tolerance=1e-9, rounds=200)
     assert found.converged
     assert found.warnings == ()
@@ -290,7 +300,7 @@ def test_single_updates_during_training_reach_the_same_place():
     linear, best, best_scale, _ = optimum()
     factors, scale = np.ones(3), 1.0
     for _ in range(200):
-        tuned = fixed_point(linear.evidence(factors, scale), factors=factors, scale=scale, iterations=1)
+        tuned = fixed_point(linear.evidence(factors, scale), np.append(factors, scale), iterations=1)
         factors, scale = tuned.factors, tuned.scale
     assert np.allclose(factors, best, rtol=1e-6)
     assert scale == pytest.approx(best_scale, rel=1e-6)
@@ -300,7 +310,7 @@ def test_marginal_mode_finds_the_maximum_of_the_exact_evidence():
     linear, factors, scale, value = optimum()
 
     def objective(phi):
-        return linear.evidence(np.exp(phi[:3]), np.exp(phi[3])).log_evidence(np.exp(phi[:3]), np.exp(phi[3]))
+        return linear.evidence(np.exp(phi[:3]), np.exp(phi[3])).at(np.exp(phi[:3]), np.exp(phi[3])).value
 
     found = marginal_mode(objective, np.zeros(4), tolerance=1e-6, evaluations=2000)
     assert found.converged
@@ -315,7 +325,7 @@ def test_alternation_says_when_the_evidence_fell():
     base = Linear(1, groups=(0,) * 5, names=("all",)).evidence(np.ones(1))
 
     def evidence_at(factors, scale):
-        return replace(base, likelihood=next(values))
+        return replace(base, likelihood=next(values)).at(factors, scale)
 
     found = alternate(evidence_at, np.ones(1), rounds=5, tolerance=1e-6)
     assert found.converged
@@ -327,7 +337,7 @@ def test_parts_of_a_step_stay_within_the_limits():
     base = Linear(1, groups=(0,) * 5, names=("all",)).evidence(np.ones(1))
 
     def evidence_at(factors, scale):
-        return replace(base, likelihood=-50.0 * float(np.log(factors[0])))
+        return replace(base, likelihood=-50.0 * float(np.log(factors[0]))).at(factors, scale)
 
     found = alternate(evidence_at, np.array([2e-8]), monotone=True, rounds=4)
     assert found.factors[0] == LIMITS[0]
@@ -350,7 +360,7 @@ def test_irrelevant_inputs_are_found_one_precision_per_weight():
     def evidence_at(factors, scale):
         precision = scale * x.T @ x + np.diag(factors)
         mode = np.linalg.solve(precision, scale * x.T @ y)
-        return Evidence(
+        evidence = Evidence(
             Dense(x.T @ x, prior, groups),
             groups=groups,
             prior=prior,
@@ -358,6 +368,7 @@ def test_irrelevant_inputs_are_found_one_precision_per_weight():
             likelihood=GaussianNoise.of(y - x @ mode, 1.0),
             names=names,
         )
+        return evidence.at(factors, scale)
 
     found = alternate(evidence_at, np.ones(len(groups)), rounds=400, tolerance=1e-5)
     assert np.all(found.factors[:relevant] < 10.0)
@@ -410,7 +421,7 @@ def test_mode_at_the_prior_mean_runs_into_the_upper_limit_and_says_so(tune, monk
     assert any("'w'" in warning and "upper limit, 1e+08" in warning for warning in tuned.warnings)
     # Far along, the evidence rises by less than its own rounding.
     flat = one_group(1e-3 * np.eye(2), [0.0, 0.0])
-    tuned = tune(flat, factors=np.array([1e4]))
+    tuned = tune(flat, start=np.array([1e4, 1.0]))
     assert tuned.factors[0] == 1e8
     assert np.array_equal(tuned.gamma, flat.at(tuned.factors).gamma)
     # gamma = 1 / (1 + tau) each, so tau^2 + tau = 1 / w^2: the root is about 1e9.
@@ -418,9 +429,9 @@ def test_mode_at_the_prior_mean_runs_into_the_upper_limit_and_says_so(tune, monk
     tuned = tune(beyond)
     assert tuned.factors[0] == 1e8
     assert tuned.at_bounds == ("w",)
-    assert tuned.log_evidence == beyond.log_evidence(tuned.factors)
+    assert tuned.log_evidence == beyond.at(tuned.factors).value
     assert np.array_equal(tuned.gamma, beyond.at(tuned.factors).gamma)
-    monkeypatch.setattr(maximisation, "LIMITS", (1e-2, 1e3))
+    monkeypatch.setattr(evidence_module, "LIMITS", (1e-2, 1e3))
     narrower = tune(one_group(np.eye(2), [0.0, 0.0]))
     assert narrower.factors[0] == pytest.approx(1e3, rel=1e-12)
 
@@ -435,7 +446,7 @@ def test_weights_without_influence_run_into_the_lower_limit_and_say_so(tune):
 
 @pytest.mark.parametrize("tune", [fixed_point, maximise])
 def test_factor_that_does_not_matter_is_left_alone_and_named(tune):
-    tuned = tune(one_group(np.zeros((2, 2)), [0.0, 0.0]), factors=np.array([3.0]))
+    tuned = tune(one_group(np.zeros((2, 2)), [0.0, 0.0]), start=np.array([3.0, 1.0]))
     assert tuned.factors[0] == pytest.approx(3.0)
     assert tuned.at_bounds == ()
     assert any("the data are not informative" in warning for warning in tuned.warnings)
@@ -460,7 +471,7 @@ def test_noise_needs_more_targets_than_effective_parameters(monkeypatch):
     tuned = maximise(evidence)
     assert tuned.converged
     assert tuned.gamma.sum() < 3.0
-    monkeypatch.setattr(maximisation, "LIMITS", (0.5, 2.0))
+    monkeypatch.setattr(evidence_module, "LIMITS", (0.5, 2.0))
     with pytest.raises(CurvatureError, match="fewer effective parameters"):
         maximise(evidence)
 
@@ -473,12 +484,12 @@ def test_negative_curvature_is_refused(tune):
     with pytest.raises(CurvatureError, match=r"without negative eigenvalues.*gamma = -"):
         tune(one_group(np.diag([0.2, -0.5]), [1.0, 1.0]))
     with pytest.raises(CurvatureError, match=r"evidence at factors.*not positive definite"):
-        tune(one_group(indefinite, [1.0, 1.0]), factors=np.array([0.4]))
+        tune(one_group(indefinite, [1.0, 1.0]), start=np.array([0.4, 1.0]))
 
 
 @pytest.mark.parametrize("tune", [fixed_point, maximise])
 def test_too_few_iterations_are_reported(tune):
-    tuned = tune(Linear(1).evidence(np.ones(3)), factors=np.full(3, 1e4), iterations=1)
+    tuned = tune(Linear(1).evidence(np.ones(3)), start=np.append(np.full(3, 1e4), 1.0), iterations=1)
     assert not tuned.converged
     assert len(tuned.history) == 1
     assert any("give more iterations" in warning for warning in tuned.warnings)
@@ -633,7 +644,8 @@ def test_searches_report_to_a_progress_and_close_it():
     assert recorder.closed == 1
     assert [done for done, _ in recorder.updates] == list(range(1, len(recorder.updates) + 1))
     by_validation(lambda factors: 0.0, np.ones(1), progress=recorder)
-    alternate(Linear(1).evidence, np.ones(3), progress=recorder)
+    linear = Linear(1)
+    alternate(lambda *point: linear.evidence(*point).at(*point), np.ones(3), progress=recorder)
     assert recorder.closed == 3
     assert "log_evidence" in recorder.updates[-1][1]
 
