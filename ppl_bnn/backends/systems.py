@@ -69,8 +69,9 @@ def _hinted(model: Model) -> list[str]:
     """Systems that the source of the model names; they are tried first."""
     if is_torch_module(getattr(model, "__self__", getattr(model, "func", model))):
         return ["pyro"]
+    function = inspect.unwrap(getattr(model, "func", model))
     try:
-        names = inspect.getclosurevars(inspect.unwrap(getattr(model, "func", model)))
+        names = inspect.getclosurevars(function)
     except (TypeError, ValueError):
         # Not a function of Python, or one with a name that has no value yet.
         return []
@@ -78,8 +79,8 @@ def _hinted(model: Model) -> list[str]:
     modules = [
         each.__name__ if inspect.ismodule(each) else getattr(each, "__module__", "") for each in values
     ]
-    # A module that the function itself imports is a name without a value here.
-    roots = dict.fromkeys(str(name).split(".")[0] for name in (*modules, *sorted(names.unbound)))
+    # A module that the function itself imports is a name of its code only.
+    roots = dict.fromkeys(str(name).split(".")[0] for name in (*modules, *function.__code__.co_names))
     return [root for root in roots if root in SYSTEMS]
 
 
