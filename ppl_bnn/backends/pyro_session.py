@@ -138,7 +138,14 @@ def outside() -> Iterator[None]:
     try:
         yield
     finally:
-        interrupt = _taken_back(depth)
+        # The global state is restored also if the user interrupts while this thread waits for its turn.
+        interrupt = None
+        while True:
+            try:
+                TURN.acquire(depth)
+                break
+            except KeyboardInterrupt as error:
+                interrupt = error
         _LOCAL.sessions = sessions
         set_floating(dtype)
         # Changes that the user made inside are kept.
@@ -146,17 +153,6 @@ def outside() -> Iterator[None]:
         own.put()
         if interrupt is not None:
             raise interrupt
-
-
-def _taken_back(depth: int) -> KeyboardInterrupt | None:
-    """Wait for the turn, also if the user interrupts, because the caller has to restore the global state."""
-    interrupt = None
-    while True:
-        try:
-            TURN.acquire(depth)
-            return interrupt
-        except KeyboardInterrupt as error:
-            interrupt = error
 
 
 def rest() -> None:
