@@ -271,13 +271,9 @@ def lookup(table: Array, index: Array) -> Array:
     """
     xp = namespace(table, index)
     index = _on_device_of(table, xp, index)
-    return _where_known(index, table.shape[0], table[xp.clip(index, 0, table.shape[0] - 1)])
-
-
-def _where_known(index: Array, size: int, rows: Array) -> Array:
-    """The rows (..., C), with NaN where the index (...) is outside of 0..size-1."""
-    inside = (index >= 0) & (index < size)
-    return where(inside[..., None], rows, full_like(rows, math.nan))
+    inside = (index >= 0) & (index < table.shape[0])
+    rows = table[xp.where(inside, index, xp.zeros_like(index))]
+    return xp.where(inside[..., None], rows, full_like(rows, math.nan))
 
 
 def _on_device_of(like: Array, xp: Any, index: Array) -> Array:
@@ -291,7 +287,9 @@ def one_hot(index: Array, size: int, like: Array) -> Array:
     """
     xp = namespace(like)
     index, numbers = _on_device_of(like, xp, index), _on_device_of(like, xp, xp.arange(size))
-    return _where_known(index, size, in_floats(index[..., None] == numbers, like))
+    rows = in_floats(index[..., None] == numbers, like)
+    inside = (index >= 0) & (index < size)
+    return xp.where(inside[..., None], rows, full_like(rows, math.nan))
 
 
 def segment_sum(x: Array, index: Any, count: int) -> Array:
@@ -620,8 +618,8 @@ def max_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: AnyPad
     """
     found = _pooling("ops.max_pool", x, kernel, stride, padding)
     xp = namespace(x)
-    whole = not (x.is_floating_point() if _is_torch(x) else xp.issubdtype(x.dtype, xp.floating))
-    lowest = xp.iinfo(x.dtype).min if whole else -math.inf
+    floats = x.is_floating_point() if _is_torch(x) else xp.issubdtype(x.dtype, xp.floating)
+    lowest = -math.inf if floats else xp.iinfo(x.dtype).min
     slices = stack(_slices(x, found, lowest), 0)
     return slices.amax(0) if _is_torch(slices) else slices.max(0)
 

@@ -29,7 +29,7 @@ class Prior(Protocol):
 def check_scale(value: Any) -> str | None:
     """A positive number, or "fan_in". Arrays are values of a model, and not checked."""
     if isinstance(value, dist.Distribution):
-        return "a number here, and a distribution in priors.Hierarchical alone"
+        return "a number here, not a distribution, which is for priors.Hierarchical"
     if isinstance(value, str):
         return None if value == "fan_in" else "a scale that is a number or 'fan_in'"
     known = isinstance(value, int | float | np.floating | np.integer)
