@@ -104,11 +104,6 @@ def draw(name: str, specification: dist.Distribution) -> Any:
     return sample(name, replace(specification, arguments=arguments))
 
 
-def is_sampled(*scales: Scale) -> bool:
-    """Whether one of the scales is a distribution."""
-    return any(isinstance(scale, dist.Distribution) for scale in scales)
-
-
 def sampled_scale(name: str, scale: Scale, sigma: Scale, fan_in: int) -> Any:
     """The scale of a tensor, sampled at `name.scale` if it is a random variable."""
     given = sigma if isinstance(scale, str) else scale
@@ -148,7 +143,7 @@ class LocationScale(Checked):
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         inputs = self._divisor * fan_in
-        if is_sampled(self.scale, self.sigma):
+        if any(isinstance(each, dist.Distribution) for each in (self.scale, self.sigma)):
             scale = sampled_scale(name, self.scale, self.sigma, inputs)
             base = sample(f"{name}.base", self._weights(shape, 0.0, 1.0))
             return deterministic(name, self.loc + scale * base)

@@ -493,7 +493,7 @@ class CorrelatedConvolution(Checked):
         places = np.stack(axes, -1).reshape(-1, len(axes))
         distances = np.sqrt(np.sum((places[:, None] - places[None]) ** 2, axis=-1))
         power = 1 if self.kernel == "exponential" else 2
-        if parts.is_sampled(self.length_scale):
+        if isinstance(self.length_scale, dist.Distribution):
             base = parts.base_variables(name, shape)
             length = parts.draw(f"{name}.length_scale", self.length_scale)
             correlation = ops.exp(-((ops.asarray(distances, like=base) / length) ** power))

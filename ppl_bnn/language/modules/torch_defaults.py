@@ -25,6 +25,10 @@ def set_floating(dtype: Any) -> Any:
     return before
 
 
+# Modules that call `torch.get_default_dtype` and pass its value on.
+_CALLERS = ("torch.distributions.utils", "pyro.distributions.transforms.polynomial", "pyro.nn.auto_reg_nn")
+
+
 @functools.cache
 def defaults() -> Any:
     """The mode, a class: `defaults()(dtype)` is a context manager.
@@ -53,7 +57,8 @@ def defaults() -> Any:
             given, with_type = kwargs.get("dtype"), {**kwargs, "dtype": self.dtype}
             if function in always and given is None and not _floating(torch, (args, kwargs)):
                 return function(*args, **with_type)
-            if given is self.common and _by_default():
+            # The type came from `torch.get_default_dtype`.
+            if given is self.common and sys._getframe(1).f_globals.get("__name__") in _CALLERS:
                 return function(*args, **with_type)
             result = function(*args, **kwargs)
             common = type(result) is torch.Tensor and result.dtype is self.common
@@ -67,15 +72,6 @@ def defaults() -> Any:
             return function(*args, **kwargs)
 
     return Defaults
-
-
-def _by_default() -> bool:
-    """Whether the type given to a function came from `torch.get_default_dtype`."""
-    return sys._getframe(2).f_globals.get("__name__") in _CALLERS
-
-
-# Modules that call `torch.get_default_dtype` and pass its value on.
-_CALLERS = ("torch.distributions.utils", "pyro.distributions.transforms.polynomial", "pyro.nn.auto_reg_nn")
 
 
 def _floating(torch: Any, value: Any) -> bool:
