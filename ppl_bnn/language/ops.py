@@ -539,10 +539,12 @@ def _convolve(word: str, shapes: str, axes: int, x: Array, weight: Array, stride
         return concatenate(_slices(x, found, 0.0)) @ weight.reshape(-1, weight.shape[-1])
     common = xp.promote_types(x.dtype, weight.dtype)
     if xp.__name__ == "torch":
-        convolve = xp.nn.functional.conv1d if axes == 1 else xp.nn.functional.conv2d
-        images = _pad(x, margins, 0.0).to(common).movedim(-1, 1)
-        kernel = weight.to(common).movedim((-1, -2), (0, 1))
-        return convolve(images, kernel, stride=strides).movedim(1, -1)
+        if axes == 1:
+            # A sequence is an image of height 1.
+            return conv2d(x[:, None], weight[None], (1, *strides), ((0, 0), *margins))[:, 0]
+        images = _pad(x, margins, 0.0).to(common).permute(0, 3, 1, 2)
+        kernel = weight.to(common).permute(3, 2, 0, 1)
+        return xp.nn.functional.conv2d(images, kernel, stride=strides).permute(0, 2, 3, 1)
     layout = ("NTC", "TIO", "NTC") if axes == 1 else ("NHWC", "HWIO", "NHWC")
     convolve = sys.modules["jax"].lax.conv_general_dilated
     return convolve(x.astype(common), weight.astype(common), strides, margins, dimension_numbers=layout)

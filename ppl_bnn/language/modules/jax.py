@@ -215,21 +215,21 @@ class Nnx(Jax):
 
         # New variables, because those from `split` belong to the module.
         counts, rest = tree.map(lambda count: count + ahead, counts), tree.map_with_path(converted, rest)
+        # The leaves as they are before the run, which changes the variables.
+        numbered, others = tree.leaves_with_path(counts), tree.leaves_with_path(rest)
         copy = nnx.merge(graph, tree.unflatten(tree.structure(parameters), list(values)), counts, rest)
         for _, part in nnx.iter_graph(copy):
             # A layer uses this type for its initial values, such as the state of a recurrence.
             if isinstance(part, nnx.Module) and "param_dtype" in vars(part):
                 part.param_dtype = like.dtype
         output = copy(*inputs)
-        *_, counts_after, rest_after = self._split(copy)
+        *_, counts, rest = self._split(copy)
 
-        def changed(before: Any, after: Any) -> list[str]:
+        def changed(before: list[Leaf], after: Any) -> list[str]:
             now = dict(tree.leaves_with_path(after))
-            return [
-                self.dotted(path) for path, leaf in tree.leaves_with_path(before) if now.get(path) is not leaf
-            ]
+            return [self.dotted(path) for path, leaf in before if now.get(path) is not leaf]
 
-        return output, changed(rest, rest_after), changed(counts, counts_after)
+        return output, changed(others, rest), changed(numbered, counts)
 
     def _is_random(self, call: Call, inputs: Inputs, dtype: str) -> bool:
         """Whether the output depends on the random numbers: a module of Linen behind the bridge only counts them."""
