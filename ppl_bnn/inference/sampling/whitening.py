@@ -50,17 +50,6 @@ def round_cost(size: int) -> int:
     return 2 * (rank if rank == size else (POWERS + 1) * rank + 1) + HALVINGS
 
 
-class _StartState(NamedTuple):
-    """The state of a chain that is moved in."""
-
-    flat: Any
-    value: Any
-    gradient: Any
-    whitening: Whitening
-    round: Any
-    moves: Any
-
-
 def curvature(gradient_of: Callable[[Any], Any], flat: Any, key: Any) -> Whitening:
     """S = |H|^(-1/2) at a point, from the absolute eigenvalues of the Hessian; `gradient_of` is the gradient function.
 
@@ -121,31 +110,34 @@ def brought_in(value_and_gradient: Callable[..., Any], flat: Any, key: Any) -> t
         kept = along - jnp.clip(along, -EDGE, EDGE)
         return whitening.directions @ kept + jnp.where(length > most, 1.0 - most / length, 0.0) * rest
 
-    def nearer(begun: _StartState) -> _StartState:
-        whitening = curvature(
-            lambda at: value_and_gradient(at)[1], begun.flat, jax.random.fold_in(key, begun.round)
-        )
-        far = beyond(whitening.out(begun.gradient), whitening)
+    def goes_on(carry: Any) -> Any:
+        _, _, done, moves = carry
+        return moves & (done < ROUNDS)
+
+    def nearer(carry: Any) -> Any:
+        here, _, done, _ = carry
+        flat, value, gradient = here
+        whitening = curvature(lambda at: value_and_gradient(at)[1], flat, jax.random.fold_in(key, done))
+        far = beyond(whitening.out(gradient), whitening)
         step = whitening.out(far)
         shares = 0.5 ** jnp.arange(HALVINGS, dtype=flat.dtype)
-        values, gradients = jax.vmap(lambda share: value_and_gradient(begun.flat + share * step))(shares)
+        values, gradients = jax.vmap(lambda share: value_and_gradient(flat + share * step))(shares)
         fine = jnp.isfinite(values) & jnp.all(jnp.isfinite(gradients), axis=-1)
         values = jnp.where(fine, values, -jnp.inf)
         best = jnp.argmax(values)
-        moves = (jnp.sum(far**2) > NEAR**2) & (values[best] > begun.value)
-        here = (begun.flat, begun.value, begun.gradient)
-        there = (begun.flat + shares[best] * step, values[best], gradients[best])
-        at, value, gradient = jax.tree.map(lambda new, old: jnp.where(moves, new, old), there, here)
-        return _StartState(at, value, gradient, whitening, begun.round + 1, moves)
+        moves = (jnp.sum(far**2) > NEAR**2) & (values[best] > value)
+        there = (flat + shares[best] * step, values[best], gradients[best])
+        here = jax.tree.map(lambda new, old: jnp.where(moves, new, old), there, here)
+        return here, whitening, done + 1, moves
 
     value, gradient = value_and_gradient(flat)
     ones, none = jnp.ones((), flat.dtype), jnp.zeros((), jnp.int32)
     unknown = Whitening(jnp.zeros((size, rank), flat.dtype), jnp.ones(rank, flat.dtype), ones)
     # A chain that cannot start here is rejected later by its density.
     usable = jnp.isfinite(value) & jnp.all(jnp.isfinite(gradient))
-    begun = _StartState(flat, value, gradient, unknown, none, usable)
-    begun = jax.lax.while_loop(lambda begun: begun.moves & (begun.round < ROUNDS), nearer, begun)
-    return begun.flat, begun.whitening, begun.round * round_cost(size)
+    begun: Any = ((flat, value, gradient), unknown, none, usable)
+    (flat, *_), whitening, rounds, _ = jax.lax.while_loop(goes_on, nearer, begun)
+    return flat, whitening, rounds * round_cost(size)
 
 
 def pooled(whitenings: Whitening) -> Whitening:
