@@ -211,9 +211,23 @@ class Hamiltonian(Sampler):
         # This is sent to other processes; a posterior in `start` would carry its model along.
         method = dataclasses.replace(self, start=None if self.start is None else {})
         job = _PyroJob(method, started.flat, started.fixed, self.blocks(problem, started.approximation))
+        alone = problem.device.startswith("cuda") or not processes.allowed()
+        apart = self.chain_method == "processes" or (self.chain_method == "auto" and not alone)
+        results: list[dict[str, Any]] | None = None
+        warnings: tuple[str, ...] = ()
         with closing(Meter(progress, self.name, self.chains, self.warmup + self.draws)) as meter:
-            kept, warnings = _run_pyro(job, problem, meter)
-        gradients = float(kept.pop("gradients").sum())
+            if apart and self.chains > 1:
+                try:
+                    results = _in_processes(job, problem, meter)
+                except _NoProcesses as why:
+                    warnings = (
+                        f"chains ran one after another, since they cannot go to other processes: {why}",
+                    )
+            if results is None:
+                reports = [partial(_report, meter, chain) for chain in range(self.chains)]
+                results = [_pyro_chain(job, problem, chain, tell) for chain, tell in enumerate(reports)]
+        gradients = float(sum(result.pop("gradients") for result in results))
+        kept = {name: np.stack([result[name] for result in results]) for name in results[0]}
         return self.outcome(Sampled(problem, started, kept, gradients, warnings=warnings), watch())
 
 
@@ -292,25 +306,6 @@ class _PyroJob:
     blocks: list[MassBlock]
 
 
-def _run_pyro(job: _PyroJob, problem: Problem, meter: Meter) -> tuple[dict[str, np.ndarray], tuple[str, ...]]:
-    """Draws and statistics of all chains, (chain, draw, ...), with "gradients" (chain,); and warnings."""
-    method = job.method
-    chain_method = method.chain_method
-    if chain_method == "auto":
-        alone = problem.device.startswith("cuda") or not processes.allowed()
-        chain_method = "sequential" if alone else "processes"
-    results: list[dict[str, Any]] | None = None
-    warnings: tuple[str, ...] = ()
-    if chain_method == "processes" and method.chains > 1:
-        try:
-            results = _in_processes(job, problem, meter)
-        except _NoProcesses as reason:
-            warnings = (f"chains ran one after another, since they cannot go to other processes: {reason}",)
-    if results is None:
-        results = [_pyro_chain(job, problem, i, partial(_report, meter, i)) for i in range(method.chains)]
-    return {name: np.stack([result[name] for result in results]) for name in results[0]}, warnings
-
-
 def _report(meter: Meter, chains: Any, done: Any, acceptance: Any, divergences: Any, step: Any) -> None:
     meter.tell(chains, done=done, accept_prob=acceptance, divergences=divergences, step_size=step)
 
@@ -375,15 +370,14 @@ def _set_inverse_mass(kernel: Any, blocks: Sequence[MassBlock], program: Program
     """Set the start's inverse mass matrix in a kernel that is set up, and search for its step size again."""
     import torch
 
-    found = {}
+    found, by_sites = {}, {frozenset(block.sites): block for block in blocks}
     for names, present in kernel.mass_matrix_adapter.inverse_mass_matrix.items():
-        for block in blocks:
-            matrix: Any = block.inverse
-            if set(block.sites) == set(names):
-                # Pyro has its own order of sites.
-                order = ravel(_positions(program, block.sites), names)
-                given = matrix[np.ix_(order, order)] if block.dense else matrix[order]
-                found[names] = torch.as_tensor(given, dtype=present.dtype, device=present.device)
+        block = by_sites[frozenset(names)]
+        matrix: Any = block.inverse
+        # Pyro has its own order of sites.
+        order = ravel(_positions(program, block.sites), names)
+        given = matrix[np.ix_(order, order)] if block.dense else matrix[order]
+        found[names] = torch.as_tensor(given, dtype=present.dtype, device=present.device)
     kernel.mass_matrix_adapter.inverse_mass_matrix = found
     # The step size that `setup` found belongs to the previous mass matrix.
     kernel._adapter.reset_step_size_adaptation(kernel.initial_params)
