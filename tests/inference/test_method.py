@@ -19,7 +19,7 @@ from arviz_stats.base import array_stats
 import ppl_bnn as bnn
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.inference.cost import Size
-from ppl_bnn.posterior.export import arviz_defined
+from tests.arviz_functions import arviz_defined
 from tests.posterior.test_export import finite, statistics_of_arviz
 from tests.problems import METHODS, Conjugate, Row, regression_data, small_classifier, small_network
 

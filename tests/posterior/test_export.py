@@ -19,13 +19,8 @@ from ppl_bnn.core.errors import InputError
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.posterior.approximation import Chains, Drawn, Point
-from ppl_bnn.posterior.export import (
-    ARVIZ_PLOTS,
-    ARVIZ_STATISTICS,
-    arviz_defined,
-    log_likelihood_tree,
-    posterior_datatree,
-)
+from ppl_bnn.posterior.export import log_likelihood_tree, posterior_datatree
+from tests.arviz_functions import ARVIZ_PLOTS, ARVIZ_STATISTICS, arviz_defined
 
 matplotlib.use("Agg")
 
