@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import map_data, ravel, row_count, site_seed
+from ppl_bnn.core.arrays import map_data, row_count, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.posterior.approximation import flat_draws
 from ppl_bnn.posterior.convergence import (
@@ -77,7 +77,7 @@ class Convergence(_Parted):
 
     - `rhat`, `ess_bulk`, `ess_tail`, `mcse`: the worst over all `quantities` (weights excluded).
     - `superchains`: number of starting points, if several chains share one (R-hat is then nested).
-    - `weights`, `layers`: figures of unconstrained weights, on request. `still`: the chains that never move.
+    - `still`: the chains that never move.
     - `rhat_within`, `ess_within`: the worst of a single chain (with more than ten chains, in some components of f
       only).
     - `between_share`, `between_share_max`: share of the variance of f between chains, median and largest over
@@ -98,9 +98,7 @@ class Convergence(_Parted):
     draws: int
     probes: int
     quantities: dict[str, Mixing] = field(default_factory=dict)
-    weights: Mixing | None = None
     reasons: tuple[str, ...] = ()
-    layers: dict[str, Mixing] = field(default_factory=dict)
     still: tuple[int, ...] = ()
     superchains: int | None = None
     per_mode: bool = False
@@ -119,19 +117,13 @@ class Convergence(_Parted):
 
 
 def convergence(
-    posterior: Any,
-    probe: Any = None,
-    max_rows: int = PROBES,
-    *,
-    regions: Mapping[str, Any] | None = None,
-    weights: bool = False,
+    posterior: Any, probe: Any = None, *, regions: Mapping[str, Any] | None = None
 ) -> Convergence:
-    """R-hat, ESS and MCSE of chains in function space, at `probe` inputs (M, F) or `max_rows` training rows.
+    """R-hat, ESS and MCSE of chains in function space, at `probe` inputs (M, F) or up to 50 training rows.
 
     The quantities are "f", the predictor eta at the probe inputs (each row and output a component); "log_likelihood",
     sum_i log p(y_i | x_i, draw) over training rows; and each scalar random variable. Components that do not vary are
-    left out. `weights` adds all sites, unconstrained, which never enter the verdict. Raises UnsupportedError without
-    chains.
+    left out. Raises UnsupportedError without chains.
 
     `regions`, made by `rows_at`, are further rows where f must have converged. At most 200 components of f are judged
     at the probe inputs and 200 in all regions together, evenly spaced over rows and outputs: the same for all
@@ -157,7 +149,7 @@ def convergence(
     advice = "bnn.diagnose, or diagnostics.importance.pareto_k for an approximation"
     UnsupportedError.check(chained, "convergence", expected, got, advice)
     chains, draws = posterior.shape
-    values, there = _judged(posterior, probe, max_rows, regions or {})
+    values, there = _judged(posterior, probe, regions or {})
     groups = getattr(posterior.approximation, "groups", None)
     superchains = groups if groups is not None and 1 < groups < chains else None
     mixed = {name: mixing(value, superchains) for name, value in values.items()}
@@ -205,14 +197,13 @@ def convergence(
         within = f"the worst R-hat is {parted.rhat_within:.3f} and the smallest ESS {parted.ess_within:.0f}"
         modes = "they sit in modes of their own, whose shares are not known"
         reasons.append(f"within each chain {within}; {words}: {modes}")
-    layers, flat = _layers(posterior, superchains) if weights else ({}, None)
     each = {name: [getattr(figures, name) for figures in judged.values()] for name in WORST}
     worst = {name: (max if WORST[name] else min)(found, default=np.nan) for name, found in each.items()}
-    figures = {**worst, **vars(parted), "quantities": mixed, "layers": layers, "weights": flat}
+    figures = {**worst, **vars(parted), "quantities": mixed}
     shape: dict[str, Any] = {"chains": chains, "draws": draws, "superchains": superchains, "still": still}
     verdict: Any = {"converged": not reasons, "at_training": at_training, "per_mode": per_mode}
     verdict |= {"reasons": tuple(reasons), "at": at, "failing": tuple(failing)}
-    probes = min(max_rows, row_count(posterior.inputs)) if probe is None else row_count(probe)
+    probes = min(PROBES, row_count(posterior.inputs)) if probe is None else row_count(probe)
     return Convergence(probes=probes, **shape, **figures, **verdict)
 
 
@@ -243,7 +234,7 @@ def rows_at(posterior: Any, x: Any) -> dict[str, Any]:
 
 
 def _judged(
-    posterior: Any, probe: Any, max_rows: int, regions: Mapping[str, Any]
+    posterior: Any, probe: Any, regions: Mapping[str, Any]
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """The `quantities` of chains as components (chain, draw, C), without random variables that do not vary.
 
@@ -257,7 +248,7 @@ def _judged(
         predictor = partial(draws_of, problem, u, kind=kind, seed=0, memory=MEMORY)
         eta = predictor(posterior.inputs)
         if probe is None:
-            f = eta[:, _chosen_rows(posterior, max_rows)]
+            f = eta[:, _chosen_rows(posterior)]
         else:
             f = predictor(posterior.fit_inputs(probe))
         found = quantities(problem, w, f, eta, posterior.targets)
@@ -357,23 +348,13 @@ def _within(chain: np.ndarray) -> _Alone | None:
     return _Alone(float(rhat.max()), float(np.median(bulk)), float(min(bulk.min(), tail.min())))
 
 
-def _layers(posterior: Any, superchains: int | None) -> tuple[dict[str, Mixing], Mixing]:
-    """Figures of the weights by layer, and of all together."""
-    u = posterior.unconstrained_draws
-    sites: dict[str, list[str]] = {}
-    for name in u:
-        sites.setdefault(name.rpartition(".")[0] or name, []).append(name)
-    layers = {layer: mixing(ravel(u, names, lead=2), superchains) for layer, names in sites.items()}
-    return layers, mixing(ravel(u, lead=2), superchains)
-
-
-def probe_rows(posterior: Any, max_rows: int = PROBES) -> Any:
+def probe_rows(posterior: Any, max_rows: int) -> Any:
     """Training rows in original units, chosen evenly without replacement; the same at every call."""
     chosen = _chosen_rows(posterior, max_rows)
     return map_data(lambda array: np.asarray(array)[chosen], posterior.original_inputs)
 
 
-def _chosen_rows(posterior: Any, max_rows: int) -> np.ndarray:
+def _chosen_rows(posterior: Any, max_rows: int = PROBES) -> np.ndarray:
     return probe_indices(row_count(posterior.inputs), posterior.info.seed, max_rows)
 
 
@@ -404,7 +385,7 @@ class Agreement:
         return not self.quantities or self.rhat < RESTART_LIMIT
 
 
-def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS) -> Agreement:
+def agreement(posterior: Any) -> Agreement:
     """Compare the members of an approximation fitted from several starts, each as a chain of independent draws.
 
     The quantities are those of `convergence`; weights are not compared, since symmetric copies of one mode agree. R-hat
@@ -415,7 +396,7 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
     expected = "an approximation with at least two members, one per restart"
     got = f"{posterior.info.method} with {len(members)}"
     UnsupportedError.check(len(members) > 1, "agreement", expected, got, "SVI(restarts=5)")
-    chosen = _chosen_rows(posterior, max_rows)
+    chosen = _chosen_rows(posterior)
     x = map_data(lambda array: np.asarray(array)[chosen], posterior.inputs)
     y = np.asarray(posterior.targets)[chosen]
     kind = posterior.drawn_kind(None)
@@ -424,7 +405,7 @@ def agreement(posterior: Any, max_rows: int = PROBES, draws: int = RESTART_DRAWS
         parts = []
         for index, member in enumerate(members):
             rng = np.random.default_rng(site_seed(f"restart {index}", posterior.info.seed))
-            u = member.draw(min(draws, getattr(member, "count", draws)), rng)
+            u = member.draw(min(RESTART_DRAWS, getattr(member, "count", RESTART_DRAWS)), rng)
             w = problem.program.constrain_draws(u, problem.x, problem.y)
             eta = member.predictor_draws(problem, u, x, kind, 0, MEMORY)
             parts.append(quantities(problem, w, eta, eta, y))

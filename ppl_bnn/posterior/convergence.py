@@ -31,7 +31,7 @@ PREDICTOR, LOG_LIKELIHOOD = "f", "log_likelihood"
 
 @dataclass(frozen=True)
 class Mixing:
-    """Worst and median values over the components of one quantity.
+    """Worst values over the components of one quantity.
 
     `rhat` is the rank-normalised split R-hat. `ess_bulk` and `ess_tail` are effective sample sizes (tail: the smaller
     one of the 5 % and 95 % quantiles). `mcse` is the Monte-Carlo standard error of the mean, in standard deviations of
@@ -40,13 +40,9 @@ class Mixing:
     """
 
     rhat: float
-    rhat_median: float
     ess_bulk: float
-    ess_bulk_median: float
     ess_tail: float
-    ess_tail_median: float
     mcse: float
-    mcse_median: float
     components: int
     constant: int
 
@@ -73,7 +69,7 @@ def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
     count = int(np.count_nonzero(varies))
     constant = len(varies) - count
     if not count:
-        return Mixing(*[np.nan] * 8, components=0, constant=constant)
+        return Mixing(*[np.nan] * 4, components=0, constant=constant)
     found = {name: np.full(count, worst) for name, worst in WORST.items()}
     usable = finite & (draws.max(axis=1) > draws.min(axis=1)).any(axis=0)
     if draws.shape[1] >= FEWEST_DRAWS and usable.any():
@@ -87,8 +83,7 @@ def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
         found["ess_tail"][at] = by_arviz("ess", values, 0.0, method="tail", prob=(0.05, 0.95))
         found["mcse"][at] = by_arviz("mcse", values, np.inf, method="mean") / values.std(axis=(0, 1))
     worst = {name: float(values.max() if WORST[name] else values.min()) for name, values in found.items()}
-    medians = {f"{name}_median": float(np.median(values)) for name, values in found.items()}
-    return Mixing(**worst, **medians, components=count, constant=constant)
+    return Mixing(**worst, components=count, constant=constant)
 
 
 def by_arviz(name: str, draws: np.ndarray, undefined: float, **options: Any) -> np.ndarray:

@@ -119,14 +119,6 @@ class Standardisation:
             return prediction
         return prediction.rescale(self.y_mean, self.y_scale)
 
-    @property
-    def log_density_offset(self) -> float:
-        """-sum_k log d_yk, to be added to log densities of standardised y for log densities in original units.
-
-        It does not apply to the log probabilities of censored rows.
-        """
-        return 0.0 if self.y_scale is None else -float(np.sum(np.log(self.y_scale)))
-
     def arrays(self) -> dict[str, np.ndarray]:
         """All values as named arrays, for storage. `from_arrays` is the inverse."""
         arrays: dict[str, np.ndarray] = {}

@@ -13,6 +13,7 @@ import scipy.optimize
 import scipy.stats
 
 import ppl_bnn as bnn
+from ppl_bnn.core.arrays import ravel
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.diagnostics import importance
 from ppl_bnn.diagnostics.diagnose import VERDICTS, diagnose
@@ -31,7 +32,7 @@ from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.posterior.approximation import Approximation, Chains, Drawn, Point
-from ppl_bnn.posterior.convergence import FUNCTIONS, mixing, quantities
+from ppl_bnn.posterior.convergence import FUNCTIONS, by_arviz, mixing, quantities
 
 NOISE, ROWS, FEATURES = 0.5, 30, 2
 
@@ -121,12 +122,10 @@ def test_figures_are_those_of_arviz() -> None:
     rhat = arviz_stats.rhat(dataset).f.values
     bulk, tail = (arviz_stats.ess(dataset, method=method).f.values for method in ("bulk", "tail"))
     mcse = arviz_stats.mcse(dataset, method="mean").f.values / draws.std(axis=(0, 1))
-    expected = [rhat.max(), np.median(rhat), bulk.min(), np.median(bulk)]
     # ArviZ takes the tails at the ends of its default interval, 89 % wide; here 5 % and 95 %, as in the article.
     tail = arviz_stats.ess(dataset, method="tail", prob=(0.05, 0.95)).f.values
-    expected += [tail.min(), np.median(tail), mcse.max(), np.median(mcse)]
-    found = [figures.rhat, figures.rhat_median, figures.ess_bulk, figures.ess_bulk_median]
-    found += [figures.ess_tail, figures.ess_tail_median, figures.mcse, figures.mcse_median]
+    expected = [rhat.max(), bulk.min(), tail.min(), mcse.max()]
+    found = [figures.rhat, figures.ess_bulk, figures.ess_tail, figures.mcse]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert figures.components == 3
 
@@ -171,12 +170,13 @@ def test_independent_draws_have_converged_and_constants_are_left_out() -> None:
     assert judged.reasons == ()
     assert 0.99 < judged.rhat < 1.01
     # ESS of S independent draws is S, with a relative standard error of about 2 / sqrt(S) per component.
-    assert 0.85 * 2000 < judged.quantities["f"].ess_bulk_median < 1.15 * 2000
+    f = posterior.predictor(data()[0])[..., 0]
+    assert 0.85 * 2000 < np.median(by_arviz("ess", f, 0.0, method="bulk")) < 1.15 * 2000
     assert judged.quantities["f"].components == ROWS
     assert judged.quantities["f"].constant == 1  # the known noise, the same in every row
     assert judged.probes == ROWS
-    assert judged.weights is None
-    assert math.isclose(judged.quantities["f"].mcse_median, 1 / math.sqrt(2000), rel_tol=0.15)
+    # In standard deviations, over correlated rows: the worst is near them all.
+    assert math.isclose(judged.quantities["f"].mcse, 1 / math.sqrt(2000), rel_tol=0.25)
 
 
 def test_separated_chains_are_flagged() -> None:
@@ -190,14 +190,12 @@ def test_separated_chains_are_flagged() -> None:
 
 
 def test_exchanged_hidden_units_change_the_weights_only() -> None:
-    plain, permuted = (
-        convergence(network_chains(permute=permute), weights=True) for permute in (False, True)
-    )
-    assert permuted.weights is not None
-    assert plain.weights is not None
-    assert plain.weights.rhat < 1.02
-    assert permuted.weights.rhat > 1.5
-    assert permuted.weights.ess_bulk < 10
+    posteriors = [network_chains(permute=permute) for permute in (False, True)]
+    plain, permuted = (convergence(posterior) for posterior in posteriors)
+    weights = [mixing(ravel(posterior.unconstrained_draws, lead=2)) for posterior in posteriors]
+    assert weights[0].rhat < 1.02
+    assert weights[1].rhat > 1.5
+    assert weights[1].ess_bulk < 10
     assert permuted.converged
     assert set(permuted.quantities) == {"f", "log_likelihood", "noise"}
     assert permuted.rhat == pytest.approx(plain.rhat, abs=1e-6)
@@ -561,21 +559,6 @@ def test_what_chains_are_of_is_named() -> None:
     assert found.verdict == "converged"
     assert said(found, "not the posterior: approximate: a step size of 0.1")
     assert said(found, "bias of 0.02 sd")
-
-
-def test_weights_are_judged_by_layer_on_request() -> None:
-    posterior = network_chains(permute=True)
-    judged = convergence(posterior, weights=True)
-    assert list(judged.layers) == ["hidden0", "output", "noise"]
-    hidden = np.concatenate(
-        [posterior.unconstrained_draws[f"hidden0.{part}"].reshape(4, 500, -1) for part in ("weight", "bias")],
-        axis=-1,
-    )
-    assert judged.layers["hidden0"] == mixing(hidden)
-    assert judged.layers["hidden0"].rhat > 1.5
-    assert judged.layers["noise"].rhat < 1.02
-    assert judged.converged
-    assert convergence(posterior).layers == {}
 
 
 # --- importance -----------------------------------------------------------------------------------
