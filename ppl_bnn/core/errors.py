@@ -31,6 +31,14 @@ class BNNError(Exception):
             raise cls.of(where, expected, str(got), advice)
 
 
+class Interrupted[Result](KeyboardInterrupt):
+    """Ctrl-C during a long computation. `partial` is the result of what had finished."""
+
+    def __init__(self, text: str, partial: Result):
+        super().__init__(text)
+        self.partial = partial
+
+
 class InputError(BNNError, ValueError):
     """Data or an argument that cannot be used."""
 

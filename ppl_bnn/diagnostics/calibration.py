@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import InputError, unknown_name
+from ppl_bnn.core.errors import InputError, Interrupted, unknown_name
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,12 +28,8 @@ MISCALIBRATED = "miscalibrated"
 UNDECIDED = "undecided"
 
 
-class CalibrationInterrupted(KeyboardInterrupt):
+class CalibrationInterrupted(Interrupted["Calibration"]):
     """Raised on Ctrl-C during `simulation_based_calibration`; `partial` is the `Calibration` of what had finished."""
-
-    def __init__(self, text: str, partial: Calibration):
-        super().__init__(text)
-        self.partial = partial
 
 
 @dataclass(frozen=True, eq=False)

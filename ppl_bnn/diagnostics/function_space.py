@@ -134,9 +134,9 @@ def convergence(
     ensemble, R-hat is nested (Margossian et al. 2024) and the ESS is required per group.
 
     Of 200 functions in 4 chains of independent draws, one or more exceeds a limit by chance in 0 of 210 replications at
-    1000 draws per chain. At 350 it is 1 of 200 if the functions are independent, the worst case. At 250 it is 60 of 200
-    for these and 3 of 200 for outputs of a network, by R-hat alone. So at least 350 effective draws per chain keep the
-    rate below 5 %.
+    1000 draws per chain. Of independent functions, the worst case, it is 0 of 200 at 500 draws, 1 at 350 and 60 at 250; of
+    outputs of a network 3 at 250; always by R-hat alone. So at least 350 effective draws per chain keep the rate below
+    5 %.
 
     Converged per mode: not converged, but each chain by itself has R-hat below 1.05 between its halves and ESS above
     50, and over chains R-hat of f, or of another quantity, is at least 1.05: means half a standard deviation apart. For
@@ -217,13 +217,12 @@ def rows_at(posterior: Any, x: Any) -> dict[str, Any]:
         # Such rows are mappings themselves.
         named = all(isinstance(rows, Mapping | tuple) for rows in x.values())
     given = x if named else {"given": x}
-    expected, advice = f"1 to {FUNCTIONS} regions", "{'test': x_test, 'gap': x_gap}"
-    InputError.check(0 < len(given) <= FUNCTIONS, "x", expected, len(given), advice)
+    words = (isinstance(name, str) and name.isprintable() and name.strip() for name in given)
+    good = 0 < len(given) <= FUNCTIONS and all(words) and "training" not in given
+    expected = f"1 to {FUNCTIONS} regions with names in words, other than 'training'"
+    InputError.check(good, "x", expected, list(given), "{'test': x_test, 'gap': x_gap}")
     found = {}
     for name, rows in given.items():
-        good = isinstance(name, str) and name.isprintable() and name.strip() not in ("", "training")
-        expected = "regions with names in words, other than 'training'"
-        InputError.check(good, "x", expected, repr(name), advice)
         try:
             rows = posterior.fit_inputs(rows)
         except InputError as error:

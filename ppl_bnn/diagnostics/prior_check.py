@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -201,9 +202,9 @@ def check_prior(
         count = int(np.clip(WORK / (per_row * rows + per_draw), min(FEWEST_DRAWS, draws), draws))
     some = map_data(lambda a: a[index], x)
     last = _sites_of(maps.names[-1], run.drawn) if maps.names else _listed(run.drawn, run.drawn)
-    layers = _Layers(model, some, seed, maps.names, run.drawn)
+    accountable = partial(_accountable, model, some, seed, maps.names, run.drawn)
     outputs = int(np.shape(run.f)[-1])
-    rules = _Rules(layers, last, _noise_of(run), some, outputs, y, y[index], standardise)
+    rules = _Rules(accountable, last, _noise_of(run), some, outputs, y, y[index], standardise)
     return rules.checked(prior_draws.draws_at(model, some, count, seed), count)
 
 
@@ -253,12 +254,12 @@ def _in_its_system(
 class _Rules:
     """The rules of `check_prior`, and what they need.
 
-    `layers` is None for a model of a system; `last` and `noise` are the sites of the last layer and the noise; `x` are
-    the inputs drawn at; `outputs` counts outputs; `every_y` are all targets, `y` those of the rows drawn at;
-    `standardised` data are not advised to be standardised.
+    `accountable` names the layer behind a size of eta, and is None for a model of a system; `last` and `noise` are the
+    sites of the last layer and the noise; `x` are the inputs drawn at; `outputs` counts outputs; `every_y` are all
+    targets, `y` those of the rows drawn at; `standardised` data are not advised to be standardised.
     """
 
-    layers: _Layers | None
+    accountable: Callable[[Size, float], str | None] | None
     last: str
     noise: str
     x: Any
@@ -310,7 +311,7 @@ class _Rules:
         """(what accounts for a size that is off, what to try)."""
         factor = now / wanted if now > wanted else wanted / max(now, 1e-300)
         which = "smaller" if now > wanted else "larger"
-        layer = self.layers and self.layers.accountable(size, wanted)
+        layer = self.accountable and self.accountable(size, wanted)
         if layer is not None:
             return f"it comes from {layer}", f"scales about {factor:.2g} times {which} there"
         arrays = self.x.values() if isinstance(self.x, Mapping) else [self.x]
@@ -443,34 +444,27 @@ def _times(ratio: float) -> str:
 # --- names ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Layers:
-    """The linear maps of a model, in their order, and its sites with the distributions that they were drawn from."""
+def _accountable(
+    model: Model, x: Any, seed: int, maps: Sequence[str], drawn: Sites, size: Size, wanted: float
+) -> str | None:
+    """The sites of the map that causes more than half of log(size of eta / wanted), or None.
 
-    model: Model
-    x: Any
-    seed: int
-    maps: Sequence[str]
-    drawn: Sites
+    Each of the linear maps, in their order, is rescaled in turn to keep the size of its input, under the same draws of
+    all weights. `drawn` has the sites of the model with the distributions that they were drawn from.
+    """
 
-    def accountable(self, size: Size, wanted: float) -> str | None:
-        """The sites of the map that causes more than half of log(size of eta / wanted), or None.
+    def size_of(*change: Handler) -> float:
+        eta = prior_draws.draws_at(model, x, DRAWS_PER_MAP, seed, *change).eta
+        return size(eta) if len(eta) else 0.0
 
-        Each map in turn is rescaled to keep the size of its input, under the same draws of all weights.
-        """
-
-        def size_of(*change: Handler) -> float:
-            eta = prior_draws.draws_at(self.model, self.x, DRAWS_PER_MAP, self.seed, *change).eta
-            return size(eta) if len(eta) else 0.0
-
-        now = size_of()
-        if not 0.0 < now < math.inf or now == wanted:
-            return None
-        changed = {name: size_of(prior_draws.UnitGain(name)) for name in self.maps[-MOST_MAPS:]}
-        defined = {name: without for name, without in changed.items() if 0.0 < without < math.inf}
-        shares = {name: math.log(now / a) / math.log(now / wanted) for name, a in defined.items()}
-        best = max(shares, key=shares.__getitem__, default="")
-        return f"layer {best!r}, {_sites_of(best, self.drawn)}" if shares.get(best, 0.0) > 0.5 else None
+    now = size_of()
+    if not 0.0 < now < math.inf or now == wanted:
+        return None
+    changed = {name: size_of(prior_draws.UnitGain(name)) for name in maps[-MOST_MAPS:]}
+    defined = {name: without for name, without in changed.items() if 0.0 < without < math.inf}
+    shares = {name: math.log(now / a) / math.log(now / wanted) for name, a in defined.items()}
+    best = max(shares, key=shares.__getitem__, default="")
+    return f"layer {best!r}, {_sites_of(best, drawn)}" if shares.get(best, 0.0) > 0.5 else None
 
 
 def _sites_of(layer: str, drawn: Sites) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bnn.core import stored
+from ppl_bnn.core.arrays import unprefixed
 from ppl_bnn.core.errors import BNNError, UnsupportedError
 from ppl_bnn.core.files import write_arrays, write_tree, write_whole
 from ppl_bnn.core.names import for_spreadsheet
@@ -212,10 +213,10 @@ def read_folder(folder: Path, words: Mapping[str, Any]) -> dict[str, Any]:
     for name in words["predictions"]:
         both = {"test": _OF_PREDICTION, "drawn?": _OF_PREDICTION}
         arrays, parts = read(f"{name}{PREDICTION}", both)
-        predictions[name] = _prediction_of(parts["test"], _under(arrays, "test/"))
-        histories[name] = _under(arrays, "history/")
+        predictions[name] = _prediction_of(parts["test"], unprefixed(arrays, "test"))
+        histories[name] = unprefixed(arrays, "history")
         if "drawn" in parts:
-            drawn[name] = _prediction_of(parts["drawn"], _under(arrays, "drawn/"))
+            drawn[name] = _prediction_of(parts["drawn"], unprefixed(arrays, "drawn"))
             drawn_at = arrays["drawn_at"]
     fits = {}
     for name, fit in words["fits"].items():
@@ -233,7 +234,7 @@ def read_folder(folder: Path, words: Mapping[str, Any]) -> dict[str, Any]:
         "reference": words["reference"],
         "notes": {(name, column): note for name, column, note in words["notes"]},
         "data": _with_tuples(words["data"], "feature_names", "class_names"),
-        "test_inputs": _under(rows, "inputs/") or rows["x"],
+        "test_inputs": unprefixed(rows, "inputs") or rows["x"],
         "test_targets": rows["targets"],
         "failures": dict(words["failures"]),
         "missing": tuple(words.get("missing", ())),
@@ -248,13 +249,9 @@ def _prediction_of(words: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -
         if value.dtype.kind != "f":
             raise ValueError(f"{name} of a prediction is {value.dtype}, not floating-point numbers")
     found: dict[str, Any] = {name: arrays.get(name) for name in _OF_DRAWS}
-    return Prediction(parameters=_under(arrays, "parameters/"), **found, **words)
+    return Prediction(parameters=unprefixed(arrays, "parameters"), **found, **words)
 
 
 def _with_tuples(words: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """The words with tuples in place of the lists of these names, where there is one."""
     return {**words, **{name: tuple(words[name]) for name in names if words.get(name) is not None}}
-
-
-def _under(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): each for name, each in arrays.items() if name.startswith(prefix)}

@@ -17,7 +17,14 @@ from ppl_bnn.backends.protocol import Model, resolve_device
 from ppl_bnn.backends.systems import system, written_in
 from ppl_bnn.core import checks, stored
 from ppl_bnn.core.arrays import map_data, row_count
-from ppl_bnn.core.errors import BNNError, DeviceError, InputError, MissingFrameworkError, unknown_name
+from ppl_bnn.core.errors import (
+    BNNError,
+    DeviceError,
+    InputError,
+    Interrupted,
+    MissingFrameworkError,
+    unknown_name,
+)
 from ppl_bnn.core.files import writable
 from ppl_bnn.core.names import LONGEST_FILE, clean, clean_all
 from ppl_bnn.core.progress import Progress, resolve
@@ -29,12 +36,8 @@ from ppl_bnn.evaluation.comparison.table import table_of
 from ppl_bnn.inference.method import Method
 
 
-class ComparisonInterrupted(KeyboardInterrupt):
+class ComparisonInterrupted(Interrupted[Comparison]):
     """Raised on Ctrl-C during `compare`. `partial` is the `Comparison` of the methods that had finished."""
-
-    def __init__(self, text: str, partial: Comparison):
-        super().__init__(text)
-        self.partial = partial
 
 
 def compare(

@@ -25,7 +25,7 @@ from ppl_bnn import zoo
 from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.backends.systems import written_in
 from ppl_bnn.core import checks, processes, stored
-from ppl_bnn.core.errors import ClusterError, DamagedError, InputError, check_known
+from ppl_bnn.core.errors import ClusterError, DamagedError, InputError, Interrupted, check_known
 from ppl_bnn.core.files import writable
 from ppl_bnn.core.progress import Progress, resolve
 from ppl_bnn.core.settings import whole
@@ -47,12 +47,8 @@ MOST_SEEDS = 10**6
 _BEGUN = re.compile(r"\.lock|\.probe-.*|\.grid\.part.*\.json")
 
 
-class GridInterrupted(KeyboardInterrupt):
+class GridInterrupted(Interrupted[GridResult]):
     """Raised on Ctrl-C during `Grid.run`. `partial` is the `GridResult` of the cells that had finished."""
-
-    def __init__(self, text: str, partial: GridResult):
-        super().__init__(text)
-        self.partial = partial
 
 
 @dataclass(frozen=True, eq=False)
