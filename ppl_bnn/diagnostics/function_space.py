@@ -134,9 +134,9 @@ def convergence(
     ensemble, R-hat is nested (Margossian et al. 2024) and the ESS is required per group.
 
     Of 200 functions in 4 chains of independent draws, one or more exceeds a limit by chance in 0 of 210 replications at
-    1000 draws per chain. Of independent functions, the worst case, it is 0 of 200 at 500 draws, 1 at 350 and 60 at 250; of
-    outputs of a network 3 at 250; always by R-hat alone. So at least 350 effective draws per chain keep the rate below
-    5 %.
+    1000 draws per chain. Of independent functions, the worst case, it is 0 of 200 at 500 draws, 1 at 350 and 60 at 250;
+    of outputs of a network 3 at 250; always by R-hat alone. So at least 350 effective draws per chain keep the rate
+    below 5 %.
 
     Converged per mode: not converged, but each chain by itself has R-hat below 1.05 between its halves and ESS above
     50, and over chains R-hat of f, or of another quantity, is at least 1.05: means half a standard deviation apart. For
