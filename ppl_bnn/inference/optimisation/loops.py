@@ -9,7 +9,6 @@ import functools
 import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +17,8 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
-from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.language import ops
-from ppl_bnn.posterior.approximation import Approximation
 
 # Steps between two checks of the losses.
 STRETCH = 100
@@ -29,8 +26,6 @@ FINAL_RATE = 0.1
 # What errors about batches advise.
 ALL_ROWS = "batch_size=None"
 State = dict[str, Any]
-# (state, inputs of this step, x, y, randomness) -> (state, loss)
-Rule = Callable[..., tuple[State, Any]]
 
 
 # --- settings -------------------------------------------------------------------------------------
@@ -72,11 +67,6 @@ def refuse_free_parameters(method: str, problem: Problem) -> None:
 # --- schedules and curves -------------------------------------------------------------------------
 
 
-def schedule(rate: float, total: int, final: float = FINAL_RATE) -> np.ndarray:
-    """The learning rate of each step, (total,): constant for the first half, then linear down to `final * rate`."""
-    return falling(rate, np.arange(total), first_half(total), total, final)
-
-
 def falling(
     rate: float, steps: np.ndarray, constant: int, total: int, final: float = FINAL_RATE
 ) -> np.ndarray:
@@ -88,15 +78,6 @@ def falling(
 def first_half(total: int) -> int:
     """The number of steps at the full learning rate: half of them, rounded up."""
     return total - total // 2
-
-
-def settled(losses: np.ndarray, total: int) -> bool:
-    """Whether the loss was on a plateau when the learning rate began to fall; after that, any loss looks flat.
-
-    The loss may neither rise nor fall, because a rule other than descent may converge from either side.
-    """
-    window, constant = total // 10, first_half(total)
-    return plateau(losses[:constant], window, rising=False)
 
 
 def plateau(losses: np.ndarray, window: int, rising: bool = True) -> bool:
@@ -116,15 +97,6 @@ def level(before: np.ndarray, last: np.ndarray, errors: float, rising: bool = Fa
     return bool((fall if rising else abs(fall)) <= max(errors * error, 0.1))
 
 
-def unsettled_warning(method: str, steps: int, learning_rate: float) -> str:
-    """The warning for a loss that was not on a plateau."""
-    return (
-        f"{method} has not converged: of {steps} steps the loss was still falling or rising after the "
-        f"{first_half(steps)} at the full learning_rate={learning_rate:g}; try steps={2 * steps} or a larger learning "
-        f"rate"
-    )
-
-
 def divergence(method: str, losses: np.ndarray, advice: str, found: str = "") -> DivergenceError | None:
     """The error for the first loss that is not finite, or None; `found` is appended to what was got."""
     wrong = np.flatnonzero(~np.isfinite(losses))
@@ -136,20 +108,6 @@ def divergence(method: str, losses: np.ndarray, advice: str, found: str = "") ->
         so_far = f"before: first {before[0]:.6g}, lowest {before.min():.6g}, last {before[-1]:.6g}"
     got = f"{losses[step]} at step {step} ({so_far}){found}"
     return DivergenceError.of(method, "a finite loss", got, advice)
-
-
-def evidence_bound(
-    method: str, problem: Problem, q: Approximation, draws: int, advice: str
-) -> tuple[float, float]:
-    """The ELBO from new draws: mean and standard error of log p(w(u), D) + log |dw/du| - log q(u), in nats."""
-    u = q.draw(draws, np.random.default_rng(site_seed("elbo", problem.seed)))
-    log_q = q.log_prob(u)
-    assert log_q is not None
-    values = problem.program.log_joint_draws(u, problem.x, problem.y).astype(np.float64) - log_q
-    if not np.all(np.isfinite(values)):
-        got = f"{int((~np.isfinite(values)).sum())} of {len(values)} draws without a finite log joint"
-        raise DivergenceError.of(method, "a finite ELBO", got, advice)
-    return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
 
 
 def adam(state: Mapping[str, Any], gradient: Any, step: Any) -> tuple[Any, State]:
@@ -188,63 +146,6 @@ def chosen_rows(given: Mapping[str, Any], x: Any, y: Any) -> tuple[Any, Any]:
 # --- the loop -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Iterated:
-    """The result of `iterate`: the final state (NumPy), one loss per step, and the seconds of compilation."""
-
-    state: dict[str, np.ndarray]
-    losses: np.ndarray
-    compile_seconds: float
-
-
-def iterate(
-    problem: Problem,
-    rule: Rule,
-    start: Mapping[str, np.ndarray],
-    inputs: Mapping[str, np.ndarray],
-    *,
-    batch: int | None,
-    progress: Progress,
-    title: str,
-    advice: str,
-) -> Iterated:
-    """Apply `rule`, (state, inputs of the step, x, y, randomness) -> (state, loss), once per entry of `inputs`.
-
-    `inputs` have shape (steps,) each. `batch` is the rows per step, with every row once per epoch; None for all rows.
-    `title` is that of the progress bar and of errors, `advice` what the error for a loss that is not finite suggests.
-    """
-    system = problem.system
-    total = len(next(iter(inputs.values())))
-    batches = None if batch is None else batch_indices(problem.rows, batch, problem.seed)
-
-    def step(state: State, given: Mapping[str, Any], key: Any, x: Any, y: Any) -> tuple[State, Any]:
-        moved, loss = rule(state, given, *chosen_rows(given, x, y), system.randomness(key))
-        return {name: moved[name] for name in state}, loss
-
-    def inputs_of(first: int, count: int) -> dict[str, np.ndarray]:
-        part = {name: np.asarray(value[first : first + count], dtype=float) for name, value in inputs.items()}
-        if batches is not None:
-            part["rows"] = np.stack([next(batches) for _ in range(count)])
-        return part
-
-    state = {name: system.asarray(np.asarray(value, dtype=float)) for name, value in start.items()}
-    example: dict[str, np.ndarray] = {name: np.zeros(1) for name in inputs}
-    if batch is not None:
-        example["rows"] = np.zeros((1, batch), dtype=int)
-    loop = loop_of(problem, step, state, example, (problem.x, problem.y), seed=problem.seed, stops=True)
-    losses = np.empty(0)
-    with closing(progress.task(f"{title} ({system.name})", total)) as task:
-        for first in range(0, total, STRETCH):
-            count = min(STRETCH, total - first)
-            latest = loop.advance(inputs_of(first, count))
-            losses = np.concatenate([losses, latest])
-            if error := divergence(title, losses, advice):
-                raise error
-            task.update(first + count, loss=float(latest.mean()))
-    final = {name: np.array(system.to_numpy(value)) for name, value in loop.state.items()}
-    return Iterated(final, losses, loop.compile_seconds)
-
-
 @dataclass
 class Loop:
     """The loop of a step in one system (see `loop_of`).
@@ -256,8 +157,8 @@ class Loop:
         key of JAX if there is a `seed`; torch has one generator, which is seeded.
     state : object
         The initial state, then the latest: arrays of the system.
-    example : mapping of str to ndarray
-        Inputs of at least one step, in the shapes of all later ones: (steps, ...).
+    data : tuple
+        Further arguments of the step, the same for all.
     length : int
         Maximum number of steps of an `advance`.
     axes : tuple, optional
@@ -268,12 +169,13 @@ class Loop:
         before this step.
     key : object, optional
         Compile once for all loops of the program with this key and these shapes.
+    compile_seconds : float
+        Seconds of compilation, which is at the first `advance`.
     """
 
     problem: Problem
     step: Callable[..., tuple[Any, Any]]
     state: Any
-    example: Mapping[str, Any]
     data: tuple[Any, ...]
     length: int = STRETCH
     seed: int | None = None
@@ -287,7 +189,7 @@ class Loop:
             self.step = self.problem.system.vmap(self.step, in_axes=(0, 0, None, *self.axes))
 
     def advance(self, given: Mapping[str, Any]) -> np.ndarray:
-        """Take the steps with the inputs `given`; return their records."""
+        """Take the steps with the inputs `given`, each (steps, ...); return their records."""
         raise NotImplementedError
 
 
@@ -300,11 +202,34 @@ class _JaxLoop(Loop):
     """A stretch of any number of steps up to `length` as one compiled loop."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        self.random = None if self.seed is None else self.problem.system.seeds(self.seed, 1)[0]
+        self._compiled: Any = None
+
+    def _arguments(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
+        asarray, count = self.problem.system.asarray, len(next(iter(given.values())))
+
+        def padded(values: np.ndarray) -> Any:
+            return asarray(np.concatenate([values, np.repeat(values[-1:], self.length - count, 0)]))
+
+        filled = {name: map_data(padded, values) for name, values in given.items()}
+        return (self.state, self.random), np.asarray(count), filled, *self.data
+
+    def advance(self, given: Mapping[str, Any]) -> np.ndarray:
+        arguments = self._arguments(given)
+        if self._compiled is None:
+            watch = Stopwatch()
+            self._compiled = self._stretch(arguments)
+            self.compile_seconds = watch()
+        done, (self.state, self.random), records = self._compiled(*arguments)
+        return np.array(records[: int(done)], dtype=np.float64)
+
+    def _stretch(self, arguments: tuple[Any, ...]) -> Any:
+        """The compiled loop, for arguments of these shapes."""
         import jax
         import jax.numpy as jnp
 
-        super().__post_init__()
-        step, length, stops, system = self.step, self.length, self.stops, self.problem.system
+        step, length, stops = self.step, self.length, self.stops
 
         # Traced once for the shape of a record and for the loop: the step may hold many runs of the model.
         @functools.partial(jax.jit, inline=True)
@@ -327,30 +252,13 @@ class _JaxLoop(Loop):
             records = jnp.full((length, *record.shape), jnp.nan, record.dtype)
             return jax.lax.while_loop(lambda at: (at[0] < count) & at[3], body, (0, carry, records, True))[:3]
 
-        self.random = None if self.seed is None else system.seeds(self.seed, 1)[0]
-        watch = Stopwatch()
-        arguments = self._arguments(self.example)
-        shapes = str(jax.tree.map(lambda array: (array.shape, str(array.dtype)), arguments))
-
         def build() -> Any:
             return jax.jit(stretch).lower(*arguments).compile()
 
-        key = (self.key, self.axes, shapes)
-        self._stretch = build() if self.key is None else self.problem.program.cached(key, build)
-        self.compile_seconds = watch()
-
-    def _arguments(self, given: Mapping[str, Any]) -> tuple[Any, ...]:
-        asarray, count = self.problem.system.asarray, len(next(iter(given.values())))
-
-        def padded(values: np.ndarray) -> Any:
-            return asarray(np.concatenate([values, np.repeat(values[-1:], self.length - count, 0)]))
-
-        filled = {name: map_data(padded, values) for name, values in given.items()}
-        return (self.state, self.random), np.asarray(count), filled, *self.data
-
-    def advance(self, given: Mapping[str, Any]) -> np.ndarray:
-        done, (self.state, self.random), records = self._stretch(*self._arguments(given))
-        return np.array(records[: int(done)], dtype=np.float64)
+        if self.key is None:
+            return build()
+        shapes = str(jax.tree.map(lambda array: (array.shape, str(array.dtype)), arguments))
+        return self.problem.program.cached((self.key, self.axes, shapes), build)
 
 
 class _TorchLoop(Loop):
@@ -366,16 +274,16 @@ class _TorchLoop(Loop):
 
         system = self.problem.system
         columns = {
-            name: value.tolist() if value.ndim == 1 else system.asarray(value)
+            name: value.tolist() if np.ndim(value) == 1 else map_data(system.asarray, value)
             for name, value in given.items()
         }
         records = []
         with torch.no_grad():
             for index in range(len(next(iter(given.values())))):
-                now = {name: column[index] for name, column in columns.items()}
+                now = {name: map_data(lambda a, i=index: a[i], column) for name, column in columns.items()}
                 state, record = self.step(self.state, now, None, *self.data)
                 records.append(record)
-                if self.stops and not math.isfinite(float(record)):
+                if self.stops and not math.isfinite(float(record.ravel()[0])):
                     break
                 self.state = state
         return np.array(system.to_numpy(torch.stack(records)), dtype=np.float64)

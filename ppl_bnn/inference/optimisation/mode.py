@@ -21,7 +21,8 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort
 from ppl_bnn.inference.flat_vector import Values, flat_sites
 from ppl_bnn.inference.method import Stopwatch
-from ppl_bnn.inference.optimisation.loops import STRETCH, loop_of
+from ppl_bnn.inference.optimisation.adam import Stretch, descent
+from ppl_bnn.inference.optimisation.loops import STRETCH
 from ppl_bnn.inference.start import Start, central_start, resolve_start
 from ppl_bnn.posterior.posterior import Posterior
 
@@ -125,20 +126,19 @@ def find_mode(problem: Problem, *, held: Collection[str] = (), restart: int = 0,
     u0 = search.begin(problem, restart)
     fixed = {name: problem.system.asarray(u0[name]) for name in held}
 
-    def loss(u: Mapping[str, Any], x: Any, y: Any) -> Any:
-        return -program.log_joint({**u, **fixed}, x, y, jacobian=jacobian)
+    def loss(u: Mapping[str, Any], key: Any, weight: Any, x: Any, y: Any) -> tuple[Any, tuple[()]]:
+        return -program.log_joint({**u, **fixed}, x, y, jacobian=jacobian), ()
 
-    state, step = _ADAM[problem.system.name](problem, loss, u0)
     # Held values are part of the compiled steps, so these cannot be reused for another start.
-    key = None if held else ("adam", jacobian)
-    adam = loop_of(problem, step, state, {"rate": np.zeros(1)}, (problem.x, problem.y), key=key)
+    adam = descent(problem, loss, u0, None, key=None if held else ("adam", jacobian), fused=False)
     plateau = Plateau(search.learning_rate, search.tolerance)
     done = 0
     losses: list[np.ndarray] = []
     watch = Stopwatch()
     with closing(search.progress.task(f"{search.title} ({problem.system.name})", steps)) as task:
         while done < steps and not plateau.reached:
-            values = adam.advance({"rate": np.full(STRETCH, plateau.rate)})
+            rates = np.full(STRETCH, plateau.rate)
+            values = adam.advance(Stretch(rates, np.zeros(STRETCH), np.ones(STRETCH)))[:, 0]
             losses.append(values)
             done += len(values)
             mean = float(values.mean())
@@ -146,48 +146,10 @@ def find_mode(problem: Problem, *, held: Collection[str] = (), restart: int = 0,
                 raise search.diverged(mean, done)
             plateau.see(mean)
             task.update(steps if plateau.reached else done, loss=mean, learning_rate=plateau.rate)
-        u = {name: np.array(problem.system.to_numpy(value)) for name, value in adam.state[0].items()}
         found = {"converged": plateau.reached, "compile_seconds": adam.compile_seconds}
-        mode = Refinement(problem, jacobian).found(u, np.concatenate(losses), search.polish, held, **found)
-    return replace(mode, run_seconds=watch())
-
-
-def _adam_of_optax(problem: Problem, loss: Callable[..., Any], u0: Values) -> Any:
-    """The state of Adam over a dict of arrays, and its step (see `loop_of`)."""
-    import jax
-    import optax
-
-    adam = optax.scale_by_adam()
-
-    def step(state: Any, given: Mapping[str, Any], key: Any, x: Any, y: Any) -> Any:
-        u, inner = state
-        value, gradient = jax.value_and_grad(loss)(u, x, y)
-        updates, inner = adam.update(gradient, inner)
-        return (jax.tree.map(lambda a, b: a - given["rate"] * b, u, updates), inner), value
-
-    u = {name: problem.system.asarray(value) for name, value in u0.items()}
-    return (u, adam.init(u)), step
-
-
-def _adam_of_torch(problem: Problem, loss: Callable[..., Any], u0: Values) -> Any:
-    import torch
-
-    u = {name: problem.system.asarray(value).requires_grad_() for name, value in u0.items()}
-    adam = torch.optim.Adam(list(u.values()))
-
-    def step(state: Any, given: Mapping[str, Any], key: Any, x: Any, y: Any) -> Any:
-        adam.param_groups[0]["lr"] = given["rate"]
-        adam.zero_grad()
-        with torch.enable_grad():
-            value = loss(u, x, y)
-            value.backward()
-        adam.step()
-        return state, value.detach()
-
-    return (u, None), step
-
-
-_ADAM: dict[str, Any] = {"numpyro": _adam_of_optax, "pyro": _adam_of_torch}
+        trail = np.concatenate(losses)
+        mode = Refinement(problem, jacobian).found(adam.latest(), trail, search.polish, held, **found)
+    return replace(mode, run_seconds=watch() - adam.compile_seconds)
 
 
 def effort_of_mode(steps: int, polish: bool = True) -> Effort:

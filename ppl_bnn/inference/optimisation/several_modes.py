@@ -131,7 +131,7 @@ def _adam_of_each(
 
     begin = {name: system.asarray(value) for name, value in state.items()}
     axes, key = (axis,) * len(data), ("adam of each", jacobian)
-    return loop_of(first, step, begin, {"rate": np.zeros((1, count))}, tuple(data), axes=axes, key=key)
+    return loop_of(first, step, begin, tuple(data), axes=axes, key=key)
 
 
 def held_out(problem: Problem, share: float) -> Split:

@@ -445,7 +445,7 @@ def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
 
 def _descent_of_each(paths: Sequence[_Trajectory], size: int, length: int) -> Any:
     """The loop of gradient descent on several paths at once, on batches of `size` rows."""
-    first, count = paths[0].problem, len(paths)
+    first = paths[0].problem
     program, scale = first.program, first.rows / size
     x, y, axis = stacked_rows([path.problem for path in paths])
 
@@ -458,7 +458,5 @@ def _descent_of_each(paths: Sequence[_Trajectory], size: int, length: int) -> An
         value, gradient = value_and_grad(flat, *loops.chosen_rows(given, x, y))
         return flat - given["rate"] * gradient, value
 
-    begin = first.system.asarray(np.stack([path.flat for path in paths]))
-    example = {"rate": np.zeros((1, count)), "rows": np.zeros((1, count, size), dtype=np.int64)}
-    key = ("swag", scale, length)
-    return loops.loop_of(first, step, begin, example, (x, y), length=length, axes=(axis, axis), key=key)
+    begin, key = first.system.asarray(np.stack([path.flat for path in paths])), ("swag", scale, length)
+    return loops.loop_of(first, step, begin, (x, y), length=length, axes=(axis, axis), key=key)

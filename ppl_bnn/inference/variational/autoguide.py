@@ -38,8 +38,11 @@ class SystemGuide(ABC):
     _problem: Problem
     # The parameters at which a hand-written guide starts.
     _initial: Arrays
+    # As of an `Objective`.
+    strata: ClassVar[int] = 1
+    shared: ClassVar[tuple[str, ...]] = ()
 
-    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> Arrays:
+    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray], seed: int) -> Arrays:
         """Parameters with given locations and standard deviations, in unconstrained coordinates by site.
 
         A hand-written guide determines its own start.
@@ -68,7 +71,7 @@ class _Normal(SystemGuide):
     def _scale(self, parameter: np.ndarray) -> np.ndarray:
         """The standard deviations of a site from the parameter of its scale, by the softplus of the system."""
 
-    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray]) -> Arrays:
+    def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray], seed: int) -> Arrays:
         program = self._problem.program
         found = {site.name: np.asarray(u0[site.name], float) for site in program.params}
         for site in program.latents:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
+from itertools import islice
 from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import site_seed
+from ppl_bnn.core.arrays import chunks, site_seed
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
@@ -28,12 +30,12 @@ def batch_setting() -> Any:
 class Plan(NamedTuple):
     """The steps of a fit.
 
-    rule: as in `loops.iterate`. start: the state before the first step. finish: the final state -> the approximation,
-    with figures and warnings; its figure "converged" of 0 says that a settled loss is not enough here. inputs: further
-    inputs of the steps, (steps,) each.
+    rule: (state, inputs of the step, x, y, randomness) -> (state, loss). start: the state before the first step.
+    finish: the final state -> the approximation, with figures and warnings; its figure "converged" of 0 says that a
+    settled loss is not enough here. inputs: further inputs of the steps, (steps,) each.
     """
 
-    rule: loops.Rule
+    rule: Callable[..., tuple[loops.State, Any]]
     start: dict[str, np.ndarray]
     finish: Callable[[dict[str, np.ndarray]], Outcome]
     inputs: Mapping[str, np.ndarray] = {}
@@ -95,42 +97,59 @@ class IteratedMethod(Method):
     @final
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         watch = Stopwatch()
-        plan, number = self.plan(problem, progress), np.arange(self.steps)
-        half = loops.first_half(self.steps)
+        plan, system = self.plan(problem, progress), problem.system
+        number, half = np.arange(self.steps), loops.first_half(self.steps)
+        inputs = {
+            "rate": loops.falling(self.learning_rate, number, half, self.steps, self.last),
+            "step": 1.0 + number,
+            "counts": (number >= half).astype(float),
+            **plan.inputs,
+        }
+        batch = loops.rows_per_step(self.name, problem, self.batch_size)
+        batches = None if batch is None else loops.batch_indices(problem.rows, batch, problem.seed)
 
-        def averaging(state: loops.State, now: Mapping[str, Any], *given: Any) -> tuple[loops.State, Any]:
-            moved, loss = plan.rule(state, now, *given)
+        def step(state: loops.State, now: Mapping[str, Any], key: Any, x: Any, y: Any) -> tuple[Any, Any]:
+            rows = loops.chosen_rows(now, x, y)
+            moved, loss = plan.rule(state, now, *rows, system.randomness(key))
             totals = {f"total {part}": now["counts"] * moved[part] for part in self.averaged}
-            return moved | {name: state[name] + total for name, total in totals.items()}, loss
+            moved = moved | {name: state[name] + total for name, total in totals.items()}
+            return {name: moved[name] for name in state}, loss
 
-        found = loops.iterate(
-            problem,
-            averaging,
-            plan.start | {f"total {part}": np.zeros_like(plan.start[part]) for part in self.averaged},
-            {
-                "rate": loops.schedule(self.learning_rate, self.steps, self.last),
-                "step": 1.0 + number,
-                "counts": (number >= half).astype(float),
-                **plan.inputs,
-            },
-            batch=loops.rows_per_step(self.name, problem, self.batch_size),
-            progress=progress,
-            title=self.name,
-            advice=self.advice,
-        )
+        start = plan.start | {f"total {part}": np.zeros_like(plan.start[part]) for part in self.averaged}
+        begin = {name: system.asarray(np.asarray(value, dtype=float)) for name, value in start.items()}
+        data = (problem.x, problem.y)
+        loop = loops.loop_of(problem, step, begin, data, seed=problem.seed, stops=True)
+        losses = np.empty(0)
+        with closing(progress.task(f"{self.name} ({system.name})", self.steps)) as task:
+            for done, end in chunks(self.steps, loops.STRETCH):
+                given = {name: np.asarray(value[done:end], dtype=float) for name, value in inputs.items()}
+                if batches is not None:
+                    given["rows"] = np.stack(list(islice(batches, end - done)))
+                latest = loop.advance(given)
+                losses = np.concatenate([losses, latest])
+                if error := loops.divergence(self.name, losses, self.advice):
+                    raise error
+                task.update(end, loss=float(latest.mean()))
+        state = {name: np.array(system.to_numpy(value)) for name, value in loop.state.items()}
         # A single step has no second half.
         for part in self.averaged if self.steps > 1 else ():
-            found.state[part] = found.state[f"total {part}"] / (self.steps - half)
-        ended, flat = plan.finish(found.state), loops.settled(found.losses, self.steps)
+            state[part] = state[f"total {part}"] / (self.steps - half)
+        ended = plan.finish(state)
+        # A rule other than descent may converge from either side. After the first half, any loss looks flat.
+        flat = loops.plateau(losses[:half], self.steps // 10, rising=False)
         enough, warnings = ended.figures.get("converged", 1.0), ended.warnings
         if not flat and (enough or not self.explains):
-            unsettled = loops.unsettled_warning(self.name, self.steps, self.learning_rate)
+            unsettled = (
+                f"{self.name} has not converged: of {self.steps} steps the loss was still falling or rising after the "
+                f"{half} at the full learning_rate={self.learning_rate:g}; try steps={2 * self.steps} or a larger "
+                "learning rate"
+            )
             warnings = (unsettled, *warnings)
         return replace(
             ended,
-            history={"loss": found.losses},
-            compile_seconds=found.compile_seconds,
-            run_seconds=watch() - found.compile_seconds,
+            history={"loss": losses},
+            compile_seconds=loop.compile_seconds,
+            run_seconds=watch() - loop.compile_seconds,
             gradient_evaluations=self.steps
             * self.count(problem.program.parameter_count)
             / self.scale(problem),

@@ -16,11 +16,12 @@ from ppl_bnn.core.settings import between, setting, whole
 from ppl_bnn.inference.curvature.conditioning import conditioning
 from ppl_bnn.inference.flat_vector import flat_sites
 from ppl_bnn.inference.method import Outcome
-from ppl_bnn.inference.optimisation.loops import State, evidence_bound, first_half
+from ppl_bnn.inference.optimisation.loops import State, first_half
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.start import Start
 from ppl_bnn.inference.variational import iterated
 from ppl_bnn.inference.variational.mean_field import MeanField
+from ppl_bnn.inference.variational.objectives import evidence_bound
 from ppl_bnn.language import ops
 
 EXCESS_LIMIT = 0.1
@@ -124,8 +125,9 @@ class IVON(iterated.IteratedMethod):
         mean, precision, excess = (state[name] for name in self.averaged)
         parts = (iterated.by_site(problem, flat) for flat in (mean, precision**-0.5))
         approximation = MeanField(*parts)
-        elbo, elbo_se = evidence_bound(self.name, problem, approximation, self.elbo_draws, self.advice)
-        figures = {"elbo": elbo, "elbo_se": elbo_se, "precision_excess": float(excess)}
+        draws, seed = self.elbo_draws, problem.seed
+        figures, *_ = evidence_bound(self.name, problem, approximation, draws, seed, self.advice)
+        figures["precision_excess"] = float(excess)
         warnings = []
         if excess > EXCESS_LIMIT:
             closer = 1.0 - (1.0 - self.curvature_momentum) / 10.0

@@ -17,8 +17,8 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import TracedSite
-from ppl_bnn.core.arrays import map_data
-from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.core.arrays import map_data, site_seed
+from ppl_bnn.core.errors import DivergenceError, UnsupportedError
 from ppl_bnn.inference.flat_vector import first_rows, somewhere, system_values
 from ppl_bnn.inference.variational.autoguide import Costs
 from ppl_bnn.inference.variational.families.blocks import Normal
@@ -85,6 +85,8 @@ class Objective:
             )
             got = f"a plain {problem.system.name} model"
             raise UnsupportedError.of("SVI", wanted, got, "estimator='plain'")
+        self.strata = guide.strata
+        # Shared weights that a local estimator treats as if each row used them once.
         self.shared: tuple[str, ...] = ()
         self._handler: Handler | None = None
         self._weights: tuple[str, ...] = ()
@@ -94,6 +96,15 @@ class Objective:
             self._native = problem.system.native(self._perturbed, record=False)
         if self.population is not None and not program.language:
             self._native = functools.partial(program.native, population=self.population)
+
+    def start(
+        self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray], seed: int
+    ) -> dict[str, np.ndarray]:
+        """Parameters with given locations and standard deviations, in unconstrained coordinates by site."""
+        values = {
+            f"param:{site.name}": np.asarray(u0[site.name], float) for site in self.problem.program.params
+        }
+        return self.guide.start(u0, scale, np.random.default_rng(site_seed("guide", seed))) | values
 
     def _find_weights(self) -> None:
         """Find the weights and biases of linear maps with independent normals, and those not used once per row.
@@ -158,7 +169,11 @@ class Objective:
                 for index, block in enumerate(guide.blocks)
             ]
         if self.estimator != "plain":
-            self._handler = self._made(params, randomness)
+            loc, scale = ({name: part[name] for name in self._weights} for part in guide.loc_scale(params))
+            if self.estimator == "flipout":
+                self._handler = Flipout(loc, randomness.sign)
+            else:
+                self._handler = LocalReparameterisation(loc, scale, randomness.normal)
 
         def at(u: Any, log_q: Any) -> tuple[Any, Any]:
             sites = system.run(self._native, x, y, values={**u, **values}, unconstrained=True)
@@ -184,12 +199,6 @@ class Objective:
                 total = total - factor * site.distribution.log_prob(y if main else site.value).sum()
         return total
 
-    def _made(self, params: Any, randomness: Any) -> Handler:
-        loc, scale = ({n: part[n] for n in self._weights} for part in self.guide.loc_scale(params))
-        if self.estimator == "flipout":
-            return Flipout(loc, randomness.sign)
-        return LocalReparameterisation(loc, scale, randomness.normal)
-
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
         """The guide at fitted parameters, in NumPy."""
         params, values = _parts(parameters)
@@ -207,6 +216,21 @@ def _parts(parameters: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any
     """The parameters of the guide, and the values of parameters without a prior by site."""
     params = {name: value for name, value in parameters.items() if not name.startswith("param:")}
     return params, strip_prefix(parameters, "param:")
+
+
+def evidence_bound(
+    method: str, problem: Problem, q: Approximation, count: int, seed: int, advice: str
+) -> tuple[dict[str, float], dict[str, np.ndarray], np.ndarray, np.ndarray]:
+    """The ELBO and its standard error in nats, as figures, from new draws: these, their log joint and their log q."""
+    u = q.draw(count, np.random.default_rng(site_seed("elbo", seed)))
+    log_joint, log_q = problem.log_joint_draws(u).astype(np.float64), q.log_prob(u)
+    assert log_q is not None
+    values = log_joint - log_q
+    if not np.all(np.isfinite(values)):
+        got = f"{int((~np.isfinite(values)).sum())} of {count} draws without a finite log joint"
+        raise DivergenceError.of(method, "a finite ELBO", got, advice)
+    error = float(values.std(ddof=1) / math.sqrt(count))
+    return {"elbo": float(values.mean()), "elbo_se": error}, u, log_joint, log_q
 
 
 def linear_uses(problem: Problem) -> tuple[Any, dict[str, Any], list[LinearUse]]:

@@ -21,7 +21,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import OneOf, between, from_to, is_number, optional, setting, whole
 from ppl_bnn.core.warning_filters import ignored
@@ -32,11 +32,11 @@ from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.adam import Descent, Stretch, descent
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.start import Start, check_start
-from ppl_bnn.inference.variational.autoguide import KEPT, SYSTEM_GUIDES
+from ppl_bnn.inference.variational.autoguide import KEPT, SYSTEM_GUIDES, SystemGuide
 from ppl_bnn.inference.variational.families.base import Family
 from ppl_bnn.inference.variational.families.blocks import Mixture, family_of
 from ppl_bnn.inference.variational.guides import Guide
-from ppl_bnn.inference.variational.objectives import ESTIMATORS, OBJECTIVES, Objective
+from ppl_bnn.inference.variational.objectives import ESTIMATORS, OBJECTIVES, Objective, evidence_bound
 from ppl_bnn.inference.variational.restarts import Restarts
 from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior.approximation import Approximation
@@ -277,7 +277,7 @@ class SVI(Method):
         watch = Stopwatch()
         batch = loops.rows_per_step("SVI", problem, self.batch_size, self.stream)
         fit = _Fit(self, problem, batch, progress)
-        found = [fit.run(index, progress) for index in range(self.restarts)]
+        found = [fit.run(index) for index in range(self.restarts)]
         found.sort(key=lambda each: -each.figures["elbo"])
         best = found[0]
         approximation, history = best.approximation, best.history
@@ -293,7 +293,7 @@ class SVI(Method):
             history=history,
             compile_seconds=fit.descent.compile_seconds,
             run_seconds=watch() - fit.descent.compile_seconds,
-            gradient_evaluations=steps * self.particles * fit.strata * share,
+            gradient_evaluations=steps * self.particles * fit.objective.strata * share,
             warnings=(*best.warnings, *warnings),
             target=target,
         )
@@ -306,11 +306,11 @@ class SVI(Method):
             warnings.append(
                 f"tempered: the divergence counts {self.kl_weight:g} times, so the target is not the posterior"
             )
-        if fit.shared:
+        if fit.objective.shared:
             targets.append("approximate: local reparameterisation of shared weights")
             warnings.append(
                 "approximate estimator: local reparameterisation treats the uses of "
-                f"{', '.join(fit.shared)} within a row as independent, so the objective is not the ELBO"
+                f"{', '.join(fit.objective.shared)} within a row as independent, so the objective is not the ELBO"
             )
         improper = [s.name for s in fit.problem.program.latents if s.family == "ImproperLogUniform"]
         if improper:
@@ -324,28 +324,21 @@ class _Fit:
     """An SVI on a problem: the objective and the loop, created once for all restarts."""
 
     def __init__(self, method: SVI, problem: Problem, batch: int | None, progress: Progress):
-        self.method, self.problem, self.batch = method, problem, batch
+        self.method, self.problem, self.batch, self.progress = method, problem, batch, progress
         program = problem.program
         special = any(site.family in SPECIAL for site in program.latents)
         plain = method.guide == "normal" and not method._options and not special
-        self.strata = 1
-        self.guide: Guide | None = None
-        self.objective: Any
+        self.objective: SystemGuide | Objective
         if method._written or plain:
-            chosen = SYSTEM_GUIDES[problem.system.name, method._written]
+            make = SYSTEM_GUIDES[problem.system.name, method._written]
             model = batched_model(problem, batch)
-            self.objective = chosen(problem, model, method.guide, method.particles, batch)
+            self.objective = make(problem, model, method.guide, method.particles, batch)
         else:
-            self.guide = Guide.of(method.guide, program.sites.values())
-            self.strata = self.guide.strata
+            guide = Guide.of(method.guide, program.sites.values())
             options = {name: getattr(method, name) for name in OPTIONS}
             options |= {"analytic": method.divergence == "analytic", "population": batch and problem.rows}
-            self.objective = Objective(problem, self.guide, **options)
-        # Shared weights that a local estimator treats as if each row used them once.
-        self.shared: tuple[str, ...] = getattr(self.objective, "shared", ())
-        # Invalid starting values are refused before compilation; a method would be fitted here.
-        given = method.start is not None and not isinstance(method.start, Method)
-        shapes = self._beginning(0, progress if given else None)
+            self.objective = Objective(problem, guide, **options)
+        shapes = self._beginning(0, None)
         self.descent: Descent = descent(problem, self.objective, shapes, batch, method.stream)
 
     def _seed(self, index: int) -> int:
@@ -367,11 +360,7 @@ class _Fit:
                 scale = self._spread(method.start)
         width = 0.1 if isinstance(method.init_scale, str) else float(method.init_scale)
         scale = {site.name: np.full(site.unconstrained_shape, width) for site in program.latents} | scale
-        if self.guide is None:
-            return self.objective.start(u0, scale)
-        rng = np.random.default_rng(site_seed("guide", self._seed(index)))
-        params = {f"param:{site.name}": np.asarray(u0[site.name], float) for site in program.params}
-        return self.guide.start(u0, scale, rng) | params
+        return self.objective.start(u0, scale, self._seed(index))
 
     def _spread(self, start: Posterior) -> dict[str, np.ndarray]:
         """Standard deviations of the draws of the posterior given as start."""
@@ -389,10 +378,10 @@ class _Fit:
 
     # -- one fit
 
-    def run(self, index: int, progress: Progress) -> Outcome:
+    def run(self, index: int) -> Outcome:
         """The fit from one start, without its seconds and gradients."""
         method = self.method
-        losses, constant = self._descend(index, progress)
+        losses, constant = self._descend(index)
         approximation = self.objective.approximation(self.descent.average())
         figures, warnings = self._figures(approximation, self._seed(index))
         converged = loops.plateau(losses[:constant, 0], method.steps // 10)
@@ -407,7 +396,7 @@ class _Fit:
             history |= {"likelihood_cost": losses[:, 1], "complexity_cost": losses[:, 2]}
         return Outcome(approximation, history=history, figures=figures, warnings=warnings)
 
-    def _descend(self, index: int, progress: Progress) -> tuple[np.ndarray, int]:
+    def _descend(self, index: int) -> tuple[np.ndarray, int]:
         """(loss, likelihood cost, complexity cost) of all steps, and the number of steps at the full learning rate."""
         method, problem, loop = self.method, self.problem, self.descent
         seed = self._seed(index)
@@ -418,7 +407,7 @@ class _Fit:
         checkpoint = Checkpoint.of(method.checkpoint, settings, f"restart{index}")
         kept = checkpoint.load()
         if kept is None:
-            loop.begin(self._beginning(index, progress), seed)
+            loop.begin(self._beginning(index, self.progress), seed)
         else:
             losses = kept.pop("losses")
             constant, total = map(int, kept.pop("held_total"))
@@ -427,7 +416,7 @@ class _Fit:
         if self.batch is not None:
             batches = islice(loops.batch_indices(problem.rows, self.batch, seed), len(losses), None)
         name = "SVI" if method.restarts == 1 else f"SVI {index + 1} of {method.restarts}"
-        with closing(progress.task(f"{name} ({problem.system.name})", method.steps)) as task:
+        with closing(self.progress.task(f"{name} ({problem.system.name})", method.steps)) as task:
             while (done := len(losses)) < total:
                 count = min(loops.STRETCH, total - done)
                 steps = done + np.arange(count)
@@ -493,28 +482,21 @@ class _Fit:
         if model is not program.model:
             program = replace(program, model=model).rebound(problem.x, problem.y)
         judged = replace(problem, program=program)
-        count = self.method.elbo_draws or int(np.clip(ELBO_EFFORT // problem.rows, 20, 1000))
-        rng = np.random.default_rng(site_seed("elbo", seed))
         if q.kind == "point":
             # All draws are equal.
-            log_joint = float(judged.log_joint_draws(q.draw(1, rng)).astype(np.float64)[0])
+            u = q.draw(1, np.random.default_rng(seed))
+            log_joint = float(judged.log_joint_draws(u).astype(np.float64)[0])
             warning = "the guide is a point: its ELBO is the log joint there, and no bound on the evidence"
             return {"log_joint": log_joint, "elbo": log_joint, "elbo_se": 0.0}, (warning,)
-        u = q.draw(count, rng)
-        log_joint = judged.log_joint_draws(u).astype(np.float64)
-        log_prior, log_q = judged.log_prior_draws(u).astype(np.float64), q.log_prob(u)
-        assert log_q is not None
-        values = log_joint - log_q
-        if not np.all(np.isfinite(values)):
-            got = f"{int((~np.isfinite(values)).sum())} of {len(values)} draws without a finite log joint"
-            advice = f"learning_rate={self.method.learning_rate / 10:g} or standardise=True"
-            raise DivergenceError.of("SVI", "a finite ELBO", got, advice)
-        return {
-            "elbo": float(values.mean()),
-            "elbo_se": float(values.std(ddof=1) / math.sqrt(count)),
+        count = self.method.elbo_draws or int(np.clip(ELBO_EFFORT // problem.rows, 20, 1000))
+        advice = f"learning_rate={self.method.learning_rate / 10:g} or standardise=True"
+        figures, u, log_joint, log_q = evidence_bound("SVI", judged, q, count, seed, advice)
+        log_prior = judged.log_prior_draws(u).astype(np.float64)
+        costs = {
             "likelihood_cost": float((log_prior - log_joint).mean()),
             "complexity_cost": float((log_q - log_prior).mean()),
-        }, ()
+        }
+        return figures | costs, ()
 
 
 def batched_model(problem: Problem, batch: int | None) -> Model:

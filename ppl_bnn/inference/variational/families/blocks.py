@@ -70,10 +70,6 @@ class Affine(Gaussian):
     def noise(self, params: Parameters, scale: Any, deviation: Array) -> Array:
         """The noise eps with S eps = deviation."""
 
-    def standardised(self, params: Parameters, u: Array) -> Array:
-        """The noise eps with u = loc + S eps."""
-        return self.noise(params, self.scale(params), u - params["loc"])
-
     def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
         scale = self.scale(params)
         u = params["loc"] + self.deviation(params, scale, eps)

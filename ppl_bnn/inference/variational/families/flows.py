@@ -175,7 +175,7 @@ class Flow(Family):
 
     def log_prob(self, params: Parameters, u: Array) -> Array:
         end = self._end(params)
-        z, at_u = end.standardised(params, u), end.log_prob(params, u)
+        z, at_u = end.noise(params, end.scale(params), u - params["loc"]), end.log_prob(params, u)
         eps, total = z, ops.zeros_like(z[..., 0])
         for layer in reversed(range(self.layers)):
             eps, log_det = self.inverse_layer(params, layer, eps)
