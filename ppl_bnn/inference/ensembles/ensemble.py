@@ -319,6 +319,7 @@ def _stored(outcome: Outcome) -> dict[str, np.ndarray]:
 def _restored(arrays: Mapping[str, np.ndarray]) -> Outcome:
     words: dict[str, Any] = json.loads(arrays["told"].tobytes().decode())
     words["warnings"] = tuple(words["warnings"])
-    kept, *curves = (unprefixed(arrays, part) for part in ("approximation", "statistics", "history"))
+    parts = (unprefixed(arrays, part) for part in ("approximation", "statistics", "history"))
+    kept, statistics, history = parts
     approximation = approximation_class(words["class"]).from_arrays(kept)
-    return Outcome(approximation, *curves, **{name: words[name] for name in _PLAIN})
+    return Outcome(approximation, statistics, history, **{name: words[name] for name in _PLAIN})
