@@ -15,7 +15,8 @@ from ppl_bnn.inference.method import Method
 class OfMember(Method):
     """A method that fits `member`. A given system or dtype replaces that of the member."""
 
-    member: Method
+    # The type checker does not see that the base class's fields are keyword-only.
+    member: Method  # type: ignore[misc]
     ppl: str = dataclasses.field(default="", kw_only=True)
     dtype: str = dataclasses.field(default="", kw_only=True)
     finds_centre: ClassVar[bool] = False
