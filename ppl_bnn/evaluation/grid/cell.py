@@ -29,13 +29,11 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.core import processes, stored
 from ppl_bnn.core.errors import BNNError, DamagedError, InputError, UnsupportedError
 from ppl_bnn.core.plain_values import encoded
 from ppl_bnn.core.warning_filters import ignored, recorded
 from ppl_bnn.evaluation.comparison.record import Record, chain_of_draws, fitted, reason
-from ppl_bnn.evaluation.grid.engines import gpus
 from ppl_bnn.inference.fingerprint import identity, source
 from ppl_bnn.inference.method import Method, versions
 from ppl_bnn.prediction import reliability, scores
@@ -126,12 +124,6 @@ def of_method(method: Method, ppl: str) -> dict[str, Any]:
         "fields": {each.name: identity(getattr(method, each.name)) for each in dataclasses.fields(method)},
         "versions": {name: known[name] for name in ("ppl-bnn", *_ENGINES[ppl])},
     }
-
-
-def of_device(device: str) -> str:
-    """The kind of a device, since results do not depend on which GPU is used; the planning machine resolves "auto"."""
-    kind = resolve_device(device)[0]
-    return ("cuda" if gpus() else "cpu") if kind == "auto" else kind
 
 
 # --- computation ----------------------------------------------------------------------------------------------

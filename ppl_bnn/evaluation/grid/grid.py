@@ -396,7 +396,10 @@ class _Plan:
 def _planned(grid: Grid) -> _Plan:
     found = {label: tables.load(each) if isinstance(each, str) else each for label, each in grid.data.items()}
     parted = {label: splits.splits_of(table, grid._splits_of(label)) for label, table in found.items()}
-    device = cells.of_device(grid.device)
+    # Results do not depend on which GPU is used. The planning machine resolves "auto".
+    device, _ = resolve_device(grid.device)
+    if device == "auto":
+        device = "cuda" if engines.gpus() else "cpu"
     # The labels, the table, the fit, and the parts of the key that cells of one model, data set and method share.
     every: list[tuple[tuple[str, str, str], Table, partial[Posterior], dict[str, Any]]] = []
     left_out: list[str] = []

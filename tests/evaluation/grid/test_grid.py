@@ -436,7 +436,7 @@ def test_a_key_changes_with_all_that_a_result_depends_on(monkeypatch: pytest.Mon
     assert key() == first
     # What "auto" comes to on this machine, and so another cell where there is a GPU.
     assert key(device="cpu") == first
-    monkeypatch.setattr(cells, "gpus", lambda: ("0",))
+    monkeypatch.setattr(grid_module.engines, "gpus", lambda: ("0",))
     assert key() == changed["device"]
     monkeypatch.undo()
     assert key(models={"called otherwise": line}, seeds=1) == first
