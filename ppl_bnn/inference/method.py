@@ -243,8 +243,9 @@ class Method(ABC):
         with prepared as (method, problem, standardisation, original):
             if isinstance(shown, _DryRun):
                 # The fit stops at its first random draw. All else works, as methods look at curvatures to refuse.
-                problem.program.system = copy.copy(problem.system)
-                problem.program.system.seeds = shown.task
+                dry: Any = copy.copy(problem.system)
+                dry.seeds = shown.task
+                problem.program.system = dry
                 check_start(problem, getattr(method, "start", None))
             outcome = method.run(problem, progress_outside(shown, problem.system.outside))
         if original is not None and class_names is None:
@@ -432,7 +433,7 @@ class _Begun(BaseException):
 class _DryRun(Silent):
     """The progress of a fit that stops before its first computation. Fits within the fit get it, too, and stop."""
 
-    def task(self, *_: Any) -> NoReturn:
+    def task(self, title: object, total: int) -> NoReturn:
         raise _Begun
 
 
