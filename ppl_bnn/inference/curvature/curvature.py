@@ -234,18 +234,17 @@ class _Rows(_Curvature):
 
     def kronecker(self, sharing: str) -> DataCurvature:
         check_blocks_fit(self.problem, self.u, self.where.sites)
-        left, right, dense = (defaultdict[str, Any](float) for _ in range(3))
+        # A site that is no weight of a linear map has a dense block, which is its sum on the right.
+        left, right = (defaultdict[str, Any](float) for _ in range(2))
         for part in self.chunks():
             for site, _, a, g in part.by_site():
-                if a is None:
-                    rows = g.reshape(-1, g.shape[-1])
-                    dense[site] += rows.T @ rows
-                    continue
-                if sharing == "reduce":
-                    a, g = a.mean(1, keepdims=True), g.sum(2)
-                terms = self.problem.rows * a.shape[1]
-                a, g = a.reshape(-1, a.shape[-1]), g.reshape(-1, g.shape[-1])
-                left[site] += a.T @ a / terms
+                if a is not None:
+                    if sharing == "reduce":
+                        a, g = a.mean(1, keepdims=True), g.sum(2)
+                    terms = self.problem.rows * a.shape[1]
+                    a = a.reshape(-1, a.shape[-1])
+                    left[site] += a.T @ a / terms
+                g = g.reshape(-1, g.shape[-1])
                 right[site] += g.T @ g
         blocks: list[DenseBlock | KroneckerBlock] = []
         for name, at in self.plan.slices.items():
@@ -254,7 +253,7 @@ class _Rows(_Curvature):
                 shape = self.plan.maps[name].shape
                 blocks.append(KroneckerBlock(name, shape, left[name], right[name], place))
             else:
-                blocks.append(DenseBlock(dense[name], name, place))
+                blocks.append(DenseBlock(right[name], name, place))
         return KroneckerCurvature(tuple(blocks))
 
     def low_rank(self, rank: int, own: np.ndarray, seed: int) -> DataCurvature:

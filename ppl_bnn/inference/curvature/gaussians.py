@@ -71,8 +71,7 @@ class FlatGaussian(ABC):
 
     def covariance(self) -> np.ndarray:
         """S (P, P), dense."""
-        half = self.whiten(np.eye(self.size))
-        return half @ half.T
+        return self.joint(np.eye(self.size)[None])
 
     def precision(self) -> np.ndarray:
         """A = S^-1 (P, P), dense."""

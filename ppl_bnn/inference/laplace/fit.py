@@ -102,7 +102,11 @@ class LaplaceFit:
                 problem.program.likelihood.fisher(None)
             if method.curvature == "ggn":
                 check_fisher(problem, method.fisher)
-        self._check_names()
+        names = flat_vector.latent_names(problem)
+        check_known("site of marginal", method.marginal, names)
+        if not isinstance(method.weights, str):
+            layers = dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name)
+            check_known("layer or site of weights", method.weights, [*layers, *names])
         self.kinds()
         if problem.program.language:
             anywhere = flat_vector.somewhere(problem)
@@ -115,13 +119,6 @@ class LaplaceFit:
         got = f"{found}, whose log density is straight on both sides of a kink"
         advice = "curvature='ggn', which has the Fisher information of the likelihood, or NUTS or SVI"
         UnsupportedError.check(not found, "Laplace", expected, got, advice)
-
-    def _check_names(self) -> None:
-        names = flat_vector.latent_names(self.problem)
-        check_known("site of marginal", self.method.marginal, names)
-        if not isinstance(self.method.weights, str):
-            layers = dict.fromkeys(name.rpartition(".")[0] for name in names if "." in name)
-            check_known("layer or site of weights", self.method.weights, [*layers, *names])
 
     def _check_at(self, u: Values) -> None:
         """Refuse impossible combinations of model and settings; u may be any point where no two elements are equal."""

@@ -32,10 +32,9 @@ def noise_sites(problem: Problem, u: Values) -> tuple[str, ...]:
         return bool(f.all()), bool(log_noise.all())
 
     whole = program.language and not program.has_local
-    found = []
-    if not whole or not isinstance(network_output(program.model, w, x).likelihood.noise, int | float):
-        names = flat_vector.latent_names(problem)
-        found = [name for name in names if finite({**w, name: w[name] * float("nan")}) == (True, False)]
+    noise = network_output(program.model, w, x).likelihood.noise if whole else None
+    names = [] if isinstance(noise, int | float) else flat_vector.latent_names(problem)
+    found = [name for name in names if finite({**w, name: w[name] * float("nan")}) == (True, False)]
     # The outputs that a site affects are the same at every u, but not detectable where the network overflows.
     if all(finite(w)):
         program.cached("noise sites", dict)["all"] = found

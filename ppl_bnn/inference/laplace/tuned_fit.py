@@ -104,7 +104,7 @@ class TunedFit:
             self.groups,
             prior=np.where(tuned, self.precision, prior),
             mode=flat_vector.flat_latents(problem, u)[self.positions],
-            likelihood=gaussian_noise(problem, u).likelihood if self.noise else fit.log_likelihood(u),
+            likelihood=fit.log_likelihood(u) if self.noise is None else gaussian_noise(problem, u).likelihood,
             names=self.names,
             location=self.location,
             held=self.held,
