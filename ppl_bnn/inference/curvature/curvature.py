@@ -407,7 +407,7 @@ class _Hessian(_Curvature):
         return rows, int(np.clip(self.memory // per_direction, 1, self.where.count))
 
     def products(self, directions: np.ndarray) -> np.ndarray:
-        """The products H v for directions (K, P), (K, P), as many as memory allows."""
+        """The products H v (K, P) for directions (K, P), no more than `_sizes` allows."""
         problem, system = self.problem, self.problem.system
         function = problem.program.cached(("hessian", self.where.sites), self._build)
         size, _ = self._sizes
