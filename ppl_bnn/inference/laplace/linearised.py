@@ -110,7 +110,7 @@ def predictive(
         probs, expected_entropy = _bridge(*logits, normalise=kind == "bridge_norm")
     else:
         probs = _probit(*logits, differences=binary or kind == "probit_covariance")
-        size = max(1, BLOCK // (draws * mean.shape[1]))
+        size = max(1, BLOCK // (MOST_NODES if binary else draws * mean.shape[1]))
         parts = ((mean[i:j], covariance[i:j]) for i, j in chunks(len(mean), size))
         each = [_linearised(likelihood, *part, draws, seed).aleatoric for part in parts]
         expected_entropy = np.concatenate(each)
