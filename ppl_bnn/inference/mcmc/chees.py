@@ -117,10 +117,15 @@ class ChEES(ManyChains):
             jitter, lambda index: index + 1, adam, self.target_accept, 0.0, self.max_steps
         )
 
+        def inverse_mass_of(variance: Any) -> Any:
+            """The variances, or 1 where the chains do not differ (yet) or the metric is the identity."""
+            known = jnp.isfinite(variance) & (variance > 0) & (self.metric == "diagonal")
+            return jnp.where(known, variance, 1.0)
+
         def begin(flat: Any, key: Any, data: Any) -> dict[str, Any]:
             chains: Any = jax.vmap(lambda one: hmc.init(one, lambda u: target.log_density(u, data)))(flat)
             variance = flat.var(axis=0, ddof=1)
-            inverse_mass = self._inverse_mass(variance)
+            inverse_mass = inverse_mass_of(variance)
             squared = jnp.sum(chains.logdensity_grad**2 * inverse_mass, axis=-1)
             usable = jnp.isfinite(squared)
             # No larger than 1 / sqrt of the curvature's trace, which is at most what the steepest direction allows.
@@ -155,7 +160,7 @@ class ChEES(ManyChains):
         def step(state: dict[str, Any], data: Any) -> dict[str, Any]:
             before, adaptation = state["chains"], state["adaptation"]
             warming = state["count"] < self.warmup
-            inverse_mass = self._inverse_mass(state["variance"])
+            inverse_mass = inverse_mass_of(state["variance"])
             step_size = jnp.where(warming, adaptation.step_size, jnp.exp(state["average"][0]))
             length = jnp.where(warming, adaptation.trajectory_length, jnp.exp(state["average"][1]))
             # A step size that has fallen to zero accepts everything, and so grows again.
@@ -213,13 +218,6 @@ class ChEES(ManyChains):
             return recorded(state, n_steps=state["steps"], **more)
 
         return Kernel(begin, step, record, lambda state: finite(state["chains"]), pooled=True)
-
-    def _inverse_mass(self, variance: Any) -> Any:
-        """The variances, or 1 where the chains do not differ (yet) or the metric is the identity."""
-        import jax.numpy as jnp
-
-        known = jnp.isfinite(variance) & (variance > 0) & (self.metric == "diagonal")
-        return jnp.where(known, variance, 1.0)
 
     def noticed(self, statistics: Mapping[str, np.ndarray], figures: Mapping[str, float]) -> Iterator[str]:
         yield from super().noticed(statistics, figures)

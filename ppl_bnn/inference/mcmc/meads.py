@@ -140,9 +140,8 @@ class MEADS(ManyChains):
             former = meads_adaptation.MEADSAdaptationState(
                 steps, jnp.zeros(1), jnp.zeros((1, position.shape[1])), jnp.zeros(1), jnp.zeros(1)
             )
-            found: Any = parameters_of(former, position, gradient, 0)
-            names = {"step_size": found.step_size, "scale": found.position_sigma, "damping": found.alpha}
-            return {name: value[0] for name, value in names.items()}
+            new: Any = parameters_of(former, position, gradient, 0)
+            return {"step_size": new.step_size[0], "scale": new.position_sigma[0], "damping": new.alpha[0]}
 
         def begin(flat: Any, key: Any, data: Any) -> dict[str, Any]:
             chains, size = flat.shape

@@ -63,11 +63,9 @@ class Kernel:
 
     def layout(self, chain_method: str, device: str) -> str:
         """The method that "auto" selects: vectorised for pooled chains or on CUDA, else threads over the cores."""
-        if self.pooled:
+        if self.pooled or (chain_method == "auto" and device.startswith("cuda")):
             return "vectorised"
-        if chain_method == "auto":
-            return "vectorised" if device.startswith("cuda") else "threads"
-        return chain_method
+        return "threads" if chain_method == "auto" else chain_method
 
 
 @dataclass
