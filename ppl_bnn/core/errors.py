@@ -1,6 +1,6 @@
 """The errors that this library raises.
 
-Each message states, in this order, what was expected, what was given and what to try. Every class derives from
+Each message states, in this order, what was expected, what was given and what to try. Every error derives from
 `BNNError`, and from the built-in class that a caller would otherwise expect.
 """
 

@@ -208,10 +208,7 @@ def convergence(
 
 
 def rows_at(posterior: Any, x: Any) -> dict[str, Any]:
-    """Region -> the rows of it that are judged, in the units of the fit, for x as in `bnn.diagnose`.
-
-    The rows are evenly spaced. Rows without a name are the region "given".
-    """
+    """Region -> its rows, in the units of the fit, for x as in `bnn.diagnose`. Rows without a name are "given"."""
     named = isinstance(x, Mapping)
     if named and isinstance(posterior.inputs, Mapping):
         # Such rows are mappings themselves.
@@ -224,11 +221,9 @@ def rows_at(posterior: Any, x: Any) -> dict[str, Any]:
     found = {}
     for name, rows in given.items():
         try:
-            rows = posterior.fit_inputs(rows)
+            found[name] = posterior.fit_inputs(rows)
         except InputError as error:
             raise InputError(f"{name} rows: {error}" if named else str(error)) from error
-        chosen = evenly_spaced(row_count(rows), FUNCTIONS // len(given))
-        found[name] = map_data(lambda array, chosen=chosen: np.asarray(array)[chosen], rows)
     return found
 
 
@@ -241,6 +236,7 @@ def _judged(
     """
     kind = posterior.drawn_kind(None)
     u, w = flat_draws(posterior.unconstrained_draws), flat_draws(posterior.draws)
+    share = FUNCTIONS // max(len(regions), 1)
 
     def evaluated(problem: Problem) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         draws_of = posterior.approximation.predictor_draws
@@ -250,8 +246,14 @@ def _judged(
             f = eta[:, _chosen_rows(posterior)]
         else:
             f = predictor(posterior.fit_inputs(probe))
-        found = quantities(problem, w, f, eta, posterior.targets)
-        return found, {name: predictor(rows) for name, rows in regions.items()}
+        there = {}
+        for name, rows in regions.items():
+            chosen = evenly_spaced(row_count(rows), share)
+            if problem.program.coupled:
+                there[name] = predictor(rows)[:, chosen]
+            else:
+                there[name] = predictor(map_data(lambda array, at=chosen: np.asarray(array)[at], rows))
+        return quantities(problem, w, f, eta, posterior.targets), there
 
     def chained(values: np.ndarray) -> np.ndarray:
         return values.reshape(*posterior.shape, *values.shape[1:])
@@ -260,7 +262,6 @@ def _judged(
     kept = [name for name in found if name in (PREDICTOR, LOG_LIKELIHOOD) or np.ptp(found[name]) != 0]
     own = components({name: chained(found[name]) for name in kept})
     own[PREDICTOR] = _frozen(own[PREDICTOR], FUNCTIONS)
-    share = FUNCTIONS // max(len(regions), 1)
     return own, {name: _frozen(distinct(chained(eta)), share) for name, eta in there.items()}
 
 

@@ -32,7 +32,7 @@ from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.posterior.approximation import Approximation, Chains, Drawn, Point
-from ppl_bnn.posterior.convergence import FUNCTIONS, by_arviz, mixing, quantities
+from ppl_bnn.posterior.convergence import FUNCTIONS, by_arviz, evenly_spaced, mixing, quantities
 
 NOISE, ROWS, FEATURES = 0.5, 30, 2
 
@@ -394,13 +394,29 @@ def test_further_rows_change_nothing_at_the_training_rows() -> None:
 def test_at_most_200_functions_are_judged_evenly_spaced() -> None:
     posterior = with_a_silent_input(0.0, draws=50)
     many = loud(1000)
-    rows = rows_at(posterior, many)["given"]
-    np.testing.assert_array_equal(rows, many[np.linspace(0, 999, 200).round().astype(int)])
-    np.testing.assert_array_equal(rows, rows_at(with_a_silent_input(1.0), many)["given"])
+    # 201 components: f at 200 rows, and the known noise, which is last.
+    f = posterior.predictor(many[np.linspace(0, 999, 200).round().astype(int)])[..., 0]
+    given = convergence(posterior, regions=rows_at(posterior, many)).at["given"]
+    assert given.rhat == pytest.approx(mixing(f[..., evenly_spaced(201, 200)[:-1]]).rhat, rel=1e-9)
     found = convergence(posterior, many, regions=rows_at(posterior, {"a": many, "b": many[:30]}))
     assert found.quantities["f"].components + found.quantities["f"].constant == 200
     assert found.at["a"].components + found.at["a"].constant == 100
     assert found.at["b"].components + found.at["b"].constant == 31
+
+
+def test_rows_that_interact_are_judged_together() -> None:
+    def centred(x: Any, y: Any = None) -> None:
+        bnn.coupled()
+        slope, level = (bnn.sample(name, bnn.dist.Normal(0.0, 1.0)) for name in ("a", "b"))
+        bnn.observe(y, slope * (x[:, :1] - x[:, :1].mean(0)) + level, bnn.likelihoods.Gaussian(NOISE))
+
+    rng = np.random.default_rng(3)
+    u = {name: rng.normal(size=(4, 200)) for name in ("a", "b")}
+    posterior, x = fitted(centred, Chains(u)), rng.normal(size=(300, FEATURES)) ** 2
+    at = convergence(posterior, regions=rows_at(posterior, x)).at["given"]
+    f = u["a"][..., None] * (x[:, 0] - x[:, 0].mean()) + u["b"][..., None]
+    chosen = evenly_spaced(300, 200)[evenly_spaced(201, 200)[:-1]]
+    assert at.rhat == pytest.approx(mixing(f[..., chosen]).rhat, rel=1e-9)
 
 
 @pytest.mark.parametrize(
