@@ -184,14 +184,9 @@ class _Judge:
         else:
             self.reasons.extend(judged.reasons)
             self.advise_chains(judged)
-        for name in (name for name in judged.at if name not in judged.failing):
-            there = judged.at[name]
-            figures = (
-                f"{there.words}, over {there.components} outputs"
-                if there.components
-                else "outputs do not vary"
-            )
-            self.say(f"at the {name} rows: {figures}")
+        for name, there in judged.at.items():
+            if name not in judged.failing:
+                self.say(f"at the {name} rows: {there.words}")
         if self.info.target:
             target = f"the target of the chains is not the posterior: {self.info.target}"
             self.say(f"{target}; that is what they are judged by")

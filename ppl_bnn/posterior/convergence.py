@@ -54,7 +54,7 @@ class Mixing:
     @property
     def words(self) -> str:
         """R-hat and the smaller ESS in words."""
-        return f"R-hat {self.rhat:.3f}, ESS {self.ess:.0f}"
+        return f"R-hat {self.rhat:.3f}, ESS {self.ess:.0f}" if self.components else "nothing varies"
 
 
 def mixing(draws: np.ndarray, superchains: int | None = None) -> Mixing:
