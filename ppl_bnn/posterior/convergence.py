@@ -14,8 +14,6 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import InputError
-from ppl_bnn.core.settings import whole
 from ppl_bnn.prediction.prediction import Prediction
 
 # ArviZ returns no value for fewer.
@@ -116,20 +114,14 @@ def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
     Parameters
     ----------
     draws : ndarray
-        Shape (chain, draw, components).
+        Shape (chain, draw, components), at least 4 draws, of components that are finite and vary within some chain.
     superchains : int
-        K, the number of groups of M = chains / K consecutive chains that started at the same point.
+        K, at least 2: the number of groups of M = chains / K consecutive chains that started at the same point.
 
     Returns
     -------
     ndarray
-        Shape (components,). Infinity for a component that is not finite, or on which every chain is constant at its own
-        value, and for all components with fewer than 4 draws per chain. NaN for a component that is constant.
-
-    Raises
-    ------
-    InputError
-        For another shape, fewer than 2 superchains, or a number of chains that is not a multiple of them.
+        Shape (components,).
 
     Notes
     -----
@@ -142,23 +134,8 @@ def nested_rhat(draws: np.ndarray, superchains: int) -> np.ndarray:
     Margossian, Hoffman, Sountsov, Riou-Durand, Vehtari and Gelman 2024, Bayesian Analysis, equations 4 to 8. Vehtari,
     Gelman, Simpson, Carpenter and Buerkner 2021.
     """
-    draws = np.asarray(draws)
-    if draws.ndim != 3:
-        raise InputError.of("draws", "(chain, draw, components)", f"shape {draws.shape}", "draws[..., None]")
-    chains = draws.shape[0]
-    wanted = whole(2)(superchains) or (chains % superchains and f"a divisor of the {chains} chains")
-    InputError.check(not wanted, "superchains", wanted, repr(superchains), "8 groups of equal size")
-    found = np.full(draws.shape[-1], np.inf)
-    finite = np.isfinite(draws).all(axis=(0, 1))
-    low, high = draws.min(axis=1), draws.max(axis=1)
-    constant = finite & (low.min(axis=0) == high.max(axis=0))
-    found[constant] = np.nan
-    usable = finite & ~constant & (low < high).any(axis=0)
-    if draws.shape[1] >= FEWEST_DRAWS and usable.any():
-        groups = np.repeat(np.arange(superchains), chains // superchains)
-        values = draws[..., usable].astype(np.float64)
-        found[usable] = by_arviz("rhat_nested", values, np.inf, method="rank", superchain_ids=groups)
-    return found
+    groups = np.repeat(np.arange(superchains), len(draws) // superchains)
+    return by_arviz("rhat_nested", draws, np.inf, method="rank", superchain_ids=groups)
 
 
 def distinct(eta: np.ndarray) -> np.ndarray:
