@@ -131,14 +131,15 @@ def show(
     shown = card.arguments | {name: repr(value) for name, value in arguments.items()}
     listed = ", ".join(f"{name}={value}" for name, value in shown.items()) or "none"
     console.say(screen, f"\nArguments (--set NAME=VALUE): {listed}\nFile: {card.path}\n")
-    source = data or card.data
-    if source is None and card.example is None:
-        screen.print("Its sites depend on the number of inputs: --data NAME shows them.", markup=False)
-        return
+    # The example of a file is shown unless data are named, and goes before its default data.
+    source = data or (card.data if card.example is None else None)
     inputs, title = card.example, "On the example in its file:"
-    if source is not None and (data is not None or card.example is None):
+    if source is not None:
         inputs = known[source].features
         title = f"On {source}, with {inputs} inputs:"
+    elif inputs is None:
+        screen.print("Its sites depend on the number of inputs: --data NAME shows them.", markup=False)
+        return
     sketch, unread = sketch_of(function, inputs, bool(arguments) and not is_file)
     if sketch is None:
         screen.print(f"Its sites are not listed: outside of a system it ends in {unread}", markup=False)

@@ -128,7 +128,7 @@ def _fit_and_show(
         # Texts that are too long for a terminal.
         (planned.out / console.NOTES).write_text(result.markdown(), encoding="utf-8")
         if report and result.posteriors:
-            _write_report(errors, result, planned.out)
+            console.write_report(errors, result, planned.out / console.REPORT)
 
     train, test = ((table.x[rows], table.y[rows]) for rows in (planned.train, planned.test))
     settings = {**settings, **names, "card": card, "progress": bars, "standardise": True, "out": planned.out}
@@ -157,13 +157,6 @@ def _fit_and_show(
     trees = [f"{name}.nc" for name in result.trees]
     screen.print(", ".join([*trees, "comparison.csv", console.NOTES, *figure, "comparison.json", *page]))
     return bool(result.failures)
-
-
-def _write_report(errors: Console, result: Comparison | GridResult, folder: Path) -> None:
-    from ppl_bnn.reporting.page import report as write
-
-    with console.warnings_shown(errors):
-        write(result, folder / console.REPORT)
 
 
 def _check_grid_options(context: typer.Context, grid: Path | None) -> None:
@@ -195,10 +188,10 @@ def _run_grid(file: Path, folder: Path, report: bool, settings: dict[str, Any]) 
                 result = grid.run(folder, progress=Bars(), **settings)
             except (GridInterrupted, ClusterError):
                 if report and len((partial := GridResult.load(folder)).cells):
-                    _write_report(errors, partial, folder)
+                    console.write_report(errors, partial, folder / console.REPORT)
                 raise
         if report:
-            _write_report(errors, result, folder)
+            console.write_report(errors, result, folder / console.REPORT)
         _show_grid(console.new_console(), result)
         if report:
             console.new_console().print(console.REPORT, markup=False)

@@ -125,12 +125,13 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
+_VERSION: Any = typer.Option(
+    "--version", callback=_version, is_eager=True, help="Print the version and leave."
+)
+
+
 @app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
-    ] = False,
-) -> None:
+def _root(version: Annotated[bool, _VERSION] = False) -> None:
     pass
 
 
@@ -183,6 +184,14 @@ def warnings_shown(console: Console) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
+
+
+def write_report(console: Console, result: Any, file: Path, title: str | None = None) -> Path:
+    """Write the page of a comparison or of a grid, with its warnings on the console; returns its path."""
+    from ppl_bnn.reporting.page import report
+
+    with warnings_shown(console):
+        return report(result, file, title=title)
 
 
 class StatusBars(Bars):

@@ -29,13 +29,13 @@ def report(
     Nothing is fitted again. The page is a single file.
     """
     result = _read(folder, reference)
-    from ppl_bnn.reporting.page import report as write
-
-    errors = console.new_console(error=True)
-    with console.warnings_shown(errors):
-        page = write(result, out or folder / console.REPORT, title=None if title is None else clean(title))
-    if missing := getattr(result, "missing", 0):
-        errors.print(f"{missing} cells have not been computed.", markup=False)
+    errors, heading = console.new_console(error=True), None if title is None else clean(title)
+    page = console.write_report(errors, result, out or folder / console.REPORT, heading)
+    # A number of cells of a grid, or names of methods of a comparison.
+    if missing := result.missing:
+        cells = f"{missing} cells have not been computed."
+        text = cells if isinstance(missing, int) else f"Not fitted: {', '.join(missing)}."
+        errors.print(text, markup=False)
     console.say(console.new_console(), str(page))
 
 

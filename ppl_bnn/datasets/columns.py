@@ -37,31 +37,21 @@ _DATE = (
     r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d{2})|(?:19|20)\d{2}-(?:0[1-9]|1[0-2])"
     rf"|\d{{1,2}}[-. ]*{_MONTH}[-., ]*(?:\d{{4}}|\d{{2}})|{_MONTH}[-., ]*(?:\d{{1,2}}[a-z]{{0,2}}[-., ]+)?\d{{4}}"
 )
+_WHEN = rf"(?:{_DATE})(?:[t ]\s*{_CLOCK})?|{_CLOCK}"
 _COMPACT_DATE = re.compile(r"(?:19|20)\d{2}(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])")
+_IN_PLACE_OF_DATES = "days since the first, or year and month as columns"
+_MARKED = r"[-+−]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+−]?\d{1,3}(?:[ \u00a0\u202f'’]\d{3})+(?:[.,]\d+)?"
+_DECIMAL_COMMA = r"[-+−]?(?:\d{1,3}(?:\.\d{3})+|\d*),\d+"
+_CURRENCY = r"(?:[$€£¥₹]|usd|eur|gbp)"
+_AMOUNT = rf"[-+−]?\s*{_CURRENCY}\s*[-+−]?{_DIGITS}|[-+−]?{_DIGITS}\s*{_CURRENCY}"
 _THOUSANDS = "numbers with marks between thousands"
 # Pattern of a cell that Python cannot read as a number, in any case; its description, and advice.
 _LOOKS = (
     (rf"[-+−]?\s*{_DIGITS}\s*[%‰]", "percentages", "the numbers without the sign, such as {number}"),
-    (
-        rf"(?:{_DATE})(?:[t ]\s*{_CLOCK})?|{_CLOCK}",
-        "dates or times",
-        "a number in their place, such as days since the first, or year and month as columns",
-    ),
-    (
-        r"[-+−]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+−]?\d{1,3}(?:[ \u00a0\u202f'’]\d{3})+(?:[.,]\d+)?",
-        _THOUSANDS,
-        "the numbers without these marks, such as {number}",
-    ),
-    (
-        r"[-+−]?(?:\d{1,3}(?:\.\d{3})+|\d*),\d+",
-        "numbers with a decimal comma",
-        "a decimal point, such as {number}",
-    ),
-    (
-        rf"[-+−]?\s*(?:[$€£¥₹]|usd|eur|gbp)\s*[-+−]?{_DIGITS}|[-+−]?{_DIGITS}\s*(?:[$€£¥₹]|usd|eur|gbp)",
-        "amounts with a currency",
-        "the numbers alone, such as {number}",
-    ),
+    (_WHEN, "dates or times", f"a number in their place, such as {_IN_PLACE_OF_DATES}"),
+    (_MARKED, _THOUSANDS, "the numbers without these marks, such as {number}"),
+    (_DECIMAL_COMMA, "numbers with a decimal comma", "a decimal point, such as {number}"),
+    (_AMOUNT, "amounts with a currency", "the numbers alone, such as {number}"),
     (rf"[−–]\s*{_DIGITS}|\({_DIGITS}\)", "negative numbers without a minus sign", "{number}"),
     (r"[-+]?0x[0-9a-f]+", "hexadecimal numbers", "decimal numbers"),
 )
@@ -144,8 +134,7 @@ def parse(name: str, cells: list[str]) -> np.ndarray:
     advice = "correcting them, or a word in every row if the column is categorical"
     check(words, "only numbers or only words", "that are no numbers", advice)
     dates = all(_COMPACT_DATE.fullmatch(cell) for cell in cells)
-    advice = f"days since the first, or year and month as columns; or {leave_out}"
-    what = "cells that look like dates written as YYYYMMDD"
+    what, advice = "cells that look like dates written as YYYYMMDD", f"{_IN_PLACE_OF_DATES}; or {leave_out}"
     check(range(len(cells)) if dates else (), "numbers", what, advice)
     values = np.array(numbers, dtype=np.float64)
     infinite = np.flatnonzero(~np.isfinite(values)).tolist()

@@ -4,8 +4,6 @@ version.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 
@@ -105,7 +103,5 @@ def mackey_glass_series(times: np.ndarray) -> np.ndarray:
     return np.array(z)[delay + np.round(times / step).astype(int)]
 
 
-SIMULATED: dict[str, Callable[[], tuple[np.ndarray, np.ndarray]]] = {
-    function.__name__: function
-    for function in (survival_simulated, inverse_sine, counts_simulated, mackey_glass)
-}
+_TABLES = (survival_simulated, inverse_sine, counts_simulated, mackey_glass)
+SIMULATED = {table.__name__: table for table in _TABLES}

@@ -93,7 +93,7 @@ def ranks_of_draws(found: Findings) -> Picture:
         "the mean function at the test rows, that with the largest R-hat. Weights are not ranked: they can be "
         "exchanged without a change of the function."
     )
-    return Picture("ranks", "Ranks in function space", caption, panels, rows, "No method has several chains.")
+    return Picture("Ranks in function space", caption, panels, rows, "No method has several chains.")
 
 
 def _ranked_quantities(tree: Any) -> Iterator[tuple[str, np.ndarray]]:
@@ -211,7 +211,7 @@ def losses(found: Findings) -> Picture:
         "each as a band. The axis shows all losses after the first tenth of the steps; earlier losses may be above it. "
         "Losses of different methods are different quantities."
     )
-    return Picture("losses", "Loss curves", caption, panels, rows, "No method has stored a loss curve.")
+    return Picture("Loss curves", caption, panels, rows, "No method has stored a loss curve.")
 
 
 def _binned(curve: np.ndarray) -> np.ndarray:

@@ -66,7 +66,7 @@ class GridBlock(UnitBlock):
             lag, error = (self.number(name, f"{score}_to_{to}{ending}") for ending in ("", "_se"))
             if name != base and not math.isnan(lag):
                 lags[name] = (sign * lag, error)
-        return verdict.best_first(base, lags) if base in self.splits(score).columns else {}
+        return verdict.best_first(str(base), lags) if base in self.splits(score).columns else {}
 
     def cells_of(self, name: str) -> tuple[Any, Any]:
         """The cells of a method, and those of them that have a result."""
@@ -161,7 +161,7 @@ def _several(pairs: Iterable[Pair]) -> Iterator[bool]:
     return (len(set(labels)) > 1 for labels in zip(*pairs, strict=True))
 
 
-# --- mean ranks -----------------------------------------------------------------------------------------
+# --- mean ranks -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

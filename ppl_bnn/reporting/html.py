@@ -154,7 +154,7 @@ def minus(text: str) -> str:
 # --- pictures ---------------------------------------------------------------------------------------------
 
 
-def or_why_not[T](draw: Callable[[], T], key: str, title: str) -> T | Picture:
+def or_why_not[T](draw: Callable[[], T], title: str) -> T | Picture:
     """What `draw` returns; after an error a picture without panels that holds the reason."""
     try:
         return draw()
@@ -162,12 +162,12 @@ def or_why_not[T](draw: Callable[[], T], key: str, title: str) -> T | Picture:
         # A caller who has turned warnings into errors wants to see them.
         raise
     except Exception as error:
-        return Picture(key, title, missing=f"This could not be drawn: {type(error).__name__}: {error}")
+        return Picture(title, missing=f"This could not be drawn: {type(error).__name__}: {error}")
 
 
-def shown(picture: Picture) -> dict[str, Any]:
-    """A picture in the form that the templates use."""
-    panels, legend, key = [], {}, picture.key
+def shown(key: str, picture: Picture) -> dict[str, Any]:
+    """A picture in the form that the templates use; `key` is its name in addresses and files."""
+    panels, legend = [], {}
 
     def draw() -> None:
         for index, panel in enumerate(picture.panels):
@@ -176,12 +176,13 @@ def shown(picture: Picture) -> dict[str, Any]:
             for label, swatch in swatches.items():
                 legend.setdefault(from_figure(label), Markup(swatch))
 
-    failed = or_why_not(draw, key, picture.title)
+    failed = or_why_not(draw, picture.title)
     if failed is not None:
-        return shown(failed)
+        return shown(key, failed)
     rows = len(picture.numbers)
     data = download(picture.numbers) if 0 < rows <= MOST_ROWS else ""
-    return vars(picture) | {"panels": panels, "legend": [*legend.items()], "download": data, "rows": rows}
+    parts = {"key": key, "panels": panels, "legend": [*legend.items()], "download": data, "rows": rows}
+    return vars(picture) | parts
 
 
 def _drawn(panel: Panel, prefix: str) -> tuple[str, dict[str, str]]:

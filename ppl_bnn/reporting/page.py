@@ -124,14 +124,14 @@ def _findings(result: Comparison | GridResult | Findings | GridFindings) -> Find
     return GridFindings(result) if isinstance(result, GridResult) else result
 
 
-def _pictures(found: Findings | GridFindings) -> list[Picture]:
-    """All pictures. One that cannot be drawn holds the reason, and the others are still drawn."""
+def _pictures(found: Findings | GridFindings) -> dict[str, Picture]:
+    """All pictures by their keys. One that cannot be drawn holds the reason, and the others are still drawn."""
     functions: Any = PICTURES if isinstance(found, Findings) else GRID_PICTURES
     called = {key: key.replace("_", " ").capitalize() for key in functions}
-    return [html.or_why_not(partial(functions[key], found), key, title) for key, title in called.items()]
+    return {key: html.or_why_not(partial(functions[key], found), title) for key, title in called.items()}
 
 
-def all_numbers(result: Any, pictures: Sequence[Picture] | None = None) -> dict[str, pd.DataFrame]:
+def all_numbers(result: Any, pictures: Mapping[str, Picture] | None = None) -> dict[str, pd.DataFrame]:
     """Everything that a report shows, as tables: "table", one for each picture, and further ones.
 
     For a comparison "rows" has the scores of test rows, "intervals" coverage, width and PIT; for a grid "cells" has
@@ -142,10 +142,8 @@ def all_numbers(result: Any, pictures: Sequence[Picture] | None = None) -> dict[
     frames |= {"rows": _rows(found)} if isinstance(found, Findings) else {"cells": found.result.cells}
     if isinstance(found, Findings) and len(found.intervals):
         frames["intervals"] = found.intervals
-    for picture in _pictures(found) if pictures is None else pictures:
-        if len(picture.numbers):
-            frames[picture.key] = picture.numbers
-    return frames
+    drawn = _pictures(found) if pictures is None else pictures
+    return frames | {key: picture.numbers for key, picture in drawn.items() if len(picture.numbers)}
 
 
 def _rows(found: Findings) -> pd.DataFrame:
@@ -160,13 +158,13 @@ def _rows(found: Findings) -> pd.DataFrame:
     return pd.concat(frames or [pd.DataFrame()])
 
 
-def page(result: Any, *, title: str | None = None, pictures: Sequence[Picture] | None = None) -> str:
+def page(result: Any, *, title: str | None = None, pictures: Mapping[str, Picture] | None = None) -> str:
     """The page of a comparison or of the result of a grid as text (see `report`)."""
     found = _findings(result)
     content = _of_comparison(found) if isinstance(found, Findings) else _of_grid(found)
     content["title"] = title or content["title"]
     drawn = _pictures(found) if pictures is None else pictures
-    content["pictures"] = [html.shown(picture) for picture in drawn]
+    content["pictures"] = [html.shown(key, picture) for key, picture in drawn.items()]
     return html.rendered("page.html", PARTS | content)
 
 

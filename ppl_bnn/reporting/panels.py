@@ -39,7 +39,6 @@ class Panel:
 class Picture:
     """Several panels with a title, a caption and the numbers that are drawn; `missing` is why there are no panels."""
 
-    key: str
     title: str
     caption: str = ""
     panels: Sequence[Panel] = ()

@@ -66,7 +66,7 @@ def cost(found: Blocks) -> Picture:
         "other method beats in both; where bars reach the line, the order is not established."
     )
     missing = "No method has both a finite score and a time."
-    return Picture("cost", "Accuracy against cost", caption, panels, rows, missing)
+    return Picture("Accuracy against cost", caption, panels, rows, missing)
 
 
 def _scores_of_costs(block: UnitBlock) -> Iterator[tuple[str, str, str]]:
@@ -104,7 +104,7 @@ def elpd(found: Findings) -> Picture:
         "which treats draws of an approximation as draws of the posterior; hollow marks have rows for which it fails."
     )
     missing = "There are no two methods to compare."
-    return Picture("elpd", "Expected log predictive density", caption, panels, rows, missing)
+    return Picture("Expected log predictive density", caption, panels, rows, missing)
 
 
 def differences(found: GridFindings, to: str = "best", score: str = SCORE) -> Picture:
@@ -113,10 +113,9 @@ def differences(found: GridFindings, to: str = "best", score: str = SCORE) -> Pi
     Hollow marks: methods without some splits of the best, or leave-one-out with a Pareto k above the limit.
     """
     loo, panels, rows = score == "elpd_loo", [], []
-    key = "elpd" if loo else "differences" if to == "best" else "to_reference"
     heading = "Expected log predictive density" if loo else f"Differences to the {to}"
     if to == "reference" and found.reference is None:
-        return Picture(key, heading, missing="No reference was named.")
+        return Picture(heading, missing="No reference was named.")
     called = "ELPD" if loo else score.replace("_", " ")
     other = found.reference if to == "reference" else "the best"
     for block in found.blocks.values():
@@ -149,7 +148,7 @@ def differences(found: GridFindings, to: str = "best", score: str = SCORE) -> Pi
     )
     what = "a leave-one-out ELPD" if loo else "results"
     missing = f"There are no two methods with {what} on the same split."
-    return Picture(key, heading, caption, panels, rows, missing)
+    return Picture(heading, caption, panels, rows, missing)
 
 
 # --- calibration ------------------------------------------------------------------------------------------
@@ -177,7 +176,7 @@ def calibration(found: Blocks) -> Picture:
             panels += _panels_of_classes(block, bins, words)
             rows += rows_of(columns, bins, **block.labels)
             captions[_OF_CLASSES] = None
-    return Picture("calibration", "Calibration", " ".join(captions), panels, rows, found.no_calibration)
+    return Picture("Calibration", " ".join(captions), panels, rows, found.no_calibration)
 
 
 _OF_NUMBERS = (
@@ -268,7 +267,7 @@ def gap(found: Blocks) -> Picture:
     """Distance of the mean function and the spread of each method to the reference, beside sampling noise alone."""
     heading, reference = "Gap to the reference, and the noise floor", found.reference
     if reference is None:
-        return Picture("gap", heading, missing="There is no reference, or it has no posterior.")
+        return Picture(heading, missing="There is no reference, or it has no posterior.")
     panels, rows, of_reference = [], [], "epistemic sd over that of the reference"
     for block in found.blocks.values():
         gaps = {str(name): [block.number(name, column) for column in _GAPS] for name in block.table.index}
@@ -294,7 +293,7 @@ def gap(found: Blocks) -> Picture:
         f"the epistemic standard deviation divided by its own; 1 is right.{means} Grey is the difference between two "
         f"halves of the draws of {reference}: sampling noise alone. Axes are logarithmic; arrows are beyond the edge."
     )
-    return Picture("gap", heading, caption, panels, rows, "No method has a gap that could be measured.")
+    return Picture(heading, caption, panels, rows, "No method has a gap that could be measured.")
 
 
 # --- Pareto k ---------------------------------------------------------------------------------------------
@@ -326,7 +325,7 @@ def pareto_k(found: Findings) -> Picture:
         "reliable for that row. Arrows are infinite values."
     )
     missing = "No method has a density, or rows that can be left out."
-    return Picture("pareto_k", "Pareto k", caption, panels, rows, missing)
+    return Picture("Pareto k", caption, panels, rows, missing)
 
 
 def k_hat(found: GridFindings) -> Picture:
@@ -343,7 +342,7 @@ def k_hat(found: GridFindings) -> Picture:
         f"{_K_HAT[0].upper()}{_K_HAT[1:]} Marks are means over splits, with a line to the largest value of any cell. "
         "Arrows are infinite values."
     )
-    return Picture("k_hat", "k-hat of the approximations", caption, panels, rows, "No method has a density.")
+    return Picture("k-hat of the approximations", caption, panels, rows, "No method has a density.")
 
 
 def _k_hat_panel(title: str, hats: Mapping[str, tuple[float, float]], over: str) -> Panel:
@@ -402,7 +401,7 @@ def ranks_of_methods(found: GridFindings) -> Picture:
     )
     rows = ({"method": name, "mean_rank": rank} for name, rank in ranks.mean.items())
     missing = "There are no two methods to rank in one block."
-    return Picture("ranks", "Mean ranks", caption, [panel] if enough else [], rows, missing)
+    return Picture("Mean ranks", caption, [panel] if enough else [], rows, missing)
 
 
 def _draw_ranks(axes: Axes, ranks: Ranks) -> None:

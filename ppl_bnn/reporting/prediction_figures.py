@@ -31,7 +31,7 @@ def with_standing(found: Findings, name: str) -> str:
 def predictions(found: Findings) -> Picture:
     """Predictions of each method beside the reference: curves over one input, class maps over two, or row by row."""
     comparison, x = found.comparison, found.comparison.test_inputs
-    missing = partial(Picture, "predictions", "Predictions")
+    missing = partial(Picture, "Predictions")
     if not found.names:
         return missing(missing="No method gave predictions.")
     classes = comparison.task == "classification"
@@ -106,7 +106,7 @@ def _curves(found: Findings) -> Picture:
         f"{beside}More data would narrow the inner band only. Beyond the test rows the curves are extrapolated."
     )
     title = "Predictions beside the reference" if reference else "Predictions"
-    return Picture("predictions", title, caption, _panels(found, found.names, draw, words), rows)
+    return Picture(title, caption, _panels(found, found.names, draw, words), rows)
 
 
 def _maps(found: Findings) -> Picture:
@@ -117,7 +117,7 @@ def _maps(found: Findings) -> Picture:
     points = drawing.grid_points(across, up)
     drawn = {name: prediction for name in found.names if (prediction := found.at(name, points)) is not None}
     if not drawn:
-        return Picture("predictions", "Boundaries", missing="No prediction over the two inputs is stored.")
+        return Picture("Boundaries", missing="No prediction over the two inputs is stored.")
     some = drawing.evenly(np.arange(len(y), dtype=np.float64))
 
     def draw(axes: Axes, name: str) -> None:
@@ -145,7 +145,7 @@ def _maps(found: Findings) -> Picture:
         f"probability. {beside}Marks are test rows in the colour of their label."
     )
     title = "Boundaries beside the reference" if reference in drawn else "Boundaries"
-    return Picture("predictions", title, caption, _panels(found, drawn, draw, words, 3.0), rows)
+    return Picture(title, caption, _panels(found, drawn, draw, words, 3.0), rows)
 
 
 def _draw_borders(axes: Axes, across: np.ndarray, up: np.ndarray, prediction: Prediction) -> None:
@@ -210,13 +210,13 @@ def _against_reference(found: Findings, reference: str) -> Picture:
         f"mean function of {reference} as a horizontal bar. On the dashed line they agree."
     )
     panels = _panels(found, ours, draw, words)
-    return Picture("predictions", "Predictions beside the reference", caption, panels, rows)
+    return Picture("Predictions beside the reference", caption, panels, rows)
 
 
 def _intervals(found: Findings) -> Picture:
     made, target = drawing.Intervals.of(found.comparison), for_figure(found.comparison.data["target_name"])
     if not made.rows:
-        return Picture("predictions", "Predictions", missing="No test row was observed.")
+        return Picture("Predictions", missing="No test row was observed.")
 
     def draw(axes: Axes, name: str) -> None:
         made.draw(axes, name)
@@ -232,4 +232,4 @@ def _intervals(found: Findings) -> Picture:
         "Predictive means with central 90 % intervals of observations against the observed values; on the dashed line "
         "the mean is right."
     )
-    return Picture("predictions", "Predictions", caption, _panels(found, found.names, draw, words), rows)
+    return Picture("Predictions", caption, _panels(found, found.names, draw, words), rows)

@@ -148,9 +148,7 @@ def notes_by_method(
 
 
 def _aside(console: Console, text: str) -> None:
-    from rich.text import Text
-
-    console.print(Text(text, style="dim"))
+    console.print(text, style="dim", markup=False)
     console.print()
 
 
@@ -158,8 +156,6 @@ def _print_grid(
     console: Console, comparison: Comparison, title: str, columns: Sequence[Column], ppl: bool = False
 ) -> None:
     """Print a table, without its last spare columns if the terminal is too narrow; ppl: with the system."""
-    from rich.text import Text
-
     kept = list(columns)
     unbounded = console.options.update(width=10_000)
     while console.measure(grid := _grid(comparison, kept, ppl), options=unbounded).maximum > console.width:
@@ -169,7 +165,7 @@ def _print_grid(
         kept.remove(spare[-1])
     if left_out := len(columns) - len(kept):
         title += f" ({left_out} columns do not fit)"
-    console.print(Text(title, style="bold"))
+    console.print(title, style="bold", markup=False)
     console.print(grid)
 
 

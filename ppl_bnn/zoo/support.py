@@ -162,17 +162,16 @@ def read(path: Path, models: tuple[str, ...], rows: Mapping[str, MethodRow] = RO
     content = read_toml(path)
     check_known(f"table of {path.name}", content, _TABLES)
     axes = {"models": models, "methods": tuple(rows), "not_methods": tuple(rows), "systems": SYSTEMS}
-    impossible, depends = (
-        tuple(
-            _rule(f"{kind}[{index}] of {path.name}", given, axes, kind == "impossible")
-            for index, given in enumerate(content.get(kind, []))
-        )
-        for kind in _TABLES
-    )
-    declarations = Declarations(models, rows, impossible, depends)
+
+    def rules(kind: str) -> tuple[SupportRule, ...]:
+        entries = enumerate(content.get(kind, []))
+        named = {f"{kind}[{index}] of {path.name}": given for index, given in entries}
+        return tuple(_rule(where, given, axes, kind == "impossible") for where, given in named.items())
+
+    declarations = Declarations(models, rows, *map(rules, _TABLES))
     cells = list(declarations.cells())
     deciding = {rule_of(*cell) for cell in cells for rule_of in (declarations.why_not, declarations.doubt)}
-    for rule in (*impossible, *depends):
+    for rule in (*declarations.impossible, *declarations.depends):
         got = f"one whose cells all fall to rules before it: {rule.reason!r}"
         advice = "leaving it out, or moving it up"
         InputError.check(rule in deciding, path.name, "rules that decide a cell", got, advice)

@@ -212,7 +212,7 @@ def test_a_label_is_no_part_of_a_regular_expression() -> None:
 
     words = r"\1 \g<0> \g<none> \d"
     panel = Panel(words, lambda axes: axes.plot([0.0, 1.0], label=names.for_figure(words)), words)
-    found = shown(Picture("key", "title", "", (panel,)))
+    found = shown("key", Picture("title", "", (panel,)))
     assert found["missing"] == ""
     assert r'aria-label="\1 \g&lt;0&gt; \g&lt;none&gt; \d"' in found["panels"][0]["svg"]
     assert [label for label, _ in found["legend"]] == [words]

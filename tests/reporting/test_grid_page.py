@@ -563,7 +563,7 @@ def test_what_people_wrote_is_text_and_nothing_else(whole: GridResult, text: str
     said = Read(text).said
     for words in (HOSTILE, "wide & $open$", "毫克"):
         assert words in said
-    assert page(whole, title="</title><script>1</script>", pictures=[]).count("<script") == 1
+    assert page(whole, title="</title><script>1</script>", pictures={}).count("<script") == 1
 
 
 def rows_of(text: str, number: int) -> tuple[list[str], dict[str, list[tuple[str, str, str]]]]:
@@ -650,7 +650,7 @@ def test_the_data_have_their_cards(whole: GridResult, tmp_path: Path) -> None:
     assert GridResult.load(tmp_path).settings["data"] == {"one": card}
     stored.write_manifest(file, {key: value for key, value in manifest.items() if key != "data"})
     assert GridResult.load(tmp_path).settings["data"] == {}
-    text = page(replace(whole, settings={**whole.settings, "data": {"one": card}}), pictures=[])
+    text = page(replace(whole, settings={**whole.settings, "data": {"one": card}}), pictures={})
     said = Read(text).said
     for words in (
         "description Nothing (m).", "rows 3", "features 50", "f38, f39, ... (50 in all)", "target name y",
@@ -659,7 +659,7 @@ def test_the_data_have_their_cards(whole: GridResult, tmp_path: Path) -> None:
         assert words in said, words
     assert HOSTILE not in text
     assert said.index("hash of the rows") < said.index("nuts: SVI") < said.index("ppl-bnn 9.8")
-    assert "hash of the rows" not in Read(page(whole, pictures=[])).said
+    assert "hash of the rows" not in Read(page(whole, pictures={})).said
 
 
 def test_many_failures_are_counted_and_not_all_listed(monkeypatch: pytest.MonkeyPatch) -> None:

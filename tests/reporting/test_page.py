@@ -640,7 +640,7 @@ def test_what_people_wrote_is_text_and_nothing_else(fitted: Comparison, made: st
     assert "wide & $open$" in Read(made).said
     assert "wide & $open$" not in made
     assert "毫克" in made
-    assert page(fitted, title="</title><script>1</script>", pictures=[]).count("<script") == 1
+    assert page(fitted, title="</title><script>1</script>", pictures={}).count("<script") == 1
 
 
 def test_the_table_has_all_numbers_and_the_download_is_the_table(fitted: Comparison, made: str) -> None:
