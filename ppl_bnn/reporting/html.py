@@ -29,13 +29,12 @@ from ppl_bnn.core.files import part_of, write_whole
 from ppl_bnn.core.names import for_spreadsheet, from_figure
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.comparison import drawing
-from ppl_bnn.evaluation.comparison.drawing import CLASS_COLOURS, INK
 from ppl_bnn.reporting.panels import WIDTH, Panel, Picture
 from ppl_bnn.reporting.terminal import Column, in_digits
 
 # Colour in a picture -> variable of the page: one picture for light, dark and paper.
 _COLOURS = ("blue", "orange", "green", "vermilion", "sky", "pink", "grey", "yellow")
-THEME = {colour.lower(): name for colour, name in zip(CLASS_COLOURS, _COLOURS, strict=True)}
+THEME = {colour.lower(): name for colour, name in zip(drawing.CLASS_COLOURS, _COLOURS, strict=True)}
 THEME |= {"#000000": "ink", "#ebebeb": "grid", "#ffffff": "paper"}
 DOTS_PER_INCH = 150
 # The mark of the difference of the best method to itself.
@@ -45,7 +44,7 @@ MOST_ROWS = 4000
 # Largest number of feature names that a card of data shows.
 MOST_NAMES = 40
 _STYLE: Any = dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.8)
-_STYLE |= {"svg.fonttype": "none", "svg.hashsalt": "ppl_bnn", "font.size": 8.5, "text.color": INK}
+_STYLE |= {"svg.fonttype": "none", "svg.hashsalt": "ppl_bnn", "font.size": 8.5, "text.color": drawing.INK}
 
 
 # --- files ------------------------------------------------------------------------------------------------

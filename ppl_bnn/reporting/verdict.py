@@ -181,9 +181,11 @@ def _choice(block: UnitBlock, found: Verdict) -> tuple[str, str, str]:
     """The recommended method, the recommendation and the reason."""
     level, sound = found.level, found.sound
     chosen = min(sound, key=block.seconds)
-    far = _far_from_reference(block, found, chosen)
+    reference, far = str(block.reference), ""
+    usable = reference in sound and reference != chosen and not found.reference_doubt
+    if usable and block.seconds(reference) <= CHEAP:
+        far = is_far(*(block.number(chosen, name) for name in ("gap_mean", "gap_mean_floor", "gap_sd_ratio")))
     if far:
-        reference = str(block.reference)
         because = (
             f"It is the exact reference, it converged, and it took {block.took(reference)}{block.fit}. {chosen} "
             f"({block.took(chosen)}) is level with the best log score and serves for predictions alone, not for "
@@ -213,15 +215,6 @@ def _choice(block: UnitBlock, found: Verdict) -> tuple[str, str, str]:
 def for_predictions(point: str, second: str | None) -> str:
     """The recommendation of a point estimate, and of a second method for what it does not have."""
     return f"For predictions alone, use {point}{f'; for uncertainty about the function, {second}' if second else ''}."
-
-
-def _far_from_reference(block: UnitBlock, found: Verdict, chosen: str) -> str:
-    """In what respect `chosen` is far from a reference that is level, sound and cheap; "" if it is not."""
-    reference = block.reference
-    usable = reference in found.sound and reference != chosen and not found.reference_doubt
-    if reference is None or not usable or block.seconds(reference) > CHEAP:
-        return ""
-    return is_far(*(block.number(chosen, name) for name in ("gap_mean", "gap_mean_floor", "gap_sd_ratio")))
 
 
 def is_far(gap: float, floor: float, ratio: float) -> str:

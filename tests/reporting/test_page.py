@@ -474,7 +474,7 @@ def test_coverage_and_width_at_several_levels_stand_beside_the_pictures(
     made = page(counted)
     sheet = made[made.index('id="calibration-table"') :]
     sheet = sheet[: sheet.index("</table>")]
-    numbers = all_numbers(counted, ())["intervals"].set_index("method")
+    numbers = all_numbers(counted, {})["intervals"].set_index("method")
     assert sheet.index("50 % cover") < sheet.index("95 % width")
     for name, prediction in counted.predictions.items():
         found = scores.coverages(prediction, counted.test_targets)
@@ -493,7 +493,7 @@ def test_coverage_and_width_at_several_levels_stand_beside_the_pictures(
     assert numbers.loc["mixed", "pit_p"] < 0.001
     assert sheet.count("&lt; 0.001") == 1
     assert "calibration-table" not in page(classes)
-    assert "intervals" not in all_numbers(classes, ())
+    assert "intervals" not in all_numbers(classes, {})
 
 
 def test_ranks_of_chains_that_agree_stay_in_their_band(rng: np.random.Generator) -> None:
