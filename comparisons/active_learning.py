@@ -339,7 +339,9 @@ def by_nuts(
 
 
 def small_run(choice: str, seed: int, small: Small) -> dict[str, Any]:
-    """What one choice comes to on one pool: scores by either posterior, every fit by NUTS, and the share of coins."""
+    """What one choice comes to on one pool: scores by either posterior, every fit by NUTS, the share of coins, and
+    which rows were asked for, in order.
+    """
     sizes = small.sizes
     task = tasks(sizes)["plane"]
     data = task.data(sizes, seed)
@@ -379,7 +381,8 @@ def small_run(choice: str, seed: int, small: Small) -> dict[str, Any]:
     coin = data.x[:, 0] > COIN
     at_first = np.isin(np.arange(len(coin)), data.first)
     shares = {"share": float(coin[known[begun:]].mean()), "share_of_pool": float(coin[~at_first].mean())}
-    return {"scores": scores, "fits": fits, "coins": [{"seed": seed, "choice": choice} | shares]}
+    coins = [{"seed": seed, "choice": choice} | shares]
+    return {"scores": scores, "fits": fits, "coins": coins, "asked": [int(row) for row in known[begun:]]}
 
 
 # --- what came of it ----------------------------------------------------------------------------------
