@@ -240,22 +240,6 @@ def unconverged_handle(
     )
 
 
-def say_unconverged(axes: Any, text: str) -> Any:
-    """The mark in the upper left corner of `axes`, with words: for a figure of one fit that has not converged."""
-    from matplotlib.offsetbox import AnchoredOffsetbox, DrawingArea, HPacker, TextArea
-
-    cross = DrawingArea(12, 12)
-    handle = unconverged_handle()
-    handle.set_data([6], [6])
-    cross.add_artist(handle)
-    words = TextArea(f"{NOT_CONVERGED}{f': {text}' if text else ''}")
-    packed = HPacker(children=[cross, words], align="center", pad=2, sep=4)
-    box = AnchoredOffsetbox("upper left", child=packed, frameon=True, pad=0.1, borderpad=0.2)
-    box.patch.set(edgecolor="none", facecolor="white", alpha=0.85)
-    box.set_zorder(7)
-    return axes.add_artist(box)
-
-
 # --- the command line -------------------------------------------------------------------------------
 
 OPTIONS: dict[str, dict[str, Any]] = {

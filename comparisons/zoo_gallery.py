@@ -30,8 +30,24 @@ from typing import Any
 
 import active_learning as asking
 import numpy as np
+from claims import mean
 from evidence_framework import ALL, FLAT, mixture
-from study import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, VERMILION, panels
+from study import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    NOT_CONVERGED,
+    ORANGE,
+    PINK,
+    RHAT,
+    SKY,
+    VERMILION,
+    new_figure,
+    panels,
+    read_table,
+    unconverged_handle,
+)
 
 import ppl_bnn as bnn
 from ppl_bnn.evaluation.comparison.drawing import draw_class_map, draw_classes, draw_curve, grid_points
@@ -54,6 +70,7 @@ STYLE = {
 }
 COLOURS = 192
 SEED = 0
+LENET_SIGMA = 5.0
 
 
 @dataclass(frozen=True)
@@ -1053,17 +1070,18 @@ def by_modes(sizes: Sizes, name: str, what: str, most: int, steps: int, said: st
 
 
 def lenet(sizes: Sizes) -> Drawn:
-    def fit(x: np.ndarray, y: np.ndarray) -> tuple[Any, str]:
-        # This kernel is NumPyro's whatever the rest is fitted in.
-        steps = min(2000, sizes.steps)
-        method = bnn.SGHMC(
-            chains=2, warmup=steps, draws=min(40, sizes.draws), thinning=15, batch_size=100, dtype="float32"
-        )
-        posterior = fitted(bnn.zoo.load("lenet"), x, y, method)
-        return posterior, told(posterior, f"SGHMC, 2 chains of {method.draws} draws")
+    # Of the default network, 21 386 weights under its default prior, 600 rows leave all classes about equally probable.
+    # Of the scales 2, 3 and 5 of this smaller one Laplace's evidence of the 600 rows is largest at the one taken here.
+    model = bnn.zoo.load("lenet", sigma=LENET_SIGMA, channels=(4, 8), widths=(32,), kernel=3)
 
-    said = "These are draws by stochastic gradients, of two chains that began at draws of the prior."
-    return least_sure(sizes, "a LeNet-5", fit, 600, said)
+    def fit(x: np.ndarray, y: np.ndarray) -> tuple[Any, str]:
+        mode = fitted(model, x, y, bnn.MAP(ppl=sizes.ppl, steps=min(800, sizes.steps), learning_rate=0.02))
+        laplace = bnn.Laplace(ppl=sizes.ppl, start=mode, optimise=False, structure="kron")
+        posterior = fitted(model, x, y, laplace)
+        return posterior, told(posterior, "Laplace with Kronecker factors, linearised")
+
+    said = "Two convolutions of four and eight filters, and weights that may be larger than by default."
+    return least_sure(sizes, "a small LeNet", fit, 600, said)
 
 
 def resnet(sizes: Sizes) -> Drawn:
@@ -1163,54 +1181,59 @@ def graph_convolution(sizes: Sizes) -> Drawn:
 # --- examples -----------------------------------------------------------------------------------------
 
 
+def draw_gains(axes: Any) -> tuple[int, float, float, float]:
+    """What choosing gained over random labels on each pool of the study: number of pools, the mean and its interval."""
+    rows = read_table(Path(__file__).parent / "results" / "active_learning" / "small_scores.csv")
+    labels, gains = asking.small_gains(rows, *asking.SIDES["small-nuts"])
+    axes.plot(labels, gains.T, color=SKY, linewidth=1.0)
+    # Nothing but a line of the legend.
+    axes.plot([], [], color=SKY, linewidth=1.5, label="one pool")
+    axes.plot(labels, gains.mean(axis=0), color=BLUE, linewidth=2.6, label="mean")
+    axes.axhline(0.0, color=BLACK, linewidth=1.0)
+    axes.set(xlabel="labels known", xticks=labels, title="gain over random labels")
+    axes.set_ylabel("log score, nats per row")
+    found = mean(gains.mean(axis=1))
+    return len(gains), found.value, found.low, found.high
+
+
 def active_learning(sizes: Sizes) -> Drawn:
-    rng = np.random.default_rng(21)
-    pool = np.linspace(-2.5, 2.5, 51)
-    y = np.sin(2.0 * pool) + 0.1 * rng.normal(size=len(pool))
-    model = bnn.zoo.load("regression_mlp", sigma=2.0)
-    settings: dict[str, Any] = {**shorter(sizes, 400, 8), "chains": 2}
-    first = [8, 11, 14, 17]
-    at_random = first + rng.permutation(np.setdiff1d(np.arange(len(pool)), first))[:6].tolist()
-    asked = list(first)
-    while True:
-        posterior, how = sampled(sizes, model, pool[asked][:, None], y[asked], **settings)
-        if len(asked) == len(at_random) or (sizes.sequential and len(asked) > len(first)):
-            break
-        worth = asking.worth(asking.INFORMATION, posterior.predict(pool[:, None]), rng)
-        asked.append(int(np.argmax(np.where(np.isin(np.arange(len(pool)), asked), -np.inf, worth))))
-    other, _ = sampled(sizes, model, pool[at_random][:, None], y[at_random], **settings)
+    small = asking.TINY_SMALL if sizes.sequential else asking.SMALL
+    seed = small.first_seed
+    task = asking.tasks(small.sizes)["plane"]
+    data = task.data(small.sizes, seed)
+    asked = asking.small_run(asking.BY_NUTS, seed, small)["asked"]
+    known = [*data.first, *asked]
+    posterior, how = sampled(sizes, task.model, data.x[known], data.y[known])
     figure, axes = panels(6.8, 4.2, 2)
-    grid = np.linspace(-2.8, 2.8, sizes.grid)
-    errors = []
-    for each, chosen, fit, title in (
-        (axes[0, 0], at_random, other, "labels at random"),
-        (axes[0, 1], asked, posterior, "labels asked for"),
-    ):
-        draw_curve(each, grid, fit.predict(grid[:, None]))
-        each.plot(grid, np.sin(2.0 * grid), "--", color=VERMILION, linewidth=1.6, label="truth")
-        draw_data(each, pool[first], y[first], "known at first")
-        later = chosen[len(first) :]
-        each.plot(pool[later], y[later], "s", color=ORANGE, markeredgecolor=BLACK, markersize=6, label="then")
-        for number, row in enumerate(later, 1):
-            # Below the lower of two neighbours, whose numbers would lie on each other above them.
-            below = any(abs(other - row) == 1 and y[other] > y[row] for other in later)
-            shift, vertical = ((0, -7), "top") if below else ((0, 7), "bottom")
-            each.annotate(
-                str(number), (pool[row], y[row]), shift, textcoords="offset points", ha="center", va=vertical
-            )
-        each.set(xlabel="$x$", title=title, xlim=(-2.8, 2.8), ylim=(-2.6, 2.6))
-        errors.append(float(np.sqrt(np.mean((fit.predict(pool[:, None]).mean - np.sin(2.0 * pool)) ** 2))))
-    axes[0, 0].set_ylabel("$y$")
-    axes[0, 1].set_yticklabels([])
-    legend(figure, axes[0, 0])
+    left, right = axes[0]
+    across, up = np.linspace(-2.0, 2.0, sizes.places), np.linspace(-2.0, 2.0, sizes.places)
+    draw_class_map(left, across, up, posterior.predict(grid_points(across, up)), levels=[])
+    left.plot(*data.x.T, ".", color=BLACK, markersize=3, label="not asked for")
+    draw_classes(
+        left, data.x[data.first], data.y[data.first], ["known at first, 0", "known at first, 1"], size=5.0
+    )
+    for number, row in enumerate(asked, 1):
+        left.annotate(
+            str(number), data.x[row], ha="center", va="center", fontsize=8,
+            bbox={"boxstyle": "circle,pad=0.15", "facecolor": "white", "edgecolor": BLACK, "linewidth": 0.8},
+        )  # fmt: skip
+    left.axvline(asking.COIN, color=BLACK, linestyle=":", linewidth=1.4)
+    left.set(
+        xlabel="$x_1$",
+        ylabel="$x_2$",
+        xlim=(-2.0, 2.0),
+        ylim=(-2.0, 2.0),
+        title="labels in the order asked for",
+    )
+    pools, gain, low, high = draw_gains(right)
+    legend(figure, left, right)
     return Drawn(
         figure,
-        f"Four labels of sin(2x) with noise 0.1 are known, and {len(asked) - len(first)} more may be asked for. Each "
-        "where the variance of f is largest (right, in the order of the numbers), they go to what is not known yet and "
-        f"leave an error of {errors[1]:.2f} (root mean square over x from -2.5 to 2.5). At random (left) some tell "
-        f"what was known, and it is {errors[0]:.2f}. One run; `comparisons/active_learning.py` makes many, of classes "
-        "too.",
-        f"`regression_mlp`, fitted again after each label; the last time {how}",
+        f"Left, one pool of `comparisons/active_learning.py`, its first: {len(data.first)} labels of two classes are "
+        f"known, and {len(asked)} more are asked for, each where it tells most about the weights; right of the dotted "
+        f"line a coin decides. Right, what that gained over random labels on each of {pools} pools: on average "
+        f"{gain:+.3f} nats per row, with a 95 % interval from {low:+.3f} to {high:+.3f}.",
+        f"`evidence_framework`, fitted again after each label; with all labels {how}",
     )
 
 
@@ -1225,8 +1248,42 @@ FIGURES: dict[str, Callable[[Sizes], Drawn]] = {
 # --- what is written ----------------------------------------------------------------------------------
 
 
-def save_small(figure: Any, path: Path) -> None:
-    """A PNG with a palette of COLOURS colours: a third of the size of one with all colours.
+# What `told` says of a fit that has not converged, with R-hat if it is of chains.
+UNCONVERGED = re.compile(r"(not converged|converged per mode only)(?: \(R-hat ([0-9.]+)\))?")
+
+
+def note_of(text: str) -> tuple[str, bool]:
+    """What a picture has to say of its fit, "" if nothing, and whether it is of chains."""
+    found = UNCONVERGED.findall(text)
+    if not found:
+        return "", False
+    rhats = [float(rhat) for _, rhat in found if rhat]
+    if rhats:
+        return f"{NOT_CONVERGED}: R-hat {max(rhats):.2f}, not below {RHAT}", True
+    return f"{NOT_CONVERGED}: {text.split(':')[0]}", False
+
+
+def with_note(picture: Any, text: str, chains: bool) -> Any:
+    """The picture below a strip with this text; before it, of chains, the mark of what has not converged."""
+    from PIL import Image
+
+    figure = new_figure(picture.width / 100, 0.28)
+    if chains:
+        handle = unconverged_handle()
+        handle.set_data([0.025], [0.5])
+        handle.set_transform(figure.transFigure)
+        figure.add_artist(handle)
+    figure.text(0.05 if chains else 0.015, 0.47, text, fontsize=13, va="center")
+    figure.canvas.draw()
+    strip = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])
+    whole = Image.new("RGB", (picture.width, strip.height + picture.height), "white")
+    whole.paste(strip, (0, 0))
+    whole.paste(picture, (0, strip.height))
+    return whole
+
+
+def save_small(figure: Any, path: Path, note: str = "", chains: bool = False) -> None:
+    """A PNG with a palette of COLOURS colours: a third of the size of one with all colours. note: see `with_note`.
 
     The palette covers the colours that occur, however small their area: the median cut would grey the marks.
     """
@@ -1234,6 +1291,13 @@ def save_small(figure: Any, path: Path) -> None:
 
     figure.canvas.draw()
     picture = Image.fromarray(np.asarray(figure.canvas.buffer_rgba())[..., :3])
+    save_reduced(with_note(picture, note, chains) if note else picture, path)
+
+
+def save_reduced(picture: Any, path: Path) -> None:
+    """The picture with a palette of its own."""
+    from PIL import Image
+
     reduced = picture.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
     reduced.save(path, optimize=True)
 
@@ -1293,7 +1357,7 @@ def main(names: Sequence[str] = (), tiny: bool = False, out: str | Path | None =
         print(f"{name} ({number} of {len(todo)}) ...", flush=True)
         with matplotlib.rc_context(STYLE):
             drawn = FIGURES[name](sizes)
-            save_small(drawn.figure, folder / f"{name}.png")
+            save_small(drawn.figure, folder / f"{name}.png", *note_of(drawn.fitted))
         captions[name] = {"figure": f"{name}.png", "caption": drawn.caption, "fitted": drawn.fitted}
         text = json.dumps(dict(sorted(captions.items())), indent=1) + "\n"
         (folder / "captions.json").write_text(text, encoding="utf-8")
