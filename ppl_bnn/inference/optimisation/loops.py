@@ -153,8 +153,8 @@ class Loop:
     Attributes
     ----------
     step : callable
-        (state, inputs of the step, key, *data) -> (state, record), a pure function of arrays of the system. `key` is a
-        key of JAX if there is a `seed`; torch has one generator, which is seeded.
+        (state, inputs of the step, key, *data) -> (state, record), a function of arrays of the system, pure in JAX.
+        `key` is a key of JAX if there is a `seed`; torch has one generator, which is seeded.
     state : object
         The initial state, then the latest: arrays of the system.
     data : tuple

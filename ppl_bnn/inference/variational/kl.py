@@ -144,7 +144,6 @@ class Divergence:
 
         found = priors(u)
         crosses: dict[str, str] = {}
-        groups: dict[str, str] = {}
         for name in guide.names:
             family, block = type(found[name]).__name__, guide.block_of[name]
             if family in SPECIAL and not isinstance(block, Normal):
@@ -152,8 +151,6 @@ class Divergence:
                 advice = f"guide={{{name!r}: 'normal', ...}}, or another prior"
                 where = f"prior {SPECIAL[family][0]}"
                 raise UnsupportedError.of(where, wanted, type(block).__name__, advice)
-            if family == "EmpiricalBayes":
-                groups[name] = found[name].per
             if family in SPECIAL or (analytic and _has_form(family, block)):
                 crosses[name] = family
         for block in guide.blocks:
@@ -165,6 +162,7 @@ class Divergence:
                     if any(np.isnan(argument).any() for argument in given):
                         del crosses[name]
         closed = tuple(analytic and _overrides(block, "entropy") for block in guide.blocks)
+        groups = {name: found[name].per for name, family in crosses.items() if family == "EmpiricalBayes"}
         return cls(guide, crosses, closed, groups)
 
     def __call__(
