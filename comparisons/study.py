@@ -208,7 +208,7 @@ NOT_CONVERGED = "not converged"
 def mark_unconverged(axes: Any, x: Any, y: Any, size: float = 9.0) -> Any:
     """A cross of two lines, with a white rim, over each point (x, y) whose chains have not converged (`converged`).
 
-    No figure of a study has this cross for anything else. It goes over a point that is drawn as any other, so that
+    A figure of a study takes this cross for nothing else. It goes over a point that is drawn as any other, so that
     colour and shape still tell the method.
     """
     from matplotlib import patheffects
