@@ -96,7 +96,6 @@ class Convergence(_Parted):
     mcse: float
     chains: int
     draws: int
-    probes: int
     quantities: dict[str, Mixing] = field(default_factory=dict)
     reasons: tuple[str, ...] = ()
     still: tuple[int, ...] = ()
@@ -203,8 +202,7 @@ def convergence(
     shape: dict[str, Any] = {"chains": chains, "draws": draws, "superchains": superchains, "still": still}
     verdict: Any = {"converged": not reasons, "at_training": at_training, "per_mode": per_mode}
     verdict |= {"reasons": tuple(reasons), "at": at, "failing": tuple(failing)}
-    probes = min(PROBES, row_count(posterior.inputs)) if probe is None else row_count(probe)
-    return Convergence(probes=probes, **shape, **figures, **verdict)
+    return Convergence(**shape, **figures, **verdict)
 
 
 def rows_at(posterior: Any, x: Any) -> dict[str, Any]:

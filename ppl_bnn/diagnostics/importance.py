@@ -16,7 +16,7 @@ from ppl_bnn.core.arrays import chunks, row_count, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.settings import optional, whole
 from ppl_bnn.core.warning_filters import ignored
-from ppl_bnn.posterior.export import log_likelihood_tree, no_leave_one_out
+from ppl_bnn.posterior.export import no_leave_one_out, posterior_datatree
 from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
 
 DRAWS = 1000
@@ -166,7 +166,7 @@ def leave_one_out(source: Any, tree: Any = None) -> LeaveOneOut:
     kind = str(tree.attrs["posterior_kind"]) if posterior is None else posterior.kind
     if kind == "point":
         return _undefined(no_leave_one_out(kind, np.empty((1, 1, 0))))
-    tree = log_likelihood_tree(posterior) if tree is None else tree
+    tree = posterior_datatree(posterior) if tree is None else tree
     if "weights" in tree.attrs:
         return _undefined("draws of stacked parts do not count alike, and the weights have seen every row")
     if "log_likelihood" not in tree.children:

@@ -154,19 +154,6 @@ def posterior_datatree(
     return _tree(groups, _attributes(posterior) | {"no_leave_one_out": undefined})
 
 
-def log_likelihood_tree(posterior: Any) -> Any:
-    """The groups that PSIS-LOO reads, without `log_likelihood` if no row can be left out."""
-    log_likelihood = posterior.log_likelihood()
-    undefined = no_leave_one_out(posterior.kind, log_likelihood)
-    index = np.arange(posterior.shape[1])
-    statistics = _sample_stats(posterior, posterior.unconstrained_draws, index, posterior.shape)
-    draws = {_safe(name): value for name, value in posterior.draws.items()}
-    groups = {"posterior": _dataset(draws), "sample_stats": _dataset(statistics)}
-    if not undefined:
-        groups["log_likelihood"] = _dataset({"y": log_likelihood}, {"y": ["obs"]})
-    return _tree(groups, _attributes(posterior) | {"no_leave_one_out": undefined})
-
-
 def _dataset(variables: Draws, dims: Any = None, coords: Any = None, sampled: bool = True) -> Any:
     """A dataset whose arrays start with (chain, draw), unless not `sampled`.
 

@@ -174,7 +174,6 @@ def test_independent_draws_have_converged_and_constants_are_left_out() -> None:
     assert 0.85 * 2000 < np.median(by_arviz("ess", f, 0.0, method="bulk")) < 1.15 * 2000
     assert judged.quantities["f"].components == ROWS
     assert judged.quantities["f"].constant == 1  # the known noise, the same in every row
-    assert judged.probes == ROWS
     # In standard deviations, over correlated rows: the worst is near them all.
     assert math.isclose(judged.quantities["f"].mcse, 1 / math.sqrt(2000), rel_tol=0.25)
 
@@ -248,7 +247,7 @@ def test_probe_rows_are_training_rows_in_original_units() -> None:
     distances = np.abs(chosen[:, None] - x[None]).max(-1)
     assert len(set(distances.argmin(1))) == 10
     assert distances.min(1).max() < 1e-12
-    assert convergence(posterior, x[:4]).probes == 4
+    assert convergence(posterior, x[:4]).quantities["f"].components == 4
 
 
 def test_convergence_is_for_chains_only() -> None:

@@ -19,7 +19,7 @@ from ppl_bnn.core.errors import InputError
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.posterior.approximation import Chains, Drawn, Point
-from ppl_bnn.posterior.export import log_likelihood_tree, posterior_datatree
+from ppl_bnn.posterior.export import posterior_datatree
 from tests.arviz_functions import ARVIZ_PLOTS, ARVIZ_STATISTICS, arviz_defined
 
 matplotlib.use("Agg")
@@ -294,26 +294,18 @@ def test_rows_are_left_out_of_trees_that_have_a_tail_of_draws(draws: int, define
     posterior = fitted("iid")
     posterior.approximation = Drawn({name: u[0, :draws] for name, u in posterior.unconstrained_draws.items()})
     del posterior.unconstrained_draws
-    for tree in (posterior.to_datatree(), log_likelihood_tree(posterior)):
-        assert ("log_likelihood" in tree.children) is defined
-        assert (tree.attrs["no_leave_one_out"] == "") is defined
-        assert ("loo" in arviz_defined(tree)) is ("compare" in arviz_defined(tree)) is defined
-        if defined:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                assert np.isfinite(stats.loo(tree).elpd)
-        else:
-            assert "24 draws have no tail" in tree.attrs["no_leave_one_out"]
-            with pytest.raises(TypeError, match="log likelihood not found"):
-                stats.loo(tree)
-
-
-def test_the_small_tree_agrees_with_the_whole() -> None:
-    posterior = fitted("iid")
-    small, whole = log_likelihood_tree(posterior), posterior.to_datatree()
-    for group in small.children:
-        for name in small[group].data_vars:
-            np.testing.assert_array_equal(small[group][name].values, whole[group][name].values)
+    tree = posterior.to_datatree()
+    assert ("log_likelihood" in tree.children) is defined
+    assert (tree.attrs["no_leave_one_out"] == "") is defined
+    assert ("loo" in arviz_defined(tree)) is ("compare" in arviz_defined(tree)) is defined
+    if defined:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert np.isfinite(stats.loo(tree).elpd)
+    else:
+        assert "24 draws have no tail" in tree.attrs["no_leave_one_out"]
+        with pytest.raises(TypeError, match="log likelihood not found"):
+            stats.loo(tree)
 
 
 # --- ArviZ's statistics and plots -------------------------------------------------------------------
