@@ -559,7 +559,7 @@ def test_chains_begin_at_a_network(framework: str) -> None:
     trained = moved(network)
     with system(ppl).session("float64", "cpu"):
         problem = problem_of(module_model(network), X, Y, ppl)
-        started = bnn.NUTS(ppl=ppl, chains=2, start=trained).started(problem, Silent())
+        (started,) = bnn.NUTS(ppl=ppl, chains=2, start=trained).started([problem], Silent())
         for flat in started.flat:
             u = problem.program.unravel(flat)
             same_values({name: u[name] for name in u if name != "noise"}, sites_of(framework, trained))
