@@ -5,9 +5,9 @@ direction v decorrelates over a path of length L. The long-run distribution of x
 decorrelation. The energy error of the integrator is the only source of bias of unadjusted draws, and the step size is
 tuned to keep it at a given size.
 
-BlackJAX provides how a gradient turns the direction (`esh_dynamics_momentum_update_one_step`) and the coefficients of
-the integrator (`mclachlan_coefficients`). The tuning is part of the kernel's state, so that a run can be watched,
-interrupted and resumed to the same bits.
+BlackJAX provides how a gradient turns the direction (`esh_dynamics_momentum_update_one_step`), new directions
+(`generate_unit_vector`) and the coefficients of the integrator (`mclachlan_coefficients`). The tuning is part of the
+kernel's state, so that a run can be watched, interrupted and resumed to the same bits.
 """
 
 from __future__ import annotations
