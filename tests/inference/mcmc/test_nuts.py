@@ -421,7 +421,7 @@ class OnlyStarts(NUTS):
 
     def run(self, problem: Problem, progress: Progress) -> Outcome:
         self.check_support(problem)
-        started = self.started(problem, progress)
+        (started,) = self.started([problem], progress)
         names = [site.name for site in problem.program.latents]
         u = problem.program.unravel(np.stack(started.flat)[:, None], names)
         u |= {
