@@ -48,7 +48,7 @@ class LogDeterminant:
 
     def __call__(self, factors: np.ndarray, scale: float = 1.0) -> tuple[float, np.ndarray]:
         values, gammas = zip(*(term(factors, scale) for term in self.terms), strict=True)
-        return sum(values), sum(gammas)
+        return sum(values, 0.0), sum(gammas, np.zeros(len(factors)))
 
     @cached_property
     def eigenvalues(self) -> np.ndarray | None:

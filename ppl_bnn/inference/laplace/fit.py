@@ -434,8 +434,8 @@ class LaplaceFit:
         return gaussian
 
     def _kronecker_prior(
-        self, curvature: KroneckerCurvature, prior: dict[str, TensorPrior]
-    ) -> dict[str, TensorPrior]:
+        self, curvature: KroneckerCurvature, prior: Mapping[str, TensorPrior]
+    ) -> Mapping[str, TensorPrior]:
         """The prior as `prior_approximation` requires it ("mean": one precision per weight), with a warning."""
         kind, blocks = self.method.prior_approximation, curvature.blocks
         names = [block.name for block in blocks if isinstance(block, KroneckerBlock)]
@@ -453,7 +453,7 @@ class LaplaceFit:
             text = "prior precisions were averaged over each weight matrix; within one they differ by up to"
             rest = ", and the dependence between weights was left out" if dependent else ""
             self.warn(f"{text} {widest:.3g} times their mean{rest}")
-        return prior | {name: np.full(part.size, part.mean()) for name, part in diagonals.items()}
+        return {**prior, **{name: np.full(part.size, part.mean()) for name, part in diagonals.items()}}
 
     def independent_prior(self, curvature: DataCurvature, prior: np.ndarray) -> np.ndarray:
         """A diagonal prior (Q,) as the structure of the curvature requires it."""
