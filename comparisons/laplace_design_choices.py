@@ -1006,7 +1006,7 @@ def gain_over_map(
     if row is None or row["splits"] < splits or row.get("vs_map") is None:
         return None
     return from_summary(
-        row["vs_map"], row.get("vs_map_se"), splits, row.get("test_rows", 1), row.get("train_rows", 1)
+        row["vs_map"], row.get("vs_map_se"), splits, row.get("test_rows") or 1, row.get("train_rows") or 1
     )
 
 
