@@ -491,7 +491,6 @@ def test_standardisation_survives_storage(regression, as_dict):
         np.testing.assert_array_equal(units.targets(y), y)
         p = Prediction("Bernoulli", {"probs": np.full((1, 10), 0.5)})
         assert units.prediction(p) is p
-        assert units.log_density_offset == 0.0
 
 
 def test_a_column_that_does_not_vary_is_kept_with_a_warning():
