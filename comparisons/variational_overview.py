@@ -1924,39 +1924,49 @@ def draw_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def draw_estimators(path: Path, rows: Sequence[Mapping[str, Any]], root: Sequence[Mapping[str, Any]]) -> None:
-    figure, axes = panels(14.0, 4.4, 3)
-    for each, kind, text in ((axes[0, 0], "loc", "means"), (axes[0, 1], "scale", "rho")):
-        for estimator, colour in zip(ESTIMATORS, (BLACK, BLUE, ORANGE), strict=True):
-            for place, style in (("start", "dotted"), ("fitted", "solid")):
-                own = _estimates(rows, estimator, place=place)
-                each.plot(
-                    [row["batch"] for row in own],
-                    [row[f"variance_{kind}"] for row in own],
-                    marker="o",
-                    markersize=4,
-                    color=colour,
-                    linestyle=style,
-                    label=f"{estimator}, {place}",
-                )
-        each.set(xscale="log", yscale="log", xlabel="rows of the batch")
-        each.set_title(f"variance of the gradient in {text}", fontsize=10)
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    """How many times smaller than that of the plain estimator the variance of a gradient is, and the slip of a root."""
+    figure, axes = panels(13.0, 4.4, 3)
+    few = [row for row in rows if row.get("seed", 0) == 0]
+    styles = {("local", "start"): (BLUE, "dotted"), ("local", "fitted"): (BLUE, "solid")}
+    styles |= {("flipout", "start"): (ORANGE, "dotted"), ("flipout", "fitted"): (ORANGE, "solid")}
+    for each, kind, text in ((axes[0, 0], "loc", "means"), (axes[0, 1], "scale", "scale parameters")):
+        for (estimator, place), (colour, line) in styles.items():
+            own = _estimates(few, estimator, place=place)
+            each.plot(
+                [row["batch"] for row in own],
+                [row[f"factor_{kind}"] for row in own],
+                marker="o",
+                markersize=5,
+                color=colour,
+                linestyle=line,
+                label=f"{estimator}, at the {'start' if place == 'start' else 'fitted guide'}",
+            )
+        each.axhline(1.0, color=GREY, linewidth=1.0)
+        batches = sorted({row["batch"] for row in few})
+        each.set(xscale="log", yscale="log", xlabel="rows of the batch", xticks=batches, ylim=(0.7, 25.0))
+        each.set_xticks(batches, [str(batch) for batch in batches], minor=False)
+        each.set_xticks([], minor=True)
+        each.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
+        each.set_yticks([], minor=True)
+        each.set_title(
+            f"gradient in the {text}: variance of the\nplain estimator over its own (higher is better)",
+            fontsize=9,
+        )
+    axes[0, 0].legend(frameon=False, fontsize=8, loc="upper left")
     last = axes[0, 2]
     inputs = [row["inputs"] for row in root]
-    last.plot(inputs, [row["sd_by_weights"] for row in root], "o", color=BLACK, label="drawn weights")
-    last.plot(
-        inputs, [row["sd_by_library"] for row in root], "x", color=BLUE, label="local reparameterisation"
-    )
-    last.plot(inputs, [row["sd_root_outside"] for row in root], color=GREEN, label="root outside of the sum")
-    last.plot(
-        inputs,
-        [row["sd_root_inside"] for row in root],
-        color=VERMILION,
-        linestyle="dashed",
-        label="root inside (slip)",
-    )
+    by_weights = np.array([row["sd_by_weights"] for row in root])
+    for column, colour, marker, label in (
+        ("sd_by_library", BLUE, "o", "local reparameterisation"),
+        ("sd_root_inside", VERMILION, "s", "root inside of the sum (slip)"),
+    ):
+        ratio = np.array([row[column] for row in root]) / by_weights
+        last.plot(inputs, ratio, marker=marker, markersize=5, color=colour, label=label)
+    last.axhline(1.0, color=GREY, linewidth=1.0)
     last.set(xscale="log", yscale="log", xlabel="inputs of the map")
-    last.set_title("sd of a pre-activation", fontsize=10)
+    last.set_xticks(inputs, [str(count) for count in inputs])
+    last.set_xticks([], minor=True)
+    last.set_title("sd of a pre-activation over that of drawn weights\n(1 is right)", fontsize=9)
     last.legend(frameon=False, fontsize=8)
     figure.savefig(path)
 
