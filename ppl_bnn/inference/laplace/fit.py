@@ -460,7 +460,7 @@ class LaplaceFit:
         if not isinstance(curvature, KroneckerCurvature):
             return prior
         by_block = {block.name: prior[block.positions] for block in curvature.blocks}
-        parts: dict[str, Any] = self._kronecker_prior(curvature, by_block)
+        parts: Mapping[str, Any] = self._kronecker_prior(curvature, by_block)
         return np.concatenate(list(parts.values()))
 
     def _repaired(self, curvature: Any, prior: Any) -> FlatGaussian:
