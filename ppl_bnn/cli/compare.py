@@ -15,7 +15,8 @@ from ppl_bnn.cli.options import option
 from ppl_bnn.core.errors import ClusterError, InputError
 from ppl_bnn.core.progress import Bars
 from ppl_bnn.inference.registry import ROWS
-from ppl_bnn.reporting.terminal import Column, cell, show
+from ppl_bnn.reporting.columns import Column, cell
+from ppl_bnn.reporting.terminal import show
 
 if TYPE_CHECKING:
     from rich.console import Console

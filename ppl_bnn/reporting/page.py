@@ -21,12 +21,12 @@ from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult
 from ppl_bnn.prediction.reliability import LEVELS
 from ppl_bnn.reporting import html
+from ppl_bnn.reporting.columns import FIDELITY, PREDICTION, Column, noise_floors, number, tables
 from ppl_bnn.reporting.findings import Findings, comparison_verdict, lags_of
 from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings, grid_verdict
 from ppl_bnn.reporting.html import Sheet, TableCell, data_card, download, in_words, minus
 from ppl_bnn.reporting.panels import Picture
 from ppl_bnn.reporting.pictures import GRID_PICTURES, PICTURES
-from ppl_bnn.reporting.terminal import FIDELITY, PREDICTION, Column, noise_floors, number, tables
 from ppl_bnn.reporting.verdict import standing
 
 Pairs = list[tuple[str, str]]
@@ -215,7 +215,7 @@ def _title_of_comparison(comparison: Comparison) -> str:
 
 
 def _tables_of_comparison(found: Findings, notes: Notes) -> list[Sheet]:
-    """The tables of the terminal (`terminal.tables`)."""
+    """The tables of the terminal (`columns.tables`)."""
     marks = {column: found.standing(column) for column in found.row_scores}
     if all(loo.share_above == 0.0 for loo in found.left_out.values()):
         marks["elpd_loo"] = standing(lags_of(found.left_out_rows))

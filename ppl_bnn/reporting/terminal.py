@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
+from ppl_bnn.reporting.columns import Column, cell, noise_floors, number, tables
+
 if TYPE_CHECKING:
-    import pandas as pd
     from rich.console import Console
 
     from ppl_bnn.evaluation.comparison.comparison import Comparison
@@ -18,62 +17,6 @@ if TYPE_CHECKING:
 CLAUSES = 3
 
 
-@dataclass(frozen=True)
-class Column:
-    """A column as shown; negative `digits` are significant ones; `spare` ones are left out where space is short.
-
-    Of numbers below `least` only that is shown.
-    """
-
-    heading: str
-    source: str
-    digits: int = 2
-    error: str = ""
-    spare: bool = False
-    least: float = -math.inf
-
-    @property
-    def in_one_line(self) -> str:
-        """The heading without the hyphens that a narrow terminal needs."""
-        return self.heading.replace("-\n", "").replace("\n", " ")
-
-
-_LOO = (
-    Column("LOO ELPD\n↑", "elpd_loo", 1, "elpd_loo_se"),
-    Column("LOO\nmax k", "pareto_k_loo", 2, spare=True),
-    Column("LOO\nrank", "loo_rank", 0, spare=True),
-    Column("stack\nweight", "loo_weight", 2, spare=True),
-)
-PREDICTION = {
-    "regression": (
-        Column("log score\n↑", "log_score", 3, "log_score_se"),
-        Column("RMSE\n↓", "rmse", -3),
-        Column("CRPS\n↓", "crps", -3, spare=True),
-        Column("90 %\ncover", "coverage_90", 2),
-        Column("90 %\nwidth", "width_90", -3, spare=True),
-        *_LOO,
-    ),
-    "classification": (
-        Column("log score\n↑", "log_score", 3, "log_score_se"),
-        Column("accuracy\n↑", "accuracy", 3),
-        Column("Brier\n↓", "brier", 3),
-        Column("ECE\n↓", "ece", 3, spare=True),
-        *_LOO,
-    ),
-}
-FIDELITY = (
-    Column("mean off\nby (sd)", "gap_mean", 2),
-    Column("sd\nratio", "gap_sd_ratio", 2),
-    Column("con-\nverged", "converged"),
-    Column("R-hat\nmax", "r_hat", 3),
-    Column("ESS\nmin", "ess_min", 0),
-    Column("k-hat", "k_hat", 2),
-    Column("compile\n(s)", "compile_seconds", 1, spare=True),
-    Column("run\n(s)", "run_seconds", 1),
-    Column("predict\n(s)", "predict_seconds", 1, spare=True),
-    Column("gradients", "gradient_evaluations", 0, spare=True),
-    Column("memory\n(MB)", "peak_memory", 0, spare=True),
-)
 _LEGENDS = {
     "regression": "cover, width: of the central 90 % intervals.",
     "classification": "ECE: calibration error of the most probable class.",
@@ -116,18 +59,6 @@ def show(console: Console, comparison: Comparison, elsewhere: str = "comparison.
         console.print()
     console.print(Text(comparison.summary()))
     console.print()
-
-
-def tables(comparison: Comparison) -> dict[str, Sequence[Column]]:
-    """Title -> columns of two tables: how well each method predicts, then its distance to the reference and cost."""
-    rows = comparison.data.get("test_rows", len(comparison.test_targets))
-    fidelity, far = FIDELITY, f"How far it is from {comparison.reference}"
-    if comparison.reference not in comparison.predictions:
-        fidelity, far = [column for column in FIDELITY if not column.source.startswith("gap")], "Convergence"
-    return {
-        f"How well it predicts {rows} test rows": PREDICTION[comparison.task],
-        f"{far}, and what it cost": fidelity,
-    }
 
 
 def notes_by_method(
@@ -187,40 +118,3 @@ def _grid(comparison: Comparison, columns: Sequence[Column], ppl: bool) -> Any:
     if columns[0].source == "gap_mean" and (floors := noise_floors(comparison.table, comparison.reference)):
         grid.add_row("noise floor", *(number(value, 2) for value in floors.values()), style="dim")
     return grid
-
-
-def noise_floors(table: pd.DataFrame, reference: str | None) -> dict[str, float]:
-    """Column of a gap -> its noise floor, which the reference or another row has; empty without a reference."""
-    sources = {"gap_mean": "gap_mean_floor", "gap_sd_ratio": "gap_sd_floor"}
-    floors: Any = table.reindex(columns=list(sources.values())).dropna()
-    if reference not in table.index or not len(floors):
-        return {}
-    row = floors.loc[reference] if reference in floors.index else floors.iloc[0]
-    return {column: float(row[source]) for column, source in sources.items()}
-
-
-def cell(row: Mapping[Any, Any], column: Column) -> str:
-    """One cell of the table as text: "-" for a blank, or for a column that the table does not have."""
-    value = row.get(column.source, math.nan)
-    if isinstance(value, str):
-        return {"yes": "yes", "": "-"}.get(value, f"[bold red]{value}[/]")
-    return "-" if math.isnan(value) else in_digits(row, column)
-
-
-def in_digits(row: Mapping[Any, Any], column: Column) -> str:
-    """A number of the table with its standard error, as text."""
-    if row[column.source] < column.least:
-        return f"< {column.least:g}"
-    error = float(row.get(column.error, math.nan))
-    text = number(row[column.source], column.digits)
-    return text if math.isnan(error) else f"{text} ± {number(error, column.digits)}"
-
-
-def number(value: float, digits: int) -> str:
-    """A number as text; digits: after the point, or significant digits if negative."""
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    if digits < 0:
-        digits = max(0, -digits - 1 - math.floor(math.log10(abs(value)))) if value else 0
-    text = f"{value:,.{digits}f}" if digits == 0 else f"{value:.{digits}f}"
-    return text.replace(",", " ")

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import ppl_bnn
 from ppl_bnn.cli import commands, compare, console, plan
 from ppl_bnn.inference.registry import MODULES, ROWS
-from ppl_bnn.reporting import terminal
+from ppl_bnn.reporting import columns, terminal
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -721,15 +721,15 @@ def test_notes_are_said_once_and_not_at_length() -> None:
 
 
 def test_numbers_keep_the_digits_that_matter() -> None:
-    assert [terminal.number(value, -3) for value in (53.302, 0.06213, 1234.5, 0.0)] == [
+    assert [columns.number(value, -3) for value in (53.302, 0.06213, 1234.5, 0.0)] == [
         "53.3", "0.0621", "1 234", "0",
     ]  # fmt: skip
-    assert [terminal.number(value, 0) for value in (805904.0, np.inf)] == ["805 904", "inf"]
-    assert terminal.number(-1916.56, 1) == "-1916.6"
+    assert [columns.number(value, 0) for value in (805904.0, np.inf)] == ["805 904", "inf"]
+    assert columns.number(-1916.56, 1) == "-1916.6"
     row = {"log_score": -5.3975, "log_score_se": 0.0627, "converged": "no", "rmse": np.nan}
-    assert terminal.cell(row, terminal.Column("", "log_score", 3, "log_score_se")) == "-5.397 ± 0.063"
-    assert terminal.cell(row, terminal.Column("", "rmse")) == "-"
-    assert terminal.cell(row, terminal.Column("", "converged")) == "[bold red]no[/]"
+    assert columns.cell(row, columns.Column("", "log_score", 3, "log_score_se")) == "-5.397 ± 0.063"
+    assert columns.cell(row, columns.Column("", "rmse")) == "-"
+    assert columns.cell(row, columns.Column("", "converged")) == "[bold red]no[/]"
 
 
 def test_narrow_terminals_lose_columns_and_no_digits(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
