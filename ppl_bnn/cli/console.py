@@ -1,24 +1,18 @@
-"""Parts shared by all commands: the application, its console, errors and lists."""
+"""Parts shared by all commands: the console, what is shown on it, and lists."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import re
-import signal
-import threading
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from ppl_bnn import __version__
 from ppl_bnn.core.errors import BNNError, InputError
-from ppl_bnn.core.names import clean, clean_lines
+from ppl_bnn.core.names import clean
 from ppl_bnn.core.progress import Bars, Task
 
 if TYPE_CHECKING:
@@ -29,14 +23,6 @@ if TYPE_CHECKING:
 
 NOTES, REPORT = "comparison.md", "report.html"
 WIDTH = 100
-
-app = typer.Typer(
-    name="ppl-bnn",
-    help="Bayesian neural networks: one model, several methods of inference, one comparison.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
 
 
 def new_console(error: bool = False) -> Console:
@@ -54,54 +40,6 @@ def say(console: Console, text: str, style: str = "") -> None:
     console.print(text, markup=False, style=style, soft_wrap=True)
 
 
-def register(function: Callable[..., None], **settings: Any) -> None:
-    """Register a command that reports the library's errors as one red line (exit code 2; Ctrl-C 130, SIGTERM 143)."""
-
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> None:
-        signals: list[int] = []
-        try:
-            with _ended_as_by_ctrl_c(signals):
-                function(*args, **kwargs)
-        except BNNError as error:
-            text, status = in_options(str(error)), 2
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            text, status = f"{type(error).__name__}: {error}", 2
-        except KeyboardInterrupt as error:
-            text, status = str(error) or "interrupted", 128 + (signals or [signal.SIGINT])[0]
-        else:
-            return
-        from rich.text import Text
-
-        line = Text.assemble(("error: ", "bold red"), (clean_lines(text), "red"))
-        new_console(error=True).print(line, soft_wrap=True)
-        raise typer.Exit(status)
-
-    app.command(**settings)(run)
-
-
-@contextlib.contextmanager
-def _ended_as_by_ctrl_c(signals: list[int]) -> Iterator[None]:
-    """Make SIGTERM end a command like Ctrl-C, so that finished results are kept. It is recorded in `signals`."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        signals.append(number)
-        raise KeyboardInterrupt
-
-    # Python receives signals in its main thread only; an existing handler of SIGTERM is kept.
-    in_main = threading.current_thread() is threading.main_thread()
-    if not in_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 @contextlib.contextmanager
 def keeping(folder: Path) -> Iterator[None]:
     """On Ctrl-C, name the folder with the finished results, if there are any and the error does not name it itself."""
@@ -117,22 +55,6 @@ def in_options(text: str) -> str:
     """The library's advice, which is written for Python, in terms of command line options."""
     text = re.sub(r"""\b(task|device)=["'](\w+)["']""", r"--\1 \2", text)
     return re.sub(r"""\bdrop=\[(["'].*?["'])\]""", r"--drop \1", text)
-
-
-def _version(wanted: bool) -> None:
-    if wanted:
-        print(f"ppl-bnn {__version__}")
-        raise typer.Exit
-
-
-_VERSION: Any = typer.Option(
-    "--version", callback=_version, is_eager=True, help="Print the version and leave."
-)
-
-
-@app.callback()
-def _root(version: Annotated[bool, _VERSION] = False) -> None:
-    pass
 
 
 def check_seed(seed: int) -> None:

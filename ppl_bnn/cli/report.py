@@ -41,14 +41,14 @@ def report(
 
 def _read(folder: Path, reference: str | None) -> Comparison | GridResult:
     """The content of a folder: the result of a grid, or a comparison."""
-    from ppl_bnn.evaluation.comparison import folder as files
+    from ppl_bnn.evaluation.comparison import reading
     from ppl_bnn.evaluation.comparison.comparison import Comparison
     from ppl_bnn.evaluation.grid import result as grid_result
 
     if grid_result.read_manifest(folder) is not None:
         return grid_result.GridResult.load(folder, reference)
-    if files.read_manifest(folder) is None:
-        got = f"{folder}, without {grid_result.MANIFEST} and {files.MANIFEST}"
+    if reading.read_manifest(folder) is None:
+        got = f"{folder}, without {grid_result.MANIFEST} and {reading.MANIFEST}"
         if not folder.exists():
             got = f"{folder}, which does not exist"
         elif (folder / "comparison.csv").is_file():

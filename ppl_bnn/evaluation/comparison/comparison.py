@@ -18,6 +18,7 @@ from ppl_bnn.core.errors import BNNError, DamagedError, InputError
 from ppl_bnn.core.files import left_by_a_kill, staged, staged_within, writable
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.comparison import folder as files
+from ppl_bnn.evaluation.comparison import reading
 from ppl_bnn.evaluation.comparison.record import FitSummary, reason
 from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction import scores
@@ -88,19 +89,19 @@ class Comparison:
         InputError, DamagedError, UnsupportedError
             Not a folder of a comparison; a damaged one; one of a newer format.
         """
-        words = files.read_manifest(folder)
+        words = reading.read_manifest(folder)
         if words is None:
             left = left_by_a_kill(Path(folder))
             advice = f"{left}, which a save that was killed has left" if left else "the `out` of `compare`"
             got = f"{folder}, without {files.MANIFEST}"
             raise InputError.of("folder", "the folder of a comparison", got, advice)
         try:
-            return cls(**files.read_folder(Path(folder), words))
+            return cls(**reading.read_folder(Path(folder), words))
         except DamagedError:
             raise
         # A part may raise any error if its values are inconsistent.
         except Exception as error:
-            raise files.READER.damaged(Path(folder), reason(error)) from error
+            raise reading.READER.damaged(Path(folder), reason(error)) from error
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(self.table.index)}; reference={self.reference!r})"
@@ -191,7 +192,7 @@ def _own_files(folder: Path, comparison: Comparison) -> set[str]:
         theirs = True
         # A damaged comparison is replaced, too, as the error raised on loading it advises.
         with contextlib.suppress(BNNError), ignored(".* has no checksum"):
-            words = files.read_manifest(folder) or {}
+            words = reading.read_manifest(folder) or {}
             methods |= {*words.get("trees", ()), *words.get("predictions", ())}
     methods |= {*comparison.trees, *comparison.predictions}
     own = found & file_names(methods)

@@ -1,10 +1,9 @@
-"""A comparison in a folder: writing it as each method ends, and reading it again."""
+"""Writing a comparison to a folder, as each method ends; `reading.py` reads it again."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -13,16 +12,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bnn.core import stored
-from ppl_bnn.core.arrays import unprefixed
 from ppl_bnn.core.errors import BNNError, UnsupportedError
 from ppl_bnn.core.files import write_arrays, write_tree, write_whole
 from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import encoded
 from ppl_bnn.core.warning_filters import ignored
-from ppl_bnn.evaluation.comparison.record import FitSummary, reason
-from ppl_bnn.evaluation.comparison.table import WORDS, typed
-from ppl_bnn.posterior.posterior import FitInfo
-from ppl_bnn.posterior.storage import INFO
+from ppl_bnn.evaluation.comparison.record import reason
 from ppl_bnn.prediction.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -34,25 +29,8 @@ if TYPE_CHECKING:
 KIND, FORMAT = "ppl_bnn comparison", 2
 FIGURE = "figure.png"
 MANIFEST, TEST_ROWS, PREDICTION = "comparison.json", "comparison.safetensors", ".prediction.safetensors"
-_SCHEMA = {
-    "reference": (str, None),
-    "data": {str: object},
-    "columns": [str],
-    "rows": [[(str, float)]],
-    "notes": [[str]],
-    "failures": {str: str},
-    "missing?": [str],
-    "fits": {str: {"info": INFO, "shape": [int]}},
-    "diagnoses": {
-        str: {"verdict": str, "reasons": [str], "advice": [str], "figures": {str: object}, "subject": str}
-    },
-    "trees": [str],
-    "predictions": [str],
-}
 # The arrays of a prediction that it may lack.
-_OF_DRAWS = ("log_weights", "epistemic_within")
-_OF_PREDICTION = {"family": str, "class_names": ([(str, float, bool)], None), "censored": bool}
-READER = stored.Reader("folder", "a whole comparison", "computing it once more")
+OF_DRAWS = ("log_weights", "epistemic_within")
 
 
 class ComparisonNotWrittenError(BNNError, OSError):
@@ -158,7 +136,7 @@ def _parts_of_prediction(prediction: Prediction, where: str) -> tuple[dict[str, 
     names = None if prediction.class_names is None else list(prediction.class_names)
     words = {"family": prediction.family, "class_names": names, "censored": prediction.censored}
     arrays = {f"{where}parameters/{name}": value for name, value in prediction.parameters.items()}
-    for name in _OF_DRAWS:
+    for name in OF_DRAWS:
         if (value := getattr(prediction, name)) is not None:
             arrays[f"{where}{name}"] = value
     return words, arrays
@@ -185,73 +163,3 @@ def _drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Predic
     except Exception:
         # A model that refuses such inputs has no curve; its row of the table is not affected.
         return None, None
-
-
-def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The content of `comparison.json`, or None. Raises DamagedError, and UnsupportedError for a newer format."""
-    return READER.manifest(Path(folder) / MANIFEST, KIND, FORMAT, _SCHEMA, sealed_since=2)
-
-
-def read_folder(folder: Path, words: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the `Comparison` whose manifest is `words`."""
-    import pandas as pd
-
-    from ppl_bnn.diagnostics.diagnose import Diagnosis
-
-    index = pd.Index([name for name, *_ in words["rows"]], name="method")
-    table = pd.DataFrame([row for _, *row in words["rows"]], index, words["columns"])
-    files = words.get("files")
-
-    def read(name: str, schema: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        file = READER.listed(folder, name, files)
-        arrays, texts = READER.arrays(file, ("words",))
-        return arrays, READER.json(file, texts["words"], schema)
-
-    rows = read(TEST_ROWS, {})[0]
-    predictions, drawn, histories = {}, {}, {}
-    drawn_at: np.ndarray | None = None
-    for name in words["predictions"]:
-        both = {"test": _OF_PREDICTION, "drawn?": _OF_PREDICTION}
-        arrays, parts = read(f"{name}{PREDICTION}", both)
-        predictions[name] = _prediction_of(parts["test"], unprefixed(arrays, "test"))
-        histories[name] = unprefixed(arrays, "history")
-        if "drawn" in parts:
-            drawn[name] = _prediction_of(parts["drawn"], unprefixed(arrays, "drawn"))
-            drawn_at = arrays["drawn_at"]
-    fits = {}
-    for name, fit in words["fits"].items():
-        info = FitInfo(history=histories.get(name, {}), **_with_tuples(fit["info"], "warnings"))
-        fits[name] = FitSummary(info, tuple(fit["shape"]))
-    return {
-        "table": typed(table, WORDS),
-        "posteriors": {},
-        "predictions": predictions,
-        "trees": {name: READER.tree(READER.listed(folder, f"{name}.nc", files)) for name in words["trees"]},
-        "diagnoses": {
-            name: Diagnosis(**_with_tuples(found, "reasons", "advice"))
-            for name, found in words["diagnoses"].items()
-        },
-        "reference": words["reference"],
-        "notes": {(name, column): note for name, column, note in words["notes"]},
-        "data": _with_tuples(words["data"], "feature_names", "class_names"),
-        "test_inputs": unprefixed(rows, "inputs") or rows["x"],
-        "test_targets": rows["targets"],
-        "failures": dict(words["failures"]),
-        "missing": tuple(words.get("missing", ())),
-        "fits": fits,
-        "drawn": drawn,
-        "drawn_at": drawn_at,
-    }
-
-
-def _prediction_of(words: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Prediction:
-    for name, value in arrays.items():
-        if value.dtype.kind != "f":
-            raise ValueError(f"{name} of a prediction is {value.dtype}, not floating-point numbers")
-    found: dict[str, Any] = {name: arrays.get(name) for name in _OF_DRAWS}
-    return Prediction(parameters=unprefixed(arrays, "parameters"), **found, **words)
-
-
-def _with_tuples(words: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The words with tuples in place of the lists of these names, where there is one."""
-    return {**words, **{name: tuple(words[name]) for name in names if words.get(name) is not None}}
