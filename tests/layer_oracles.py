@@ -108,7 +108,7 @@ def through_maps(
             return program.predictor(program.constrain(program.unravel(flat, names), xs, ys), xs)
 
         flat = chosen.asarray(flat_latents(problem, u))
-        return served, ours, chosen.to_numpy(chosen.compile(chosen.jacobian(eta))(flat))
+        return served, ours, chosen.to_numpy(chosen.compile(chosen.transforms.jacrev(eta))(flat))
 
 
 def log_joint_and_predictor(ppl: str, model: Any, x: Any, y: np.ndarray) -> tuple[Any, dict[str, Any], Any]:

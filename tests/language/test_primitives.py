@@ -160,7 +160,7 @@ def test_jacobians_are_equal_between_the_systems_and_to_differences() -> None:
         chosen = system(ppl)
         with chosen.session("float64", "cpu"):
             x = chosen.asarray(X)
-            function = chosen.jacobian(lambda w, x=x: network_function(model)(w, x))
+            function = chosen.transforms.jacrev(lambda w, x=x: network_function(model)(w, x))
             result = function(in_system(chosen, W))
             jacobians[ppl] = {name: chosen.to_numpy(value) for name, value in result.items()}
     for name, value in W.items():
@@ -274,10 +274,10 @@ def test_factors_of_one_row_give_the_block_of_its_gauss_newton_matrix(ppl: str) 
 
         x = chosen.asarray(X)
         zero = {name: {0: value[0][:1]} for name, value in zeros(chosen).items()}
-        slopes = chosen.compile(chosen.vmap(chosen.jacobian(eta_of_perturbations), in_axes=(None, 0)))(
-            zero, x
-        )
-        full = chosen.compile(chosen.vmap(chosen.jacobian(eta_of_weight), in_axes=(None, 0)))(
+        slopes = chosen.compile(
+            chosen.vmap(chosen.transforms.jacrev(eta_of_perturbations), in_axes=(None, 0))
+        )(zero, x)
+        full = chosen.compile(chosen.vmap(chosen.transforms.jacrev(eta_of_weight), in_axes=(None, 0)))(
             w["hidden1.weight"], x
         )
         entering = chosen.to_numpy(chosen.compile(chosen.vmap(inputs))(x))

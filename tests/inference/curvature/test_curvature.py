@@ -173,7 +173,7 @@ def dense_jacobian(problem, u):
         return program.predictor(w, problem.x)
 
     flat = chosen.asarray(flat_latents(problem, u))
-    return chosen.to_numpy(eta(flat)), chosen.to_numpy(chosen.compile(chosen.jacobian(eta))(flat))
+    return chosen.to_numpy(eta(flat)), chosen.to_numpy(chosen.compile(chosen.transforms.jacrev(eta))(flat))
 
 
 def dense_hessian(problem, u):
@@ -194,7 +194,9 @@ def row_gradients(problem, u):
     def density(flat):
         return program.log_likelihood(program.unravel(flat, names), problem.x, problem.y)
 
-    return chosen.to_numpy(chosen.compile(chosen.jacobian(density))(chosen.asarray(flat_latents(problem, u))))
+    return chosen.to_numpy(
+        chosen.compile(chosen.transforms.jacrev(density))(chosen.asarray(flat_latents(problem, u)))
+    )
 
 
 def dense(problem, u, curvature):
