@@ -2,8 +2,8 @@
 
 `out_of_distribution.py` finds that a Laplace approximation of the last layer is better calibrated on turned digits than
 the point it is taken at, as its source says, while sampling that same posterior predicts them worse than the point
-does. This study settles it where everything can be certified: the posterior of the last layer (weights W, biases b)
-given the features phi of a trained network,
+does. That point was trained by mini-batches and is no mode of the last layer. This study settles it where everything
+can be certified: the posterior of the last layer (weights W, biases b) given the features phi of a trained network,
 
     y_n ~ Categorical(softmax(W' phi_n + b)),    every weight and bias ~ N(0, (c gamma)^2),
 
@@ -50,7 +50,19 @@ from out_of_distribution import (
     probes,
     rotated,
 )
-from study import BLACK, BLUE, VERMILION, Study, command_line, converged, kept, load_images, paired, panels
+from study import (
+    BLACK,
+    BLUE,
+    VERMILION,
+    Study,
+    command_line,
+    converged,
+    kept,
+    load_images,
+    paired,
+    panels,
+    run,
+)
 
 import ppl_bnn as bnn
 from ppl_bnn import scores
@@ -408,12 +420,12 @@ def draw(path: Path, tables: Mapping[str, list[dict[str, Any]]], architecture: s
     """Scores against the prior scale: a line for each method, bars of one standard error over seeds."""
     case = Case(Referee({}), architecture, tables)
     titles = {
-        "log_score": "turned digits: log score, nats (higher is better)",
-        "ece": "turned digits: calibration error (lower is better)",
-        "elsewhere": f"{what}: confidence (lower is better)",
-        "shuffled": "pixels shuffled: confidence (lower is better)",
+        "log_score": "turned digits: log score,\nnats per image (higher is better)",
+        "ece": "turned digits: expected\ncalibration error (lower is better)",
+        "elsewhere": f"{what}: confidence\n(lower is better)",
+        "shuffled": "digits, pixels shuffled: confidence\n(lower is better)",
     }
-    figure, axes = panels(13.0, 3.9, len(COMPARED))
+    figure, axes = panels(13.0, 4.2, len(COMPARED))
     factors = case.factors()
     for axis, (name, of, score, _) in zip(axes[0], COMPARED, strict=True):
         for method, (color, marker, line) in STYLE.items():
@@ -427,7 +439,7 @@ def draw(path: Path, tables: Mapping[str, list[dict[str, Any]]], architecture: s
         axis.set_xscale("log", base=2)
         axis.set_xticks(factors, [f"{factor:g}" for factor in factors])
         axis.set_title(titles[name], fontsize=9, loc="left")
-        axis.set_xlabel("prior scale / gamma (grey line: as written)")
+        axis.set_xlabel("prior scale / gamma\n(grey line: as written)")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     whole = max(row["rhat"] for row in case.rows("convergence"))
@@ -437,6 +449,13 @@ def draw(path: Path, tables: Mapping[str, list[dict[str, Any]]], architecture: s
         fontsize=11,
     )
     figure.savefig(path)
+
+
+def draw_all(study: Study) -> None:
+    """The figures from the stored tables."""
+    for architecture in study.sizes.architectures:
+        path = study.out / f"priors_{architecture.lower()}.png"
+        draw(path, study.tables, architecture, study.numbers["what is no digit"])
 
 
 def main(
@@ -463,14 +482,13 @@ def main(
         for seed in range(sizes.seeds):
             what = run_seed(architecture, seed, sizes, checkpoint, study)
     study.numbers = {"what is no digit": what, "gamma": gamma_of(sizes.rows)}
-    for architecture in sizes.architectures:
-        draw(study.out / f"priors_{architecture.lower()}.png", study.tables, architecture, what)
+    draw_all(study)
     study.conclude(judge)
     study.say(f"written to {study.out}")
     return study
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, "checkpoint", "seeds", tiny="a few small images, in seconds")
+    parser = command_line(__doc__, "checkpoint", "seeds", "figures", tiny="a few small images, in seconds")
     parser.add_argument("--architectures", nargs="+", help=f"of {LENET}, {TRANSFORMER}")
-    main(**vars(parser.parse_args()))
+    run(parser, main, "out_of_distribution_priors", FULL, draw_all)

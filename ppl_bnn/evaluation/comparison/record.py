@@ -119,12 +119,6 @@ def _fitted(name: str, fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed
     return record
 
 
-def chain_of_draws(posterior: Posterior, prediction: Prediction) -> np.ndarray | None:
-    """The chain of each draw of a prediction, (S,); None if it was not made from all draws of the posterior."""
-    chains, draws = posterior.shape
-    return np.repeat(np.arange(chains), draws) if prediction.draws == chains * draws else None
-
-
 def stacking_weights(posterior: Posterior) -> str:
     """A sentence on the weights of a stacked posterior."""
     weights = posterior.weights

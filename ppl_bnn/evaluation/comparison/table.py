@@ -6,11 +6,15 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.warning_filters import recorded
-from ppl_bnn.evaluation.comparison.record import Gap, Record, chain_of_draws, reason
+from ppl_bnn.evaluation.comparison.record import Gap, Record, reason
 from ppl_bnn.evaluation.comparison.summary import standing
+from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction import scores
+from ppl_bnn.prediction.prediction import Prediction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -164,6 +168,12 @@ def _measure_gaps(
                 notes[name, mean] = found
             else:
                 rows[name] |= {mean: found["mean_gap"], ratio: found["sd_ratio"]}
+
+
+def chain_of_draws(posterior: Posterior, prediction: Prediction) -> np.ndarray | None:
+    """The chain of each draw of a prediction, (S,); None if it was not made from all draws of the posterior."""
+    chains, draws = posterior.shape
+    return np.repeat(np.arange(chains), draws) if prediction.draws == chains * draws else None
 
 
 def _gap(measure: Callable[..., dict[str, float]], *arguments: Any) -> Gap:

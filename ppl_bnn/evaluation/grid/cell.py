@@ -33,7 +33,8 @@ from ppl_bnn.core import processes, stored
 from ppl_bnn.core.errors import BNNError, DamagedError, InputError, UnsupportedError
 from ppl_bnn.core.plain_values import encoded
 from ppl_bnn.core.warning_filters import ignored, recorded
-from ppl_bnn.evaluation.comparison.record import Record, chain_of_draws, fitted, reason
+from ppl_bnn.evaluation.comparison.record import Record, fitted, reason
+from ppl_bnn.evaluation.comparison.table import chain_of_draws
 from ppl_bnn.inference.fingerprint import identity, source
 from ppl_bnn.inference.method import Method, versions
 from ppl_bnn.prediction import reliability, scores
