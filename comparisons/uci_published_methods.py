@@ -18,6 +18,8 @@ published methods themselves, so that the same split stands on both sides:
   variance for each row, Adam (0.1, batches of 100) over 40 epochs, without their adversarial examples, and with the
   priors of the zoo's `heteroscedastic_mlp` where they have no weight decay.
 
+The ensemble is no run of its source, for the averages of iterates below, and decides nothing.
+
 Departures from both: batches are drawn at random from all rows at each step, not epoch by epoch; the rate of learning
 falls in the second half of the steps and the iterates of that half are averaged, as the library's descents do; the
 noise of MC dropout in training is 1 / tau, which leaves its objective as it is.
@@ -40,7 +42,7 @@ from typing import Any
 
 import numpy as np
 from claims import Referee, Verdict, exact, mean_over_splits, read_claims
-from study import BLACK, GREEN, GREY, ORANGE, Study, command_line, kept, paired, panels
+from study import BLACK, GREY, ORANGE, Study, command_line, kept, panels, run
 from uci_regression import RECALLED_LOG_SCORES, THEIR_ENSEMBLE, chosen, load, published_dropout
 
 import ppl_bnn as bnn
@@ -221,6 +223,11 @@ def over_splits(found: Mapping[int, Mapping[str, Any]], values: Sequence[float])
     return mean_over_splits(values, first["test_rows"], first["train_rows"])
 
 
+def ceiling(data: str) -> float:
+    """The largest log score that a prediction with a noise precision of the grid can have, nats per row."""
+    return 0.5 * math.log(max(PRECISIONS[data]) / (2.0 * math.pi))
+
+
 def judge_dropout(referee: Referee, rows: Sequence[Mapping[str, Any]], data: str) -> None:
     """MC dropout here beside the published one, split by split, and whether its noise is at the end of the grid."""
     keys = [f"{data}-dropout-log_score", f"{data}-dropout-rmse", f"{data}-edge"]
@@ -242,24 +249,28 @@ def judge_dropout(referee: Referee, rows: Sequence[Mapping[str, Any]], data: str
     referee.measured(keys[1], over_splits(found, own[:, 1] / theirs[:, 1] - 1.0), text)
     largest = max(PRECISIONS[data])
     at_edge = np.mean([each["precision"] == largest for each in found.values()])
-    ceiling = 0.5 * math.log(largest / (2.0 * math.pi))
     referee.measured(
         keys[2],
         exact(float(at_edge)),
-        f"largest precision {largest:g}; no prediction with it has a log score above {ceiling:.3f} nats; the published "
-        f"mean is {theirs[:, 0].mean():.3f}",
+        f"largest precision {largest:g}; no prediction with it has a log score above {ceiling(data):.3f} nats; the "
+        f"published mean is {theirs[:, 0].mean():.3f}",
     )
 
 
 def judge_ensemble(referee: Referee, rows: Sequence[Mapping[str, Any]], data: str) -> None:
-    """The ensemble here beside the published mean, which is recalled."""
+    """The ensemble beside the published mean, which is recalled: not run as published, so nothing is decided."""
     key, wanted = f"{data}-ensemble", RECALLED_LOG_SCORES[THEIR_ENSEMBLE][data]
     found = by_split(rows, data, ENSEMBLE)
-    if len(found) < 2:
+    if not found:
         referee.not_run(key, "not in this run")
         return
     values = np.array([each["log_score"] for each in found.values()])
-    referee.measured(key, over_splits(found, values - wanted), f"published {wanted:.3f}")
+    referee.not_run(
+        key,
+        "the iterates of the second half are averaged here and not in the source, and at its rate of 0.1 its few steps "
+        "have not settled by then",
+        f"as run here {values.mean():.3f} nats per row on {len(values)} splits, published {wanted:.3f}",
+    )
 
 
 def judge(study: Study) -> list[Verdict]:
@@ -281,8 +292,8 @@ def judge(study: Study) -> list[Verdict]:
 
 
 def draw(path: Path, rows: Sequence[Mapping[str, Any]], tables: Sequence[str]) -> None:
-    """Log scores: MC dropout here against the published one, a point for each split, and means of the ensemble."""
-    figure, axes = panels(4.2 * len(tables), 4.4, len(tables))
+    """Log scores of MC dropout here against the published ones, a point for each split."""
+    figure, axes = panels(max(4.6 * len(tables), 6.4), 4.6, len(tables))
     for axis, data in zip(axes[0], tables, strict=True):
         found = by_split(rows, data, DROPOUT)
         theirs = {row["split"]: row["log_likelihood"] for row in published_dropout() if row["data"] == data}
@@ -291,24 +302,25 @@ def draw(path: Path, rows: Sequence[Mapping[str, Any]], tables: Sequence[str]) -
         published = [theirs[split] for split in common]
         if common:
             ends = [min(own + published), max(own + published)]
-            axis.plot(ends, ends, color=GREY, linewidth=1.0, zorder=0)
+            axis.plot(ends, ends, color=GREY, linewidth=1.0, zorder=0, label="as published")
             axis.plot(published, own, "o", color=ORANGE, label="MC dropout, a split each")
-        ensemble = [row["log_score"] for row in by_split(rows, data, ENSEMBLE).values()]
-        if ensemble:
-            centre, error = paired(ensemble)
-            axis.axhline(centre, color=GREEN, label="deep ensemble here, mean")
-            if math.isfinite(error):
-                axis.axhspan(centre - error, centre + error, color=GREEN, alpha=0.2, linewidth=0)
-        wanted = RECALLED_LOG_SCORES[THEIR_ENSEMBLE].get(data)
-        if wanted is not None:
-            axis.axhline(wanted, color=BLACK, linestyle="--", label="deep ensembles, published mean")
+        axis.axhline(
+            ceiling(data),
+            color=BLACK,
+            linestyle="--",
+            label="largest log score that the grid of precisions allows",
+        )
         axis.set(
             title=data, xlabel="published log score, nats per row", ylabel="log score here, nats per row"
         )
     handles, labels = axes[0][0].get_legend_handles_labels()
-    if handles:
-        figure.legend(handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     figure.savefig(path)
+
+
+def draw_all(study: Study) -> None:
+    """The figure from the stored tables."""
+    draw(study.out / "scores.png", study.tables["scores"], study.sizes.tables)
 
 
 def main(
@@ -350,13 +362,13 @@ def main(
                 grids += [{"data": data, "split": split} | row for row in part.get("grid", ())]
                 study.say(f"{data}, split {split}, {method}: {part['row']['log_score']:.3f} nats per row")
     study.tables = {"scores": rows, "validation": grids}
-    draw(study.out / "scores.png", rows, sizes.tables)
+    draw_all(study)
     study.conclude(judge)
     study.say(f"written to {study.out}")
     return study
 
 
 if __name__ == "__main__":
-    parser = command_line(__doc__, "checkpoint", "splits")
+    parser = command_line(__doc__, "checkpoint", "splits", "figures")
     parser.add_argument("--tables", nargs="+", help=f"of {', '.join(FULL.tables)}")
-    main(**vars(parser.parse_args()))
+    run(parser, main, "uci_published_methods", FULL, draw_all)
