@@ -86,6 +86,9 @@ class Cell:
     seed: int
     key: str
 
+    def __str__(self) -> str:
+        return f"{self.model} on {self.data}, {self.split}, by {self.method}, seed {self.seed}"
+
 
 # --- the key ------------------------------------------------------------------------------------------------
 
