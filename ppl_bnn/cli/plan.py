@@ -31,12 +31,21 @@ DEFAULT = ("nuts", "svi", "laplace", "map")
 IN_PYRO = ("svi", "laplace")
 REFERENCE = "nuts"
 _DEFAULT_MODEL = {"regression": "regression_mlp", "classification": "classification_mlp"}
-# With --quick every method has the quick sizes of the registry, which run all of it within seconds; the results are
-# meaningless. Chains have more draws than there, so that something can be said about their convergence.
-QUICK = {"draws": 25, "warmup": 25}
-# The tuning of MCLMC starts at draws from the prior and has to converge: of chains with a warm-up of 50 one in five had
-# not.
-QUICK_MCLMC = {"draws": 25, "warmup": 200}
+# Sizes that run every line of every method within seconds; the results are meaningless. Each method takes those of
+# the fields that it has, and some methods need further ones.
+QUICK: dict[str, Any] = {"draws": 25, "warmup": 25, "chains": 2, "steps": 100}
+_QUICK_BESIDES: dict[str, dict[str, Any]] = {
+    "NUTS": {"max_tree_depth": 4},
+    "HMC": {"num_steps": 4},
+    "ChEES": {"chains": 8, "superchains": 4, "max_steps": 16},
+    # Its tuning starts at draws from the prior and has to converge: with a warm-up of 50 one chain in five had not.
+    "MCLMC": {"warmup": 200},
+    "MEADS": {"chains": 8, "superchains": 4, "folds": 2},
+    "SMC": {"particles": 50, "runs": 2, "moves": 2, "max_leapfrog": 8},
+    "Pathfinder": {"draws": 200, "max_iterations": 30},
+    "SWAG": {"collections": 10, "burn_in": 2, "rank": 5},
+    "Ensemble": {"size": 3},
+}
 QUICK_ROWS = {"train": 100, "test": 50}
 # The largest integer that an argument may be: a list of as many layers is built before the model can be checked.
 MOST_WHOLE = 10**6
@@ -117,12 +126,10 @@ def method_of(name: str, system: str, quick: bool, sizes: Mapping[str, Any] | No
     chosen = row(name)
     has = _fields(method_class(chosen.class_name))
     settings: dict[str, Any] = {}
-    if quick and "warmup" in has:
-        settings |= QUICK_MCLMC if chosen.class_name == "MCLMC" else QUICK
-    settings |= {key: value for key, value in (sizes or {}).items() if key in has}
-    if chosen.member is not None:
-        settings["member"] = method_of(chosen.member, system, quick, sizes)
-    return chosen.build(system, quick, **settings)
+    if quick:
+        settings = {key: value for key, value in QUICK.items() if key in has}
+        settings |= _QUICK_BESIDES.get(chosen.class_name, {})
+    return chosen.build(system, **settings)
 
 
 def methods_of(systems: Mapping[str, str], quick: bool, sizes: Mapping[str, Any]) -> dict[str, Method]:
