@@ -218,7 +218,7 @@ def moons(rows: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def method(
     weights: str, structure: str, curvature: str, hyper: str, start: Any, subnetwork: int, sizes: Sizes
 ) -> Any:
-    """The Laplace approximation of one choice; raises the library's error where there is none."""
+    """The Laplace approximation of one choice; raises the library's error if it is refused."""
     trains = hyper in (DURING, VALIDATION)
     return bnn.Laplace(
         weights=weights,
@@ -1011,7 +1011,7 @@ def gain_over_map(
 
 
 def draw_gain(panel: Any, place: float, found: Estimate | None, colour: str, why_not: str = "") -> None:
-    """One estimate with its interval, an arrow with its value where that is beyond the axis, or why there is none."""
+    """One estimate with its interval, an arrow with its value where that is beyond the axis, or why it has no value."""
     low, high = panel.get_xlim()
     if found is None:
         panel.text(0.97 * high, place, why_not, ha="right", va="center", fontsize=8, color=GREY)
@@ -1033,7 +1033,7 @@ def why_none(rows: Mapping[tuple[str, ...], Mapping[str, Any]], choice: Sequence
     if row is None:
         return "not run"
     if row["splits"] == 0:
-        return "refused: there is none"
+        return "refused by the library"
     return f"failed in {splits - row['splits']} of {splits} splits"
 
 

@@ -42,7 +42,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -299,11 +299,15 @@ def detection(known: np.ndarray, unknown: np.ndarray) -> float:
     return float(roc_auc_score(truth, np.concatenate([known, unknown])))
 
 
-def evaluated(predict: Callable[[np.ndarray], Any], images: Images, sizes: Sizes) -> list[dict[str, Any]]:
-    """A row of scores for each set. predict: images (N, H, W) -> Prediction."""
+# (name, images or features, labels or None) of each set; test digits first.
+Sets = Iterable[tuple[str, np.ndarray, np.ndarray | None]]
+
+
+def scored(predict: Callable[[np.ndarray], Any], sets: Sets) -> list[dict[str, Any]]:
+    """A row of scores for each set; where there are no digits, the area under the ROC curve against test digits."""
     rows: list[dict[str, Any]] = []
     known = np.zeros(0)
-    for name, x, labels in sets_of(images, sizes):
+    for name, x, labels in sets:
         prediction = predict(x)
         confidence = prediction.probabilities.max(axis=1)
         row: dict[str, Any] = {"set": name, "images": len(x), "confidence": float(confidence.mean())}
@@ -317,20 +321,23 @@ def evaluated(predict: Callable[[np.ndarray], Any], images: Images, sizes: Sizes
     return rows
 
 
+def evaluated(predict: Callable[[np.ndarray], Any], images: Images, sizes: Sizes) -> list[dict[str, Any]]:
+    """A row of scores for each set. predict: images (N, H, W) -> Prediction."""
+    return scored(predict, sets_of(images, sizes))
+
+
 def probes(count: int) -> np.ndarray:
     """The images of a set whose functions are judged for convergence: evenly spaced, the same in every run."""
     return np.unique(np.linspace(0, count - 1, FUNCTIONS // CLASSES).astype(int))
 
 
-def convergence(
-    predictor: Callable[[np.ndarray], np.ndarray], images: Images, sizes: Sizes
-) -> list[dict[str, Any]]:
+def convergence(predictor: Callable[[np.ndarray], np.ndarray], sets: Sets) -> list[dict[str, Any]]:
     """A row for each set: the largest rank-normalised R-hat and the least bulk ESS over the functions f at its probes.
 
-    predictor: images (N, H, W) -> f (chains, draws, N, 10).
+    predictor: what a set has -> f (chains, draws, N, 10).
     """
     rows = []
-    for name, x, _ in sets_of(images, sizes):
+    for name, x, _ in sets:
         f = predictor(x[probes(len(x))])
         found = mixing(f.reshape(*f.shape[:2], -1))
         rows.append(
@@ -516,7 +523,9 @@ class Task:
         return part | {
             "verdict": diagnosis.verdict,
             "reasons": list(diagnosis.reasons),
-            "convergence": convergence(lambda x: posterior.predictor(seen(x)), self.images, self.sizes),
+            "convergence": convergence(
+                lambda x: posterior.predictor(seen(x)), sets_of(self.images, self.sizes)
+            ),
             "beside": {
                 name: evaluated(lambda x, each=each: each.predict(seen(x)), self.images, self.sizes)
                 for name, each in ((OWN_MODE, own), (AT_MODE, near))

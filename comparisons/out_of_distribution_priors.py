@@ -37,19 +37,23 @@ from typing import Any
 import numpy as np
 from claims import Referee, Verdict, mean, read_claims
 from out_of_distribution import (
+    ELSEWHERE,
     LENET,
+    TEST,
     TRANSFORMER,
+    Sets,
     Sizes,
     Task,
-    detection,
+    convergence,
     features,
     gamma_of,
     inputs,
     last_layer,
     network,
-    probes,
     rotated,
+    scored,
 )
+from out_of_distribution import TINY as SMALLEST
 from study import (
     BLACK,
     BLUE,
@@ -65,13 +69,11 @@ from study import (
 )
 
 import ppl_bnn as bnn
-from ppl_bnn import scores
 from ppl_bnn.core.errors import unknown_name
-from ppl_bnn.posterior.convergence import mixing
 
 MODE, LAPLACE, HMC = "mode", "Laplace at the mode", "HMC"
 METHODS = (MODE, LAPLACE, HMC)
-TEST, TURNED, ELSEWHERE, SHUFFLED = "test", "turned", "elsewhere", "shuffled"
+TURNED, SHUFFLED = "turned", "shuffled"
 # What is compared: (name in claims, set of images, score, sign of what is better).
 COMPARED = (
     ("log_score", TURNED, "log_score", 1.0),
@@ -99,21 +101,7 @@ class PriorSizes(Sizes):
 
 FULL = PriorSizes()
 TINY = PriorSizes(
-    table="digits",
-    seeds=2,
-    rows=80,
-    test=40,
-    turned=20,
-    elsewhere=30,
-    angles=(90,),
-    architectures=(LENET,),
-    channels=(2,),
-    widths=(4,),
-    kernel=3,
-    epochs=3,
-    batch=20,
-    rate=0.02,
-    dtype="float64",
+    **vars(SMALLEST) | {"seeds": 2, "architectures": (LENET,)},
     factors=(SMALL, WRITTEN),
     steps=200,
     hmc=(2, 50, 50),
@@ -124,48 +112,19 @@ TINY = PriorSizes(
 # --- the run ----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Shown:
-    """One set of images as the last layer sees it: features (N, H), and labels (N,) where they are digits."""
-
-    name: str
-    x: np.ndarray
-    labels: np.ndarray | None
-
-
-def sets_of(task: Task, seen: Callable[[np.ndarray], np.ndarray]) -> Iterator[Shown]:
-    """The four sets; test digits first."""
+def shown_sets(
+    task: Task, seen: Callable[[np.ndarray], np.ndarray]
+) -> Iterator[tuple[str, np.ndarray, np.ndarray | None]]:
+    """(name, features (N, H), labels) of the four sets, test digits first; no labels where there are no digits."""
     images, sizes = task.images, task.sizes
-    yield Shown(TEST, seen(images.test), images.test_labels)
+    yield TEST, seen(images.test), images.test_labels
     first, labels = images.test[: sizes.turned], images.test_labels[: sizes.turned]
     turned = np.concatenate([rotated(first, angle) for angle in sizes.angles])
-    yield Shown(TURNED, seen(turned), np.tile(labels, len(sizes.angles)))
-    yield Shown(ELSEWHERE, seen(images.elsewhere), None)
+    yield TURNED, seen(turned), np.tile(labels, len(sizes.angles))
+    yield ELSEWHERE, seen(images.elsewhere), None
     flat = images.test.reshape(len(images.test), -1)
     order = np.random.default_rng(task.seed).permutation(flat.shape[1])
-    yield Shown(SHUFFLED, seen(flat[:, order].reshape(images.test.shape)), None)
-
-
-def scored(predict: Callable[[np.ndarray], Any], sets: list[Shown]) -> list[dict[str, Any]]:
-    """A row of scores for each set; where there are no digits, the area under the ROC curve against test digits."""
-    rows: list[dict[str, Any]] = []
-    known = np.zeros(0)
-    for each in sets:
-        prediction = predict(each.x)
-        confidence = prediction.probabilities.max(axis=1)
-        row: dict[str, Any] = {
-            "set": each.name,
-            "images": len(each.x),
-            "confidence": float(confidence.mean()),
-        }
-        if each.labels is None:
-            row["auroc"] = detection(known, confidence)
-        else:
-            row |= scores.scores_of(prediction, each.labels)
-        if each.name == TEST:
-            known = confidence
-        rows.append(row)
-    return rows
+    yield SHUFFLED, seen(flat[:, order].reshape(images.test.shape)), None
 
 
 def trained(task: Task) -> dict[str, np.ndarray]:
@@ -175,7 +134,7 @@ def trained(task: Task) -> dict[str, np.ndarray]:
 
 
 def at_scale(
-    task: Task, weights: Mapping[str, np.ndarray], phi: np.ndarray, sets: list[Shown], factor: float
+    task: Task, weights: Mapping[str, np.ndarray], phi: np.ndarray, sets: Sets, factor: float
 ) -> dict[str, Any]:
     """The last layer with the prior scale factor * gamma: scores of the three methods, convergence and costs."""
     sizes = task.sizes
@@ -195,20 +154,13 @@ def at_scale(
     )
     exact = fit(sampler)
     seconds = time.process_time() - begun
-    convergence = []
-    for each in sets:
-        f = exact.predictor(each.x[probes(len(each.x))])
-        found = mixing(f.reshape(*f.shape[:2], -1))
-        convergence.append(
-            {"set": each.name, "functions": found.components, "rhat": found.rhat, "ess_bulk": found.ess_bulk}
-        )
     return {
         "scores": {
             MODE: scored(mode.predict, sets),
             LAPLACE: scored(laplace.predict, sets),
             HMC: scored(lambda x: exact.predict(x, draws=sizes.predicted), sets),
         },
-        "convergence": convergence,
+        "convergence": convergence(exact.predictor, sets),
         "log_evidence": float(laplace.info.figures["log_evidence"]),
         "gradients": exact.info.gradient_evaluations,
         "processor_seconds": seconds,
@@ -231,7 +183,7 @@ def run_seed(
     def seen(x: np.ndarray) -> np.ndarray:
         return features(task.model, weights, inputs(architecture, x))
 
-    phi, sets = seen(images.train), list(sets_of(task, seen))
+    phi, sets = seen(images.train), list(shown_sets(task, seen))
     for factor in sizes.factors:
         part = kept(
             checkpoint, f"{name}-{factor:g}", sizes, partial(at_scale, task, weights, phi, sets, factor)
@@ -306,14 +258,14 @@ class Case:
         self.referee.measured(key, mean(values), numbers, **convergence)
 
 
-def judge_posterior(case: Case, prefix: str, factor: Mapping[int, float], told: str = "") -> None:
+def judge_posterior(case: Case, prefix: str, factor: Mapping[int, float], remark: str = "") -> None:
     """HMC is better than the mode; less sure where there are no digits."""
     for name, of, score, sign in COMPARED:
         exact, mode = (case.values(method, of, score, factor) for method in (HMC, MODE))
         case.measured(
             f"{prefix}-{name}",
             sign * (exact - mode),
-            case.means(of, score, factor) + told,
+            case.means(of, score, factor) + remark,
             case.convergence(of, factor),
         )
 
@@ -347,13 +299,13 @@ def judge_every_scale(case: Case) -> None:
     case.measured("ahead-every-scale", gains.min(axis=0), by_factor, case.convergence(TURNED))
 
 
-def judge_share(case: Case, claim: str, factor: Mapping[int, float], told: str = "") -> None:
+def judge_share(case: Case, claim: str, factor: Mapping[int, float], remark: str = "") -> None:
     """Less than half of what Laplace gains over the mode on turned digits is gained by HMC."""
     mode, laplace, exact = (case.values(method, TURNED, "log_score", factor) for method in METHODS)
     case.measured(
         claim,
         (exact - mode) - 0.5 * (laplace - mode),
-        f"gain of HMC {(exact - mode).mean():.4f}, of Laplace {(laplace - mode).mean():.4f} nats per image{told}",
+        f"gain of HMC {(exact - mode).mean():.4f}, of Laplace {(laplace - mode).mean():.4f} nats per image{remark}",
         case.convergence(TURNED, factor),
     )
 
@@ -399,13 +351,13 @@ def judge(study: Study) -> list[Verdict]:
                     referee.not_run(claim, f"{architecture} was not run")
             continue
         chosen = case.chosen()
-        told = "; chosen: " + ", ".join(f"{chosen[seed]:g}" for seed in case.seeds()) + " gamma"
+        remark = "; chosen: " + ", ".join(f"{chosen[seed]:g}" for seed in case.seeds()) + " gamma"
         judge_posterior(case, "written", case.at(WRITTEN))
-        judge_posterior(case, "evidence", chosen, told)
+        judge_posterior(case, "evidence", chosen, remark)
         judge_ahead(case)
         judge_every_scale(case)
         judge_share(case, "share-written", case.at(WRITTEN))
-        judge_share(case, "share-evidence", chosen, told)
+        judge_share(case, "share-evidence", chosen, remark)
         judge_near(case)
         judge_scale(case)
     return referee.verdicts()

@@ -458,7 +458,7 @@ def test_the_figures_have_the_interval_of_the_verdicts_and_say_what_there_is_not
     assert found.high - found.value == pytest.approx(reach, rel=1e-6)
     none = ("all", "kron", "hessian", study.AFTER, "linearised")
     assert study.gain_over_map(rows, none, 5) is None
-    assert study.why_none(rows, none, 5) == "refused: there is none"
+    assert study.why_none(rows, none, 5) == "refused by the library"
     stored.out = tmp_path
     study.draw(stored)
     for name in ("regression", "classification", "predictives"):

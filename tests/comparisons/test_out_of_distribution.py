@@ -210,14 +210,14 @@ def test_convergence_is_the_worst_of_functions_that_are_fixed(script: Any, rng: 
             f[3, :, 4, 7] += 2.0
         return f
 
-    found = script.convergence(predictor, images, sizes)
+    found = script.convergence(predictor, script.sets_of(images, sizes))
     assert [row["set"] for row in found] == ["test", "turned 90", "elsewhere"]
     assert [row["functions"] for row in found] == [200, 200, 70]
     assert [script.converged(row["rhat"], row["ess_bulk"]) for row in found] == [True, False, True]
     assert found[1]["rhat"] > 1.1
     assert found[1]["ess_bulk"] < 100
     first = [*asked]
-    script.convergence(predictor, images, sizes)
+    script.convergence(predictor, script.sets_of(images, sizes))
     for one, other in zip(first, asked[3:], strict=True):
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(script.probes(7), range(7))

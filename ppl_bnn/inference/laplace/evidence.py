@@ -380,7 +380,7 @@ def alternate(
     `evidence_at` maps (factors (G,), scale) to the evidence for these at their mode; `tune` is the update of factors at
     one mode. In a linear model the limit is the maximum of the exact evidence. In a network the updates ignore the
     derivative of H, so the log evidence may fall again (the warning names the best round) or the alternation diverge.
-    `monotone` takes the first fraction of each step that raises the log evidence, and stops if there is none.
+    `monotone` takes the first fraction of each step that raises the log evidence, and stops if no fraction does.
     """
     # Factors and, last, the scale.
     at, state = np.append(start, 1.0), evidence_at(start, 1.0)
