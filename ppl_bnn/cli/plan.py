@@ -129,6 +129,9 @@ def method_of(name: str, system: str, quick: bool, sizes: Mapping[str, Any] | No
     if quick:
         settings = {key: value for key, value in QUICK.items() if key in has}
         settings |= _QUICK_BESIDES.get(chosen.class_name, {})
+    settings |= {key: value for key, value in (sizes or {}).items() if key in has}
+    if chosen.member is not None:
+        settings["member"] = method_of(chosen.member, system, quick, sizes)
     return chosen.build(system, **settings)
 
 
