@@ -219,11 +219,6 @@ def diagonal_matrix(x: Array) -> Array:
     return xp.diag_embed(x) if _is_torch(x) else x[..., None] * xp.eye(x.shape[-1], dtype=x.dtype)
 
 
-def lower_triangle(x: Array) -> Array:
-    """x (..., D, D) with zeros above the diagonal."""
-    return namespace(x).tril(x)
-
-
 def solve_triangular(matrix: Array, right: Array) -> Array:
     """The solution z of matrix @ z = right, for a lower-triangular matrix (D, D) and right (..., D)."""
     name, columns = "linalg.solve_triangular", right.reshape(-1, right.shape[-1]).T

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -388,23 +388,6 @@ def _conditionals(prior: GaussianPrior) -> dict[str, _Conditional]:
     return found
 
 
-class _LazyLoc(Mapping[str, Any]):
-    """Arguments of a distribution with `loc` computed on first access: a network function never accesses it."""
-
-    def __init__(self, loc: Callable[[], Any], others: Mapping[str, Any]):
-        self._loc = functools.cache(loc)
-        self._others = others
-
-    def __getitem__(self, name: str) -> Any:
-        return self._loc() if name == "loc" else self._others[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(("loc", *self._others))
-
-    def __len__(self) -> int:
-        return 1 + len(self._others)
-
-
 class _WithPrior(_NamedSites):
     family_advice = "a prior with one of these supports, on a transformed variable"
     shape_advice = "a posterior of this model"
@@ -413,7 +396,7 @@ class _WithPrior(_NamedSites):
         super().__init__("with_prior", prior.mode)
         self.prior = prior
         self.conditionals = conditionals
-        self.deviations: dict[str, Callable[[], Any]] = {}
+        self.deviations: dict[str, Any] = {}
 
     def change(self, msg: Message, specification: Distribution) -> None:
         msg.arguments["distribution"] = self._distribution(msg.name, specification)
@@ -442,44 +425,29 @@ class _WithPrior(_NamedSites):
             loc = self._loc(conditional)
             if mode.size > 1:
                 family = "MultivariateLogNormal" if positive else "MultivariateNormal"
-                return Distribution(family, _arguments(loc, {"scale_tril": conditional.scale_tril}))
+                return Distribution(family, {"loc": loc, "scale_tril": conditional.scale_tril})
             scale = conditional.scale_tril.reshape(mode.shape)
         # The event of a site keeps its axes; that of a multivariate family covers them all.
         multivariate = specification.family.startswith(("Multi", "Kron"))
         events = scale.ndim if multivariate else specification.event_dims
         family = "LogNormal" if positive else "Normal"
-        return Distribution(family, _arguments(loc, {"scale": scale}), None, events)
+        return Distribution(family, {"loc": loc, "scale": scale}, None, events)
 
     def _loc(self, conditional: _Conditional) -> Any:
         if not conditional.before:
             return conditional.mode
-        parts = [self.deviations[name] for name in conditional.before]
-
-        def loc() -> Any:
-            deviation = ops.concatenate([part() for part in parts])
-            shift = ops.asarray(conditional.slope, like=deviation) @ deviation
-            return ops.asarray(conditional.mode, like=deviation) + shift.reshape(conditional.mode.shape)
-
-        return loc
+        deviation = ops.concatenate([self.deviations[name] for name in conditional.before])
+        shift = ops.asarray(conditional.slope, like=deviation) @ deviation
+        return ops.asarray(conditional.mode, like=deviation) + shift.reshape(conditional.mode.shape)
 
     def after(self, msg: Message) -> None:
         if msg.kind == "sample" and msg.name in self.conditionals:
-            value, mode = msg.value, self.prior.mode[msg.name]
-            positive = _is_positive(msg.arguments["distribution"])
-
-            def deviation() -> Any:
-                u = ops.log(value) if positive else value
-                return (u - ops.asarray(mode, like=u)).reshape(-1)
-
-            self.deviations[msg.name] = deviation
+            u = ops.log(msg.value) if _is_positive(msg.arguments["distribution"]) else msg.value
+            self.deviations[msg.name] = (u - ops.asarray(self.prior.mode[msg.name], like=u)).reshape(-1)
 
 
 def _is_positive(specification: Distribution) -> bool:
     return specification.family in ON_POSITIVES
-
-
-def _arguments(loc: Any, others: Mapping[str, Any]) -> Mapping[str, Any]:
-    return _LazyLoc(loc, others) if callable(loc) else {"loc": loc, **others}
 
 
 def with_prior(model: Model, prior: Any) -> Model:

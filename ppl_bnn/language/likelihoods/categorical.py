@@ -31,10 +31,6 @@ class Bernoulli(Likelihood):
     def distribution(self, f: Any) -> dist.Distribution:
         return dist.distribution("Bernoulli", f[:, 0])
 
-    def fisher(self, eta: Any) -> Any:
-        p = ops.sigmoid(eta)
-        return ops.diagonal_matrix(p * (1.0 - p))
-
     def fisher_root(self, eta: Any) -> Any:
         # sigmoid(-eta) is accurate where 1 - p is rounded to zero.
         return ops.diagonal_matrix(ops.sqrt(ops.sigmoid(eta) * ops.sigmoid(-eta)))
@@ -58,10 +54,6 @@ class Categorical(Likelihood):
 
     def distribution(self, f: Any) -> dist.Distribution:
         return dist.distribution("Categorical", f)
-
-    def fisher(self, eta: Any) -> Any:
-        p = ops.softmax(eta)
-        return ops.diagonal_matrix(p) - p[..., :, None] * p[..., None, :]
 
     def fisher_root(self, eta: Any) -> Any:
         # Column c is sqrt(p_c) (e_c - p): the scores of all classes, each weighted with its probability.

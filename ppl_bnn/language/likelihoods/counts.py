@@ -42,9 +42,6 @@ class Poisson(_Counts):
     def distribution(self, f: Any) -> dist.Distribution:
         return dist.distribution("Poisson", ops.exp(f[:, 0]))
 
-    def fisher(self, eta: Any) -> Any:
-        return ops.exp(eta)[:, :, None]
-
     def fisher_root(self, eta: Any) -> Any:
         return ops.exp(0.5 * eta)[:, :, None]
 

@@ -44,10 +44,6 @@ class _NormalNoise(_Noise):
     def slope(self, z: Any) -> Any:
         return z
 
-    def fisher(self, eta: Any) -> Any:
-        precision = ops.exp(-2.0 * parts(eta, 2)[1])
-        return ops.diagonal_matrix(ops.concatenate([precision, 2.0 * ops.ones_like(precision)]))
-
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         loc, log_noise = parts(eta, 2)
         return "Normal", of_one_output(loc=loc, scale=ops.exp(log_noise))
