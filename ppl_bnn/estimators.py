@@ -127,8 +127,7 @@ class _Estimator(BaseEstimator):
 
     def _arguments(self) -> dict[str, Any]:
         """The keyword-only arguments of the model and their defaults."""
-        model, _ = self._unbound()
-        return keyword_only(model)
+        return keyword_only(self._unbound()[0])
 
     def _sizes(self) -> dict[str, Any]:
         """The keyword arguments of the model that have a value: the given one, else the default."""

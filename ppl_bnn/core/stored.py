@@ -26,7 +26,7 @@ from typing import IO, Any
 import numpy as np
 
 from ppl_bnn.core.errors import DamagedError, UnsupportedError
-from ppl_bnn.core.files import bounded, in_order, regular, write_arrays, write_whole
+from ppl_bnn.core.files import bounded, in_order, regular, write_whole
 from ppl_bnn.core.plain_values import check_kind, decoded, encoded, parse_json, shown
 
 # The manifest of a grid of 10^5 cells has about 15 MB.
@@ -79,13 +79,8 @@ def write_manifest(file: Path, content: Mapping[str, Any]) -> None:
 
 def write_sealed(path: Path, arrays: Mapping[str, np.ndarray], words: Mapping[str, str]) -> None:
     """Write arrays and text entries atomically to a file that contains its own checksum."""
-
-    def write(part: Path) -> None:
-        write_arrays(part, arrays, {**words, **_OWN})
-        with open(part, "r+b") as file:
-            seal(file)
-
-    write_whole(path, write)
+    content = sealed(arrays, words)
+    write_whole(path, lambda part: part.write_bytes(content))
 
 
 def sealed(arrays: Mapping[str, np.ndarray], words: Mapping[str, str]) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ppl_bnn.core.arrays import site_seed
-from ppl_bnn.core.errors import InputError, Interrupted, unknown_name
+from ppl_bnn.core.errors import InputError, Interrupted, check_known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -214,8 +214,7 @@ class Calibration:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        if kind not in _DRAWN:
-            raise unknown_name("kind of figure", kind, _DRAWN)
+        check_known("kind of figure", [kind], _DRAWN)
         got = f"none in {self.simulations} simulations"
         InputError.check(self.ranks.size, "figure", "ranks", got, "more simulations")
         count = len(self.names)

@@ -20,7 +20,7 @@ from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.settings import whole
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.diagnostics import prior_draws
-from ppl_bnn.language.distributions import Distribution
+from ppl_bnn.language.distributions import Distribution, in_words
 from ppl_bnn.language.primitives import Handler
 from ppl_bnn.posterior.convergence import probe_indices
 from ppl_bnn.prediction.prediction import Prediction
@@ -474,15 +474,8 @@ def _sites_of(layer: str, drawn: Sites) -> str:
 
 
 def _listed(names: Any, drawn: Sites) -> str:
-    shown = [f"{name} ~ {_words(drawn[name][0])}" for name in names]
+    shown = [f"{name} ~ {in_words(drawn[name][0].family, drawn[name][0].arguments)}" for name in names]
     return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
-
-
-def _words(specification: Distribution) -> str:
-    """A family with its arguments: numbers as they were given, "..." for values computed from other sites."""
-    values = specification.arguments.values()
-    words = (f"{value:.4g}" if type(value) in (int, float) else "..." for value in values)
-    return f"{specification.family}({', '.join(words)})"
 
 
 def _noise_of(run: prior_draws.PriorDraw) -> str:
@@ -492,7 +485,7 @@ def _noise_of(run: prior_draws.PriorDraw) -> str:
         value = getattr(likelihood, field_name, None)
         for name, (specification, drawn) in run.drawn.items():
             if value is drawn:
-                return f"{name} ~ {_words(specification)}"
+                return f"{name} ~ {in_words(specification.family, specification.arguments)}"
         if type(value) in (int, float):
             return f"{field_name} = {value:.4g}, which is given"
     return f"as {type(likelihood).__name__} has it"

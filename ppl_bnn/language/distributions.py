@@ -39,7 +39,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -156,6 +156,26 @@ def draw_shape(specification: Distribution) -> tuple[int, ...]:
         return shape
     shape = np.broadcast_shapes(*map(_shape, arguments.values()))
     return shape[:-1] if family in ("Categorical", "MixtureOfNormals") else shape
+
+
+def in_words(name: str, arguments: Mapping[str, Any]) -> str:
+    """A call such as "Normal(0, 0.5)": numbers and words as they were given, "..." for arrays."""
+    return f"{name}({', '.join(map(_value_in_words, arguments.values()))})"
+
+
+def _value_in_words(value: Any) -> str:
+    if type(value) in (list, tuple):
+        return f"({', '.join(map(_value_in_words, value))})"
+    if type(value) in (int, float):
+        return f"{value:.4g}"
+    if is_dataclass(value) and not isinstance(value, type):
+        return in_words(type(value).__name__, fields_of(value))
+    return str(value) if isinstance(value, str | bool) or value is None else "..."
+
+
+def fields_of(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass and their values; none for anything else."""
+    return {each.name: getattr(value, each.name) for each in fields(value)} if is_dataclass(value) else {}
 
 
 def check_no_nested(specification: Distribution) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError, check_known
 from ppl_bnn.prediction.arguments import check_numbers, checked_labels, checked_levels
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.recalibration import held_out_prediction, predicted
@@ -187,8 +187,7 @@ def conformal(
     prediction = held_out_prediction("conformal", source, x, y, keywords)
     known = CLASSES if prediction.is_classes else NUMBERS
     score = score or ("lac" if prediction.is_classes else "normalised")
-    if score not in known:
-        raise unknown_name("score", score, known)
+    check_known("score", [score], known)
     possible = randomise is None or score == "aps"
     InputError.check(possible, "randomise", "score='aps' to randomise", repr(score), "randomise=None")
     if prediction.is_classes:

@@ -15,10 +15,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import starmap
 from typing import Any
 
 import numpy as np
 
+from ppl_bnn.core.arrays import chunks
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.language.distributions import CENSORED, censored_log_prob
 from ppl_bnn.prediction import arguments, families
@@ -354,9 +356,7 @@ class Prediction:
 
     def _row_blocks(self) -> Iterator[slice]:
         """Slices of rows whose (draws, rows, ...) blocks stay small."""
-        step = max(1, BLOCK // self._event_array[:, :1].size)
-        for start in range(0, self.rows, step):
-            yield slice(start, min(start + step, self.rows))
+        return starmap(slice, chunks(self.rows, max(1, BLOCK // self._event_array[:, :1].size)))
 
     # --- distribution function and its inverse ---
 

@@ -27,7 +27,7 @@ import scipy
 
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import row_count
-from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError, check_known
 from ppl_bnn.prediction.arguments import checked_targets
 from ppl_bnn.prediction.families import FAMILIES_WITH_UNITS
 from ppl_bnn.prediction.isotonic import STRAIGHT, MappedPrediction, tails
@@ -144,8 +144,7 @@ def recalibrate(
     """
     prediction = held_out_prediction("recalibrate", source, x, y, keywords)
     kind = kind or ("temperature" if prediction.is_classes else "isotonic")
-    if kind not in KINDS:
-        raise unknown_name("kind of recalibration", kind, KINDS)
+    check_known("kind of recalibration", [kind], KINDS)
     possible = kind == "temperature" or not pooled
     InputError.check(possible, "pooled", "kind='temperature' to pool draws", repr(kind), "pooled=False")
     estimate = {"temperature": partial(_temperature, pooled), "spread": _factors, "isotonic": _knots}[kind]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.errors import InputError, UnsupportedError, check_known
 from ppl_bnn.prediction.arguments import check_classes, check_numbers, checked_labels, checked_numbers
 from ppl_bnn.prediction.fidelity import target_of
 from ppl_bnn.prediction.prediction import Prediction
@@ -57,8 +57,7 @@ def uncertainty(prediction: Prediction, measure: str | None = None) -> np.ndarra
         If the prediction does not have the measure, or it is not finite in some row.
     """
     measure = measure or ("max_probability" if prediction.is_classes else "variance")
-    if measure not in MEASURES:
-        raise unknown_name("measure", measure, MEASURES)
+    check_known("measure", [measure], MEASURES)
     values = MEASURES[measure](prediction)
     values = values if values.ndim == 1 else values.sum(axis=-1)
     finite, expected = np.isfinite(values).all(), f"a finite {measure} in every row"

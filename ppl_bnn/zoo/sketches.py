@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, ModelError
-from ppl_bnn.language.distributions import Distribution, draw_shape
+from ppl_bnn.language.distributions import Distribution, draw_shape, fields_of, in_words
 from ppl_bnn.language.primitives import Interpretation, Message
 from ppl_bnn.zoo.files import Model, as_arrays
 
@@ -135,7 +133,7 @@ class _Sketching(Interpretation):
                 self._check_size(msg.name, shape)
                 if msg.arguments.get("obs") is None:
                     sampled = msg.kind == "sample"
-                    prior = _call(given.family, given.arguments) if sampled else "none: a parameter"
+                    prior = in_words(given.family, given.arguments) if sampled else "none: a parameter"
                     self.sites.append(SiteSketch(msg.name, prior, shape, self.in_rows))
                 msg.answer(np.ones(shape))
             case "rows":
@@ -146,7 +144,7 @@ class _Sketching(Interpretation):
             case "observe":
                 likelihood = msg.arguments["likelihood"]
                 self.task = likelihood.task
-                self.likelihood = _call(type(likelihood).__name__, _fields(likelihood))
+                self.likelihood = in_words(type(likelihood).__name__, fields_of(likelihood))
                 msg.answer(None)
 
     def _check_size(self, name: str, shape: tuple[int, ...]) -> None:
@@ -155,23 +153,3 @@ class _Sketching(Interpretation):
         within = size <= MOST_NUMBERS and len(self.sites) < MOST_SITES
         expected = "at most 100 million numbers to infer"
         TooLargeError.check(within, "model", expected, got.replace(",", " "), "a smaller model")
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    fields = dataclasses.fields(value) if dataclasses.is_dataclass(value) else ()
-    return {each.name: getattr(value, each.name) for each in fields}
-
-
-def _call(name: str, arguments: Mapping[str, Any]) -> str:
-    return f"{name}({', '.join(map(_describe, arguments.values()))})"
-
-
-def _describe(value: Any) -> str:
-    """A number or a word as it was given; an array was computed from ones."""
-    if type(value) in (list, tuple):
-        return f"({', '.join(map(_describe, value))})"
-    if type(value) in (int, float):
-        return f"{value:.4g}"
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _call(type(value).__name__, _fields(value))
-    return str(value) if isinstance(value, str | bool) or value is None else "..."
