@@ -125,8 +125,9 @@ class Calibration:
             yield "no function varied: there is nothing to rank"
         elif not self.tests:
             yield f"{self.simulations} simulations finished, and fewer than {FEWEST} show nothing"
-        found = {name: test for name, test in self.tests.items() if test.least < self.threshold}
-        yield from (f"{name}: {test.words(self.threshold)}" for name, test in found.items())
+        every = {name: test.shapes(self.threshold) for name, test in self.tests.items()}
+        found = {name: "; ".join(shapes.values()) for name, shapes in every.items() if shapes}
+        yield from (f"{name}: {shapes}" for name, shapes in found.items())
         if self.tests and not found:
             ranks = f"ranks of {listed(self.names)} are uniform within an error rate of {self.error_rate:.0%}"
             yield f"{ranks}: neither bias nor a wrong spread is seen in {self.simulations} simulations"
@@ -302,21 +303,6 @@ class Uniformity:
     def least(self) -> float:
         """The smallest of the three p-values that count: symmetry, spread and distribution function."""
         return min(self.asymmetry_p, self.spread_p, self.ecdf_p)
-
-    def words(self, threshold: float) -> str:
-        """Describe the shape of the ranks in words.
-
-        Parameters
-        ----------
-        threshold : float
-            The p-value below which a test is significant.
-
-        Returns
-        -------
-        str
-        """
-        found = self.shapes(threshold).values()
-        return "; ".join(found) or "uniform within the error rate"
 
     def shapes(self, threshold: float) -> dict[str, str]:
         """What the significant tests show: one or two words for each, and the description in full."""

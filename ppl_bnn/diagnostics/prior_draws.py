@@ -227,7 +227,6 @@ class PriorDraw(Interpretation):
             msg.answer(plate)
         elif msg.kind == "coupled":
             self.coupled = True
-            msg.answer(None)
         elif msg.kind == "observe":
             self.f, self.likelihood = arguments["f"], arguments["likelihood"]
             msg.answer(None)

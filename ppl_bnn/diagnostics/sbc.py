@@ -429,13 +429,10 @@ class _Simulator:
 def check_drawn(sites: list[Any]) -> None:
     """Check that the sites of a model are all drawn from a prior, but for y."""
     got = {"param": "a parameter without a prior", "observed": "a factor, or other observations"}
-    wanted, advice = (
-        "a model that draws all its unknowns from a prior, and y given them",
-        "a proper prior over each",
-    )
+    wanted = "a model that draws all its unknowns from a prior, and y given them"
     for kind, text in got.items():
         names = ", ".join([site.name for site in sites if site.kind == kind][:3])
-        UnsupportedError.check(not names, _NAME, wanted, f"{text}: {names}", advice)
+        UnsupportedError.check(not names, _NAME, wanted, f"{text}: {names}", "a proper prior over each")
 
 
 def _gathered(simulator: _Simulator, records: Mapping[int, _Record], wanted: int) -> Calibration:

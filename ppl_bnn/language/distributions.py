@@ -201,8 +201,7 @@ def _check_numbers(family: str, name: str, value: Any) -> None:
     for number in value if isinstance(value, list | tuple) else [value]:
         if not isinstance(number, int | float) or isinstance(number, bool):
             continue
-        if not math.isfinite(number):
-            raise InputError.of(family, f"a finite {name}", repr(number), "a number")
+        InputError.check(math.isfinite(number), family, f"a finite {name}", repr(number), "a number")
         if name in POSITIVE and number <= 0:
             raise InputError.of(family, f"a positive {name}", repr(number), f"{name}={abs(number) or 1.0}")
 
@@ -240,8 +239,7 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
             raise InputError(f"{family}: argument {name!r} was given twice")
     arguments = known | given | kwargs
     for name, value in arguments.items():
-        if value is ...:
-            raise InputError.of(family, f"an argument {name!r}", "none", f"{family}({name}=...)")
+        InputError.check(value is not ..., family, f"an argument {name!r}", "none", f"{family}({name}=...)")
         _check_numbers(family, name, value)
     _check_family(family, arguments)
     return Distribution(family, arguments)

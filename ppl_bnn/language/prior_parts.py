@@ -104,16 +104,11 @@ def draw(name: str, specification: dist.Distribution) -> Any:
     return sample(name, replace(specification, arguments=arguments))
 
 
-def sampled_scale(name: str, scale: Scale, sigma: Scale, fan_in: int) -> Any:
-    """The scale of a tensor, sampled at `name.scale` if it is a random variable."""
+def resolve_scale(name: str, scale: Scale, sigma: Scale, fan_in: int) -> Any:
+    """The scale of a tensor: sigma / sqrt(fan_in) for "fan_in". A random variable is sampled at `name.scale`."""
     given = sigma if isinstance(scale, str) else scale
-    factor = 1.0 / math.sqrt(fan_in) if isinstance(scale, str) else 1.0
-    return factor * (draw(f"{name}.scale", given) if isinstance(given, dist.Distribution) else given)
-
-
-def resolve_scale(scale: Scale, sigma: float, fan_in: int) -> Any:
-    """The scale as a number: sigma / sqrt(fan_in) for "fan_in"."""
-    return sigma / math.sqrt(fan_in) if isinstance(scale, str) else scale
+    value = draw(f"{name}.scale", given) if isinstance(given, dist.Distribution) else given
+    return value / math.sqrt(fan_in) if isinstance(scale, str) else value
 
 
 # --- standard variables, shrinkage, covariances, cut points -------------------------------------------
@@ -142,12 +137,10 @@ class LocationScale(Checked):
     _divisor: ClassVar[int] = 1
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        inputs = self._divisor * fan_in
+        scale = resolve_scale(name, self.scale, self.sigma, self._divisor * fan_in)
         if any(isinstance(each, dist.Distribution) for each in (self.scale, self.sigma)):
-            scale = sampled_scale(name, self.scale, self.sigma, inputs)
             base = sample(f"{name}.base", self._weights(shape, 0.0, 1.0))
             return deterministic(name, self.loc + scale * base)
-        scale = resolve_scale(self.scale, self.sigma, inputs)
         return sample(name, self._weights(shape, self.loc, scale))
 
     def _weights(self, shape: tuple[int, ...], loc: Any, scale: Any) -> dist.Distribution:
@@ -156,7 +149,7 @@ class LocationScale(Checked):
 
 def shrinkage(prior: Any, name: str, shape: tuple[int, ...], fan_in: int) -> tuple[Any, Any]:
     """The global scale (), half-Cauchy with the scale of a horseshoe, and the local scales, standard half-Cauchy."""
-    scale = resolve_scale(prior.scale, prior.sigma, fan_in)
+    scale = resolve_scale(name, prior.scale, prior.sigma, fan_in)
     tau = sample(f"{name}.global", dist.distribution("HalfCauchy", scale))
     local = independent(dist.group_shape(prior.per, shape), "HalfCauchy", 1.0)
     return tau, sample(f"{name}.local", local)

@@ -220,7 +220,7 @@ class SpikeAndSlab(Checked):
         check(good, where, "a spike narrower than the slab", got, "spike=0.01 * slab")
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        scale = parts.resolve_scale(self.scale, 1.0, fan_in)
+        scale = parts.resolve_scale(name, self.scale, 1.0, fan_in)
         if not self.relaxed:
             spike = 0.01 * self.slab if self.spike is None else self.spike
             weights = (self.probability, 1.0 - self.probability)
@@ -273,7 +273,7 @@ class Hierarchical(Checked):
     centred: bool = False
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        factor = parts.resolve_scale(self.factor, 1.0, fan_in)
+        factor = parts.resolve_scale(name, self.factor, 1.0, fan_in)
         group = dist.group_shape(self.per, shape)
         scale = factor * parts.draw(f"{name}.scale", self.scale.expand(group).to_event())
         if self.centred:
@@ -367,7 +367,7 @@ class RegularisedHorseshoe(Checked):
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         tau, local = parts.shrinkage(self, name, shape, fan_in)
-        width = parts.resolve_scale(self.slab_scale, 1.0, fan_in)
+        width = parts.resolve_scale(name, self.slab_scale, 1.0, fan_in)
         half = 0.5 * self.slab_df
         slab = sample(f"{name}.slab", dist.distribution("InverseGamma", half, half * width**2))
         # tau lambda_ = r / sqrt(1 + r^2 / c^2) with r = tau lambda, by logarithms, because r has very heavy tails.
@@ -426,7 +426,7 @@ class MatrixNormal(Checked):
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         inputs, outputs = math.prod(shape[:-1]), shape[-1]
         sides = {"rows": (self.rows if len(shape) > 1 else None, inputs), "columns": (self.columns, outputs)}
-        scale = parts.sampled_scale(name, self.scale, self.sigma, fan_in)
+        scale = parts.resolve_scale(name, self.scale, self.sigma, fan_in)
         known = {
             side: parts.covariance_eigen("MatrixNormal", given, size)
             for side, (given, size) in sides.items()
@@ -488,7 +488,7 @@ class CorrelatedConvolution(Checked):
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
         if len(shape) < 3:
             return Normal(0.0, self.scale, self.sigma)(name, shape, fan_in)
-        scale = parts.sampled_scale(name, self.scale, self.sigma, fan_in)
+        scale = parts.resolve_scale(name, self.scale, self.sigma, fan_in)
         axes = np.meshgrid(*map(np.arange, shape[:-2]), indexing="ij")
         places = np.stack(axes, -1).reshape(-1, len(axes))
         distances = np.sqrt(np.sum((places[:, None] - places[None]) ** 2, axis=-1))
@@ -564,7 +564,7 @@ class EmpiricalBayes(Checked):
     start: Scale = setting("fan_in", check_scale)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        scale = parts.resolve_scale(self.start, 1.0, fan_in)
+        scale = parts.resolve_scale(name, self.start, 1.0, fan_in)
         return sample(name, parts.independent(shape, "EmpiricalBayes", scale, self.per))
 
 
@@ -598,5 +598,5 @@ class LogUniform(Checked):
     start: Scale = setting("fan_in", check_scale)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
-        scale = parts.resolve_scale(self.start, 1.0, fan_in)
+        scale = parts.resolve_scale(name, self.start, 1.0, fan_in)
         return sample(name, parts.independent(shape, "ImproperLogUniform", scale))
