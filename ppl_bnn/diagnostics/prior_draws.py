@@ -201,8 +201,6 @@ class PriorDraw(Interpretation):
         super().__init__()
         self.rng = rng
         self.drawn: dict[str, tuple[Distribution, np.ndarray]] = {}
-        self.f: Any = None
-        self.likelihood: Any = None
         self.coupled = False
         self.heard = False
         self._rows: int | None = None
@@ -227,9 +225,6 @@ class PriorDraw(Interpretation):
             msg.answer(plate)
         elif msg.kind == "coupled":
             self.coupled = True
-        elif msg.kind == "observe":
-            self.f, self.likelihood = arguments["f"], arguments["likelihood"]
-            msg.answer(None)
 
 
 class RecordedMaps(Handler):
@@ -285,7 +280,7 @@ def draws_at(model: Model, x: Any, count: int, seed: int, change: Any = _UNCHANG
         try:
             with np.errstate(all="ignore"), run, change:
                 model(x, None)
-                eta = np.asarray(run.likelihood.predictor(run.f), dtype=float)
+                eta = np.asarray(run.predictor, dtype=float)
         except InputError:
             # A distribution raises for a scale that is zero or infinite: an earlier draw had overflowed.
             continue

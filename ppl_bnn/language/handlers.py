@@ -27,21 +27,11 @@ COMPUTED = "computed: "
 
 
 class NetworkFunction(Interpretation):
-    """The bottom of a run with all values of latent sites given.
-
-    It stores the network output `f`, (N, K), and the `likelihood` with its values filled in.
-    """
+    """The bottom of a run with all values of latent sites given."""
 
     def __init__(self, values: Values):
         super().__init__()
         self.values = values
-        self.f: Any = None
-        self.likelihood: Any = None
-
-    @property
-    def predictor(self) -> Any:
-        """eta (N, D): the parameters of the likelihood for each row."""
-        return self.likelihood.predictor(self.f)
 
     def process(self, msg: Message) -> None:
         super().process(msg)
@@ -53,10 +43,6 @@ class NetworkFunction(Interpretation):
             msg.answer(self.values[msg.name] if given is None else given)
         elif msg.kind == "deterministic" and COMPUTED + msg.name in self.values:
             msg.answer(self.values[COMPUTED + msg.name])
-        elif msg.kind == "observe":
-            self.f = msg.arguments["f"]
-            self.likelihood = msg.arguments["likelihood"]
-            msg.answer(None)
 
 
 def network_output(model: Callable[..., Any], values: Values, x: Any) -> NetworkFunction:

@@ -91,15 +91,22 @@ class Interpretation(Handler):
     """The bottom of a stack: interprets every primitive and checks the rules of a model.
 
     The rules: names are unique, those in `RESERVED` are taken, `rows` gets the number of rows, and there is exactly one
-    `observe`. A broken rule raises ModelError.
+    `observe`. A broken rule raises ModelError. After the run `f` is the network output, (N, K), and `likelihood` has
+    its values filled in.
     """
 
     sees_maps = False
 
     def __init__(self) -> None:
         self.names: set[str] = set()
-        self.observed = False
+        self.f: Any = None
+        self.likelihood: Any = None
         self.row_count: int | None = None
+
+    @property
+    def predictor(self) -> Any:
+        """eta (N, D): the parameters of the likelihood for each row."""
+        return self.likelihood.predictor(self.f)
 
     def process(self, msg: Message) -> None:
         name, check = msg.name, ModelError.check
@@ -110,9 +117,10 @@ class Interpretation(Handler):
             check(name not in self.names, "", expected, got, "renaming one of them")
             self.names.add(name)
         elif msg.kind == "observe":
-            check(not self.observed, "", _ONE, "a second one", "one likelihood over all outputs")
-            self.observed = True
-            self._check_rows(int(msg.arguments["f"].shape[0]))
+            check(self.likelihood is None, "", _ONE, "a second one", "one likelihood over all outputs")
+            self.f, self.likelihood = msg.arguments["f"], msg.arguments["likelihood"]
+            self._check_rows(int(self.f.shape[0]))
+            msg.answer(None)
         elif msg.kind == "rows":
             self._check_rows(msg.arguments["n"])
 
@@ -125,7 +133,8 @@ class Interpretation(Handler):
     def __exit__(self, *exception: object) -> None:
         super().__exit__(*exception)
         if exception[0] is None:
-            ModelError.check(self.observed, "", _ONE, "none", "bnn.observe(y, f, likelihood) as its end")
+            observed, advice = self.likelihood is not None, "bnn.observe(y, f, likelihood) as its end"
+            ModelError.check(observed, "", _ONE, "none", advice)
 
 
 def _stack() -> list[Handler]:

@@ -111,7 +111,8 @@ def sketch(model: Model, inputs: Any) -> Sketch:
 def _sketch_at(model: Model, x: Any) -> Sketch:
     with _Sketching() as run:
         model(x, None)
-    return Sketch(sum(site.size for site in run.sites), run.task, tuple(run.sites), run.likelihood)
+    likelihood = in_words(type(run.likelihood).__name__, fields_of(run.likelihood))
+    return Sketch(sum(site.size for site in run.sites), run.likelihood.task, tuple(run.sites), likelihood)
 
 
 class _Sketching(Interpretation):
@@ -120,7 +121,6 @@ class _Sketching(Interpretation):
     def __init__(self) -> None:
         super().__init__()
         self.sites: list[SiteSketch] = []
-        self.task = self.likelihood = ""
         self.in_rows = False
 
     def process(self, msg: Message) -> None:
@@ -141,11 +141,6 @@ class _Sketching(Interpretation):
                 plate = contextlib.ExitStack()
                 plate.callback(setattr, self, "in_rows", False)
                 msg.answer(plate)
-            case "observe":
-                likelihood = msg.arguments["likelihood"]
-                self.task = likelihood.task
-                self.likelihood = in_words(type(likelihood).__name__, fields_of(likelihood))
-                msg.answer(None)
 
     def _check_size(self, name: str, shape: tuple[int, ...]) -> None:
         size = sum(site.size for site in self.sites) + math.prod(shape)

@@ -444,7 +444,7 @@ def test_a_handler_says_whether_it_sees_maps() -> None:
             # One that nobody knows may look at anything.
             with Handler():
                 assert maps_are_seen()
-        run.observed = True
+        run.likelihood = likelihoods.Gaussian()
 
 
 # --- layers -----------------------------------------------------------------------------------------
