@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import UserDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -66,10 +67,10 @@ class _NamedSites(NamedHandler):
         got = "a parameter without a prior" if msg.kind == "param" else "an observation"
         expected = f"a random variable at site {msg.name!r}"
         ModelError.check(good, self.transform, expected, got, "leaving that site out")
-        self.change(msg, msg.arguments["distribution"])
+        msg.arguments["distribution"] = self.changed(msg, msg.arguments["distribution"])
 
-    def change(self, msg: Message, specification: Distribution) -> None:
-        """Change the message of a named site."""
+    def changed(self, msg: Message, specification: Distribution) -> Distribution:
+        """The distribution of a named site in place of `specification`."""
         raise NotImplementedError
 
     # What the errors of the two checks suggest.
@@ -93,7 +94,7 @@ class _ScaledPriors(_NamedSites):
         super().__init__(transform, values)
         self.values, self.family, self.rescaled = values, family, rescaled
 
-    def change(self, msg: Message, specification: Distribution) -> None:
+    def changed(self, msg: Message, specification: Distribution) -> Distribution:
         value, shape = self.values[msg.name], draw_shape(specification)
         good = specification.family == self.family
         self.check_family(good, msg.name, f"the prior {self.family}", specification)
@@ -101,7 +102,7 @@ class _ScaledPriors(_NamedSites):
         known = f"one number, numbers of shape {shape[-1:]}, or" if units else "one number, or numbers"
         fits = np.shape(value) in ((), shape, shape[-1:] if units else shape)
         self.check_shape(fits, msg.name, f"{known} of shape {shape}", value)
-        msg.arguments["distribution"] = self.rescaled(specification, value)
+        return self.rescaled(specification, value)
 
 
 def _positive(transform: str, what: str, values: Mapping[str, Any]) -> Positive:
@@ -210,9 +211,9 @@ class _NonCentred(_NamedSites):
             given = (specification.arguments.get(name, 0.0) for name in ("loc", "scale"))
             fixed = all(isinstance(each, int | float | np.generic | list | tuple) for each in given)
             if specification.family in LOCATION_SCALE and not fixed:
-                self.change(msg, specification)
+                msg.arguments["distribution"] = self.changed(msg, specification)
 
-    def change(self, msg: Message, specification: Distribution) -> None:
+    def changed(self, msg: Message, specification: Distribution) -> Distribution:
         expected = f"a prior among {', '.join(LOCATION_SCALE)}"
         self.check_family(specification.family in LOCATION_SCALE, msg.name, expected, specification)
         arguments, shape = specification.arguments, draw_shape(specification) or specification.shape
@@ -221,7 +222,7 @@ class _NonCentred(_NamedSites):
         standard = {**arguments, "loc": 0.0, "scale": 1.0}
         # Handlers below sample the base site; `after` replaces its value by that of the site.
         msg.name = base
-        msg.arguments["distribution"] = replace(specification, arguments=standard, shape=shape)
+        return replace(specification, arguments=standard, shape=shape)
 
     def after(self, msg: Message) -> None:
         if msg.kind == "sample" and msg.name in self.moved:
@@ -388,6 +389,14 @@ def _conditionals(prior: GaussianPrior) -> dict[str, _Conditional]:
     return found
 
 
+class _Lazy(UserDict[str, Any]):
+    """Arguments of a distribution; a function is called for the value: a network function never asks for one."""
+
+    def __getitem__(self, name: str) -> Any:
+        given = self.data[name]
+        return given() if callable(given) else given
+
+
 class _WithPrior(_NamedSites):
     family_advice = "a prior with one of these supports, on a transformed variable"
     shape_advice = "a posterior of this model"
@@ -396,13 +405,11 @@ class _WithPrior(_NamedSites):
         super().__init__("with_prior", prior.mode)
         self.prior = prior
         self.conditionals = conditionals
-        self.deviations: dict[str, Any] = {}
+        self.deviations: dict[str, Callable[[], Any]] = {}
 
-    def change(self, msg: Message, specification: Distribution) -> None:
-        msg.arguments["distribution"] = self._distribution(msg.name, specification)
-
-    def _distribution(self, name: str, specification: Distribution) -> Distribution:
-        mode, shape, positive = self.prior.mode[name], draw_shape(specification), _is_positive(specification)
+    def changed(self, msg: Message, specification: Distribution) -> Distribution:
+        name, shape, positive = msg.name, draw_shape(specification), _is_positive(specification)
+        mode = self.prior.mode[name]
         known = positive or specification.family in ON_REALS
         self.check_family(known, name, "a prior on the real line or on the positive numbers", specification)
         self.check_shape(mode.shape == shape, name, f"a posterior over shape {shape}", mode)
@@ -425,25 +432,37 @@ class _WithPrior(_NamedSites):
             loc = self._loc(conditional)
             if mode.size > 1:
                 family = "MultivariateLogNormal" if positive else "MultivariateNormal"
-                return Distribution(family, {"loc": loc, "scale_tril": conditional.scale_tril})
+                return Distribution(family, _Lazy(loc=loc, scale_tril=conditional.scale_tril))
             scale = conditional.scale_tril.reshape(mode.shape)
         # The event of a site keeps its axes; that of a multivariate family covers them all.
         multivariate = specification.family.startswith(("Multi", "Kron"))
         events = scale.ndim if multivariate else specification.event_dims
         family = "LogNormal" if positive else "Normal"
-        return Distribution(family, {"loc": loc, "scale": scale}, None, events)
+        return Distribution(family, _Lazy(loc=loc, scale=scale), None, events)
 
     def _loc(self, conditional: _Conditional) -> Any:
         if not conditional.before:
             return conditional.mode
-        deviation = ops.concatenate([self.deviations[name] for name in conditional.before])
-        shift = ops.asarray(conditional.slope, like=deviation) @ deviation
-        return ops.asarray(conditional.mode, like=deviation) + shift.reshape(conditional.mode.shape)
+        parts = [self.deviations[name] for name in conditional.before]
+
+        @functools.cache
+        def loc() -> Any:
+            deviation = ops.concatenate([part() for part in parts])
+            shift = ops.asarray(conditional.slope, like=deviation) @ deviation
+            return ops.asarray(conditional.mode, like=deviation) + shift.reshape(conditional.mode.shape)
+
+        return loc
 
     def after(self, msg: Message) -> None:
         if msg.kind == "sample" and msg.name in self.conditionals:
-            u = ops.log(msg.value) if _is_positive(msg.arguments["distribution"]) else msg.value
-            self.deviations[msg.name] = (u - ops.asarray(self.prior.mode[msg.name], like=u)).reshape(-1)
+            value, mode = msg.value, self.prior.mode[msg.name]
+            positive = _is_positive(msg.arguments["distribution"])
+
+            def deviation() -> Any:
+                u = ops.log(value) if positive else value
+                return (u - ops.asarray(mode, like=u)).reshape(-1)
+
+            self.deviations[msg.name] = deviation
 
 
 def _is_positive(specification: Distribution) -> bool:
