@@ -9,7 +9,7 @@ import numpy as np
 
 from ppl_bnn.core import checks
 from ppl_bnn.core.errors import InputError, UnsupportedError
-from ppl_bnn.prediction.families import FAMILIES, LOCATION_SCALE, base, log_sum_exp
+from ppl_bnn.prediction.families import FAMILIES, LOCATION_SCALE, base
 
 if TYPE_CHECKING:
     from ppl_bnn.prediction.prediction import Prediction
@@ -35,7 +35,7 @@ def checked_log_weights(given: Any, draws: int, rows: int) -> np.ndarray:
     InputError.check(good, "", expected, shape, "np.broadcast_to")
     if not (log_weights < np.inf).all():
         raise InputError.of("", "log_weights below infinity", "NaN or +inf", "-inf for a draw without weight")
-    total = np.ravel(log_sum_exp(log_weights))
+    total = np.ravel(np.logaddexp.reduce(log_weights))
     worst = float(total[np.argmax(np.abs(total))])
     advice = "subtracting scipy.special.logsumexp(log_weights, axis=0)"
     InputError.check(abs(worst) < 1e-5, "", "normalised log_weights", f"a log sum of {worst:.6g}", advice)

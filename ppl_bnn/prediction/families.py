@@ -328,7 +328,7 @@ class _Mixed(Law):
     def log_density(self, y: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore"):  # a part may have no weight
             each = self.parts.log_density(y[..., None]) + np.log(self.weights)
-        return log_sum_exp(np.moveaxis(each, -1, 0))
+        return np.logaddexp.reduce(each, axis=-1)
 
     def distribution(self, y: np.ndarray) -> np.ndarray:
         return np.sum(self.weights * self.parts.distribution(y[..., None]), axis=-1)
@@ -587,14 +587,6 @@ def _requirements(family: str, p: Parameters) -> Iterator[tuple[str, np.ndarray,
 
 
 # --- numerics of mixtures -----------------------------------------------------------------------------------
-
-
-def log_sum_exp(values: np.ndarray) -> np.ndarray:
-    """log sum exp over axis 0; -inf where every term is -inf."""
-    highest = values.max(axis=0)
-    shift = np.where(np.isfinite(highest), highest, 0.0)
-    with np.errstate(divide="ignore"):
-        return np.log(np.exp(values - shift).sum(axis=0)) + shift
 
 
 def entropy_of(probabilities: np.ndarray) -> np.ndarray:

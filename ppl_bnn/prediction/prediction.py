@@ -24,7 +24,7 @@ from ppl_bnn.core.arrays import chunks
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.language.distributions import CENSORED, censored_log_prob
 from ppl_bnn.prediction import arguments, families
-from ppl_bnn.prediction.families import FAMILIES_WITH_UNITS, entropy_of, log_sum_exp
+from ppl_bnn.prediction.families import FAMILIES_WITH_UNITS, entropy_of
 
 # Elements of one (draws, rows) block: it fits in a cache, and hides NumPy's overhead per call.
 BLOCK = 1 << 18
@@ -338,7 +338,7 @@ class Prediction:
         for rows in self._row_blocks():
             values = self._component_log_prob(y[rows], rows)
             values += weights[:, rows] if weights.ndim == 2 else weights[:, None]
-            result[rows] = log_sum_exp(values)
+            result[rows] = np.logaddexp.reduce(values)
         return result
 
     def observed_values(self, y: Any) -> np.ndarray:
@@ -406,7 +406,8 @@ class Prediction:
             loc, scale, weights = (np.moveaxis(array, -1, 1).reshape(-1, self.rows) for array in arrays)
             with np.errstate(divide="ignore"):  # a part may have no weight
                 log_weights = np.log(weights)
-            return Prediction("Normal", {"loc": loc, "scale": scale}, log_weights - log_sum_exp(log_weights))
+            log_weights -= np.logaddexp.reduce(log_weights)
+            return Prediction("Normal", {"loc": loc, "scale": scale}, log_weights)
         if len(self.shape) == 1:
             return self
         if family in families.VECTORS:
@@ -590,7 +591,7 @@ class Prediction:
         """The mixture of some of the draws, a slice or indices or booleans, with weights normalised again."""
         weights = self.log_weights
         if weights is not None:
-            total = log_sum_exp(weights[draws])
+            total = np.logaddexp.reduce(weights[draws])
             some = np.isfinite(total).all()
             InputError.check(some, "", "draws with some weight in every row", "a sum of 0", "other draws")
             weights = weights[draws] - total
