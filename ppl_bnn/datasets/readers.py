@@ -80,9 +80,7 @@ def _download(name: str, path: str, sha256: str) -> Path:
     try:
         return Path(pooch.retrieve(url, f"sha256:{sha256}", file_name, cache, downloader=downloader))
     except requests.RequestException as problem:
-        advice = (
-            "again with a network, a mirror in PPL_BNN_DATA_URL, or a folder with the files in PPL_BNN_DATA"
-        )
+        advice = "again with a network, a mirror in PPL_BNN_DATA_URL, or a folder of files in PPL_BNN_DATA"
         raise DownloadError.of("", f"to download {url}", str(problem), advice) from problem
     except ValueError as problem:  # how pooch reports a hash that does not match; it did not keep the file
         advice = "again; if it persists, do not trust the source"

@@ -287,9 +287,7 @@ def _check_family(family: str, arguments: Mapping[str, Any]) -> None:
             check(_shape(loc), family, expected, "a number", "Normal for a single number")
             *sides, given = map(_shape, factors.values())
             if family == "KroneckerNormal":
-                fits = (
-                    len(given) == 2 and math.prod(given) == size and sides == [given[:1] * 2, given[1:] * 2]
-                )
+                fits = len(given) == 2 and math.prod(given) == size and sides == [(n, n) for n in given]
                 expected = f"precisions (I, O) with I * O = {size}"
                 expected += ", left_vectors (I, I) and right_vectors (O, O)"
                 got = f"{given}, {sides[0]} and {sides[1]}"

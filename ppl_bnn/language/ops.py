@@ -362,10 +362,8 @@ _WORDS = {
 def _margins(sizes: Any, kernel: Any, stride: Any, padding: Any) -> tuple[tuple[int, int], ...] | None:
     """For each axis, the numbers of zeros before and after; None if the padding is invalid."""
     if padding == "same":
-        missing = [
-            max((-(-size // step) - 1) * step + width - size, 0)
-            for size, width, step in zip(sizes, kernel, stride, strict=True)
-        ]
+        axes = zip(sizes, kernel, stride, strict=True)
+        missing = [max((-(-size // step) - 1) * step + width - size, 0) for size, width, step in axes]
         return tuple((each // 2, each - each // 2) for each in missing)
     padding = 0 if padding == "valid" else padding
     if not whole(0)(padding):
@@ -401,9 +399,8 @@ def windows(word: str, x: Array, kernel: Any, stride: Any, padding: Any, axes: i
     sizes, margins = shape[1:-1], _margins(shape[1:-1], kernel, stride, padding)
     expected = f"padding 'valid', 'same', a whole number from 0, or {pairs}"
     check(margins is not None, word, expected, repr(padding), "padding='same'")
-    inside = [
-        n + before + after - k for n, (before, after), k in zip(sizes, margins or (), kernel, strict=True)
-    ]
+    axis_by_axis = zip(sizes, margins or (), kernel, strict=True)
+    inside = [n + before + after - k for n, (before, after), k in axis_by_axis]
     expected = f"an input of at least the size {kernel} of the kernel, padding included"
     got = f"size {sizes} with padding {padding!r}"
     check(min(inside) >= 0, word, expected, got, "padding='same' or a smaller kernel")

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ppl_bnn.core.errors import InputError
-from ppl_bnn.core.settings import between, optional, setting
+from ppl_bnn.core.settings import between, check_value, optional, setting
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language import prior_parts as parts
@@ -143,8 +143,7 @@ class ScaleMixture:
         where = "priors.ScaleMixture"
         InputError.check(self.scales, where, "at least one scale", "none", "scales=(1.5, 0.1)")
         for scale in self.scales:
-            expected = check_scale(scale)
-            InputError.check(not expected, where, str(expected), repr(scale), "scales=(1.5, 0.1)")
+            check_value(scale, check_scale, where, "scales=(1.5, 0.1)")
         dist.distribution("NormalMixture", self.weights, self.scales)
 
     def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:

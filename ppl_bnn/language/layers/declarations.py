@@ -61,8 +61,7 @@ class Layer:
         if given is False:
             return None
         prior = default if given is None or given is True else given
-        if not callable(prior):
-            raise ModelError.of(self.word, "a prior", repr(prior), "bnn.priors.Normal(0.0, 'fan_in')")
+        self.check(callable(prior), "a prior", repr(prior), "bnn.priors.Normal(0.0, 'fan_in')")
         return prior(site, shape, fan_in)
 
     def weights(self, part: str, shape: Shape, bias: Bias | None = None) -> tuple[Any, Any]:

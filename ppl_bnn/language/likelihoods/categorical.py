@@ -13,11 +13,6 @@ from ppl_bnn.language import ops
 from ppl_bnn.language.likelihoods.base import Likelihood
 
 
-def _indicators(y: Any, eta: Any) -> Any:
-    """(N, C), 1 in the column of the label and else 0."""
-    return (y[:, None] == ops.asarray(list(range(eta.shape[-1])), like=y)) * ops.ones_like(eta)
-
-
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
     """Two classes, P(y = 1) = sigmoid(f).
@@ -62,7 +57,7 @@ class Categorical(Likelihood):
         return ops.diagonal_matrix(root) - p[..., :, None] * root[..., None, :]
 
     def score(self, eta: Any, y: Any) -> Any:
-        return _indicators(y, eta) - ops.softmax(eta)
+        return ops.one_hot(y, int(eta.shape[-1]), like=eta) - ops.softmax(eta)
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         return "Categorical", {"probs": ops.softmax(eta)}
@@ -163,7 +158,8 @@ class Ordinal(Likelihood):
         return self._scores(eta) * ops.exp(0.5 * self._log_probabilities(eta))[:, None, :]
 
     def score(self, eta: Any, y: Any) -> Any:
-        return ops.einsum("ndc,nc->nd", self._scores(eta), _indicators(y, eta))
+        observed = ops.one_hot(y, int(eta.shape[-1]), like=eta)
+        return ops.einsum("ndc,nc->nd", self._scores(eta), observed)
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         return "Categorical", {"probs": ops.exp(self._log_probabilities(eta))}
