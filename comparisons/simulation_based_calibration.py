@@ -219,7 +219,7 @@ def main(
             checkpoint=folder,
             progress=not tiny,
         )
-        study.say(found[name].summary)
+        study.say(str(found[name]))
         short = "nuts" if name == "NUTS" else "narrow"
         for kind in ("ecdf", "histogram"):
             found[name].figure(kind).savefig(study.out / f"{short}_{kind}.png")

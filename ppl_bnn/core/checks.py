@@ -110,10 +110,8 @@ def label_codes(y: np.ndarray, labels: Sequence[Any]) -> np.ndarray:
 def warn_of_labels(labels: Sequence[Any]) -> None:
     """Warn which label is which class."""
     listed = ", ".join(repr(label) for label in labels[:10]) + (", ..." if len(labels) > 10 else "")
-    text = (
-        f"y: the labels {listed} are the classes 0 to {len(labels) - 1}, in this order; predictions keep them"
-    )
-    warnings.warn(text, UserWarning, stacklevel=4)
+    text = f"y: the labels {listed} are the classes 0 to {len(labels) - 1}, in this order"
+    warnings.warn(f"{text}; predictions keep them", UserWarning, stacklevel=4)
 
 
 def _check_rows(values: np.ndarray, wrong: np.ndarray, expected: str, advice: str) -> None:

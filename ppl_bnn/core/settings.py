@@ -25,10 +25,7 @@ class OneOf:
 
     def __call__(self, value: Any) -> str | None:
         # By type first: 1 equals True, and an array has no truth value. A string of NumPy is a string.
-        found = any(
-            value is each or (isinstance(value, str) and isinstance(each, str) and value == each)
-            for each in self.known
-        )
+        found = any(value is each or (isinstance(value, str) and value == each) for each in self.known)
         return None if found else f"one of {', '.join(map(repr, self.known))}"
 
 
@@ -78,6 +75,12 @@ def setting(default: Any, check: Check, *, advice: str | None = None, kw_only: b
     """
     metadata = {"check": check, "advice": repr(default) if advice is None else advice}
     return dataclasses.field(default=default, metadata=metadata, kw_only=kw_only)
+
+
+def check_value(value: Any, check: Check, where: str, advice: str) -> None:
+    """Raise InputError for a value that the check refuses."""
+    wanted = check(value)
+    InputError.check(wanted is None, where, str(wanted), repr(value), advice)
 
 
 def check_settings(settings: Any, name: str) -> None:

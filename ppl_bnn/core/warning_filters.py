@@ -77,13 +77,25 @@ def ignored(message: str = "", category: type[Warning] = Warning, everywhere: bo
 def recorded() -> Iterator[list[warnings.WarningMessage]]:
     """Record all warnings of this context, including repeated ones, in a list. They are not shown."""
     rule = _Rule("always", Warning)
-    with _shown_here(), rule.entered():
-        # A change of the filters resets the registry of warnings that were shown already.
+    # `warnings.showwarning` is `_show` while some context records warnings.
+    with _LOCK:
+        if warnings.showwarning is not _show:
+            _SHOWN["before"] = warnings.showwarning
+            warnings.showwarning = _show
+        _SHOWN["blocks"] += 1
+    try:
+        with rule.entered():
+            # A change of the filters resets the registry of warnings that were shown already.
+            with _LOCK:
+                warnings.simplefilter("ignore", _Never)
+                filters: Any = warnings.filters
+                filters[:] = [each for each in filters if each[2] is not _Never]
+            yield rule.kept
+    finally:
         with _LOCK:
-            warnings.simplefilter("ignore", _Never)
-            filters: Any = warnings.filters
-            filters[:] = [each for each in filters if each[2] is not _Never]
-        yield rule.kept
+            _SHOWN["blocks"] -= 1
+            if not _SHOWN["blocks"] and warnings.showwarning is _show:
+                warnings.showwarning = _SHOWN["before"]
 
 
 class _Never(Warning):
@@ -91,23 +103,6 @@ class _Never(Warning):
 
 
 _SHOWN: dict[str, Any] = {"blocks": 0, "before": None}
-
-
-@contextlib.contextmanager
-def _shown_here() -> Iterator[None]:
-    """Replace `warnings.showwarning` by `_show` while some context records warnings."""
-    with _LOCK:
-        if warnings.showwarning is not _show:
-            _SHOWN["before"] = warnings.showwarning
-            warnings.showwarning = _show
-        _SHOWN["blocks"] += 1
-    try:
-        yield
-    finally:
-        with _LOCK:
-            _SHOWN["blocks"] -= 1
-            if not _SHOWN["blocks"] and warnings.showwarning is _show:
-                warnings.showwarning = _SHOWN["before"]
 
 
 def _show(

@@ -139,27 +139,10 @@ class Calibration:
         if self.not_converged:
             yield f"{self.not_converged} of {self.simulations} fits had not converged, which is judged with the rest"
 
-    @property
-    def summary(self) -> str:
+    def __str__(self) -> str:
         """The verdict and its reasons as text."""
         head = f"{self.subject}: {self.verdict} ({self.simulations} simulations, {self.draws} draws each)"
         return "\n".join([head, *(f"  - {reason}" for reason in self.reasons)])
-
-    def __str__(self) -> str:
-        return self.summary
-
-    def ecdf_band(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Simultaneous band of the rank distribution function of one function (see `ecdf_band`).
-
-        With an exact method, the share of ranks below z (draws + 1) stays inside it, for all z of `levels` at once,
-        with probability at least 1 - error_rate.
-
-        Returns
-        -------
-        levels, lower, upper : np.ndarray
-            The levels z and the band at each, (L,).
-        """
-        return ecdf_band(self.simulations, self.draws, self.error_rate)
 
     def to_dataframe(self, per: str = "function") -> pd.DataFrame:
         """The result as a table.
@@ -182,8 +165,8 @@ class Calibration:
         import pandas as pd
 
         if per == "function":
-            columns = [name for name in Uniformity.__dataclass_fields__ if name != "draws"]
             rows = {name: vars(test) for name, test in self.tests.items()}
+            columns = list(Uniformity.__dataclass_fields__)
             return pd.DataFrame.from_dict(rows, "index", columns=columns).rename_axis("function")
         known = per == "simulation"
         InputError.check(known, "per", "'function' or 'simulation'", repr(per), "per='function'")
@@ -212,7 +195,6 @@ class Calibration:
         InputError
             An unknown kind, no simulation that finished, or no function that varied.
         """
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
         check_known("kind of figure", [kind], _DRAWN)
@@ -222,7 +204,6 @@ class Calibration:
         columns = min(count, 3)
         rows = -(-count // columns)
         figure = Figure(figsize=(3.8 * columns, 2.9 * rows + 0.9), dpi=100, layout="constrained")
-        FigureCanvasAgg(figure)
         panels = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()
         for axes in panels[count:]:
             axes.set_visible(False)
@@ -273,8 +254,8 @@ class Uniformity:
 
     Parameters
     ----------
-    simulations, draws : int
-        Number of ranks S, and number of draws L; ranks are in 0..L.
+    simulations : int
+        Number of ranks.
     mean_probability : float
         Mean share of the draws above the truth.
     asymmetry, asymmetry_p : float
@@ -288,7 +269,6 @@ class Uniformity:
     """
 
     simulations: int
-    draws: int
     mean_probability: float
     asymmetry: float
     asymmetry_p: float
@@ -376,7 +356,7 @@ def uniformity(ranks: Any, draws: int, *, null_draws: int = NULL_DRAWS, seed: in
     found: Any = {name: (1 + np.count_nonzero(each)) / (1 + null_draws) for name, each in extreme.items()}
     found |= {"asymmetry": asymmetry, "spread": float(spread / expected), "chi2": chi2, "chi2_p": chi2_p}
     mean = float(1.0 - array.mean() / draws)
-    return Uniformity(simulations=count, draws=draws, mean_probability=mean, bins=bins, **found)
+    return Uniformity(simulations=count, mean_probability=mean, bins=bins, **found)
 
 
 def ecdf_band(simulations: int, draws: int, error_rate: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -216,10 +216,8 @@ class _Judge:
         self.advice += remedies.more_of_a_sampler(settings)
         if not all(rhat < 1.1 for rhat in (judged.rhat, *(judged.at[name].rhat for name in judged.failing))):
             modes = "the chains may sit in modes that predict differently"
-            self.advice += [
-                *remedies.other_starts(settings),
-                f"a smaller network or a tighter prior: {modes}",
-            ]
+            self.advice += remedies.other_starts(settings)
+            self.advice.append(f"a smaller network or a tighter prior: {modes}")
 
     def divergences(self) -> bool:
         """Whether too many transitions diverged."""

@@ -157,11 +157,10 @@ def convergence(
     # Chains that give the same in every draw; a single draw says nothing.
     same = (values["f"] == values["f"][:, :1]).all(axis=(1, 2)) if draws > 1 else np.zeros(chains)
     still = tuple(map(int, np.flatnonzero(same)))
-    varying = {
-        name: value for name, value in there.items() if at[name].components and np.isfinite(value).all()
-    }
     singly = {name: (values[name], figures) for name, figures in judged.items()}
-    singly |= {f"{ELSEWHERE}{name} rows": (value, at[name]) for name, value in varying.items()}
+    for name, value in there.items():
+        if at[name].components and np.isfinite(value).all():
+            singly[f"{ELSEWHERE}{name} rows"] = value, at[name]
     parted, short_limit, words = _parted(singly, superchains)
     reasons = _reasons(chains, draws, judged, superchains)
     outputs, which = "the network's outputs are the same in", ", ".join(map(str, still))
@@ -291,10 +290,7 @@ def _parted(
         for name in values:
             effective = float(np.mean([alone.ess for which, alone in found if which == name] or [0.0]))
             limits[name] = math.sqrt(1.0 + 4.0 / effective) if effective > 0.0 else math.nan
-    plain = {
-        name: figures if superchains is None else mixing(value) for name, (value, figures) in judged.items()
-    }
-    rhat = {name: figures.rhat for name, figures in plain.items()}
+    rhat = {name: (mixing(value) if superchains else each).rhat for name, (value, each) in judged.items()}
     # f comes first: another quantity counts only if f agrees.
     apart = [name for name in values if rhat[name] >= limits[name]]
     between = PREDICTOR

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.arrays import chunks, row_count, site_seed
-from ppl_bnn.core.errors import InputError, UnsupportedError
-from ppl_bnn.core.settings import optional, whole
+from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.core.settings import check_value, optional, whole
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.posterior.export import no_leave_one_out, posterior_datatree
 from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
@@ -66,8 +66,7 @@ def pareto_k(posterior: Any, draws: int | None = None) -> ParetoK:
     multiplications over all rows, at least 100. Raises UnsupportedError without a density q, InputError for fewer than
     25 draws.
     """
-    wanted = optional(whole(25))(draws)
-    InputError.check(not wanted, "draws", str(wanted), repr(draws), f"draws={DRAWS}")
+    check_value(draws, optional(whole(25)), "draws", f"draws={DRAWS}")
     q = posterior.approximation
     rng = np.random.default_rng(site_seed("pareto_k", posterior.info.seed))
     known = posterior.kind == "iid" and q.log_prob(q.draw(1, np.random.default_rng(0))) is not None

@@ -16,8 +16,8 @@ import numpy as np
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import map_data, row_count
-from ppl_bnn.core.errors import InputError, UnsupportedError
-from ppl_bnn.core.settings import whole
+from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.core.settings import check_value, whole
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.diagnostics import prior_draws
 from ppl_bnn.language.distributions import Distribution, in_words
@@ -109,16 +109,12 @@ class PriorCheck:
         """The findings, one line each."""
         return tuple(str(finding) for finding in self.findings)
 
-    @property
-    def summary(self) -> str:
+    def __str__(self) -> str:
         """The whole result as text."""
         where = f"{self.draws} draws from the prior at {self.rows} rows"
         if self.sound:
             return f"{where}: no problems found"
         return "\n".join([f"{where}:", *(f"  - {line}" for line in self.warnings)])
-
-    def __str__(self) -> str:
-        return self.summary
 
 
 def check_prior(
@@ -178,8 +174,7 @@ def check_prior(
     At most `draws` draws and 50 rows are used (all rows if they interact), fewer for large networks, so that the check
     takes less than half a second up to some hundred thousand weights. A plain model of a system takes longer.
     """
-    wanted = whole(2)(draws)
-    InputError.check(not wanted, "check_prior draws", str(wanted), repr(draws), "draws=100")
+    check_value(draws, whole(2), "check_prior draws", "draws=100")
     x = checks.check_inputs(x)
     y = checks.check_targets(y, row_count(x))
     tried = _tried(model, x, seed)

@@ -25,7 +25,7 @@ from ppl_bnn.core import checks, errors, processes
 from ppl_bnn.core.arrays import chunks, map_data, row_count, site_seed
 from ppl_bnn.core.errors import DeviceError, InputError, ModelError, UnknownNameError, UnsupportedError
 from ppl_bnn.core.progress import Progress, Silent, resolve
-from ppl_bnn.core.settings import whole
+from ppl_bnn.core.settings import check_value, whole
 from ppl_bnn.diagnostics.calibration import Calibration, CalibrationInterrupted, listed
 from ppl_bnn.inference.checkpoint import Checkpoint
 from ppl_bnn.inference.fingerprint import identity
@@ -134,14 +134,11 @@ def simulation_based_calibration(
     simulation-based calibration.
     Yao, Vehtari, Simpson and Gelman (2018), ICML.
     """
-    check, number, seeds = InputError.check, whole(), whole(0, 2**31 - 1)
-    for name, wanted, value, advice in (
-        ("simulations", number(simulations), simulations, "simulations=100"),
-        ("draws", number(draws), draws, "draws=99"),
-        ("jobs", number(jobs), jobs, "jobs=1"),
-        ("seed", seeds(seed), seed, "seed=0"),
-    ):
-        check(not wanted, name, str(wanted), repr(value), advice)
+    check = InputError.check
+    check_value(simulations, whole(), "simulations", "simulations=100")
+    check_value(draws, whole(), "draws", "draws=99")
+    check_value(jobs, whole(), "jobs", "jobs=1")
+    check_value(seed, whole(0, 2**31 - 1), "seed", "seed=0")
     check(isinstance(method, Method), "method", "a method", repr(method), "bnn.SVI() or bnn.Laplace()")
     check(callable(model), "model", "a function (x, y=None)", type(model).__name__, "the model itself")
     good, wanted = functions is None, "a dict of name -> function(w, eta, y)"
@@ -232,10 +229,8 @@ def _several(written: bytes, indices: Iterable[int]) -> list[tuple[int, _Record]
     return [(index, _at_work(written)(index)) for index in indices]
 
 
-@functools.lru_cache(maxsize=1)
-def _at_work(written: bytes) -> _Simulator:
-    """The simulator of a process, kept so that its compiled functions serve all parts."""
-    return processes.read(written)
+# The simulator of a process, kept so that its compiled functions serve all parts.
+_at_work = functools.lru_cache(maxsize=1)(processes.read)
 
 
 @dataclass(eq=False)

@@ -205,7 +205,7 @@ def test_the_exact_posterior_is_calibrated(ppl: str) -> None:
     assert found.simulations == found.asked == count
     assert found.names == ("f of row 0", "f of row 6", "f of row 11", "log likelihood")
     assert found.failures == {}
-    assert "neither bias nor a wrong spread" in found.summary
+    assert "neither bias nor a wrong spread" in str(found)
     assert str(found).startswith(
         f"Conjugate in {ppl}: calibrated as far as seen ({count} simulations, 49 draws each)"
     )
@@ -234,9 +234,9 @@ def test_a_posterior_that_is_too_narrow_or_too_wide_is_caught() -> None:
     narrow = calibrated(Conjugate(widen=0.4, ppl="pyro"))
     assert narrow.verdict == MISCALIBRATED
     assert narrow.tests["f of row 0"].spread > 1.5
-    assert "over-confident" in narrow.summary
+    assert "over-confident" in str(narrow)
     wide = calibrated(Conjugate(widen=3.0, ppl="pyro"))
-    assert "under-confident" in wide.summary
+    assert "under-confident" in str(wide)
 
 
 def test_mean_field_on_correlated_regression_is_over_confident() -> None:
@@ -245,14 +245,14 @@ def test_mean_field_on_correlated_regression_is_over_confident() -> None:
     for test in found.tests.values():
         assert test.spread > 1.3
         assert test.asymmetry_p > found.threshold
-    assert "over-confident" in found.summary
+    assert "over-confident" in str(found)
 
 
 def test_laplace_is_exact_here_and_noise_is_a_function_of_its_own() -> None:
     found = calibrated(bnn.Laplace(ppl="pyro", steps=50), model=with_noise, simulations=3, draws=9)
     assert found.names == ("f of row 0", "f of row 6", "f of row 11", "log likelihood", "noise")
     assert found.verdict == UNDECIDED
-    assert "fewer than 20" in found.summary
+    assert "fewer than 20" in str(found)
     assert (found.truths[:, 4] > 0).all()
 
 
@@ -330,8 +330,8 @@ def test_failures_are_counted_and_named() -> None:
     assert set(found.failures.values()) == {"DivergenceError: planted"}
     assert set(found.numbers) | set(found.failures) == set(range(45))
     assert found.not_converged == found.simulations
-    assert f"{len(found.failures)} of 45 simulations failed" in found.summary
-    assert f"{found.simulations} of {found.simulations} fits had not converged" in found.summary
+    assert f"{len(found.failures)} of 45 simulations failed" in str(found)
+    assert f"{found.simulations} of {found.simulations} fits had not converged" in str(found)
     frame = found.to_dataframe("simulation")
     assert set(frame.simulation) == set(found.numbers)
 
@@ -344,7 +344,7 @@ def test_all_failing_is_undecided() -> None:
 
     found = calibrated(Fails(ppl="pyro"), simulations=4)
     assert (found.verdict, found.simulations, len(found.failures)) == (UNDECIDED, 0, 4)
-    assert "DivergenceError: always" in found.summary
+    assert "DivergenceError: always" in str(found)
 
 
 class Stops:
@@ -372,7 +372,7 @@ def test_an_interrupt_keeps_what_has_finished() -> None:
     assert stops.closed
     assert partial.simulations == 23
     assert partial.verdict == CALIBRATED
-    assert "stopped after 23 of 60 simulations" in partial.summary
+    assert "stopped after 23 of 60 simulations" in str(partial)
     # The same simulations as those of a run to the end.
     np.testing.assert_array_equal(partial.ranks, calibrated(Conjugate(ppl="pyro"), simulations=23).ranks)
 
