@@ -95,7 +95,7 @@ class Table:
         check_known("task", [self.task], TASKS)
         several = self.task == "regression" and self.y.ndim == 2 and self.y.shape[1] > 1
         good = self.x.shape == (len(self.y), len(self.feature_names)) and (self.y.ndim == 1 or several)
-        expected = "x (N, F), y (N,), or for regression also y (N, K), and F feature names"
+        expected = "x of shape (N, F), y of shape (N,), or (N, K) for regression, and F feature names"
         got = f"x {self.x.shape}, y {self.y.shape} and {len(self.feature_names)} names"
         InputError.check(good, "", expected, got, "x[:, None] or y.ravel() for a single column")
         check_different(self.feature_names, f"table {self.name!r}")

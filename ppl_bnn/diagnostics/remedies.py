@@ -73,14 +73,9 @@ def not_still(settings: Settings, smaller: str) -> str:
 
 def longer_optimisation(settings: Settings) -> list[str]:
     """Advice for an optimisation that has not settled."""
-    if "max_iterations" in settings:
-        return [_times(settings, "max_iterations", 2)]
-    if "burn_in" in settings:
-        return [f"{_times(settings, 'burn_in', 2)}, or a larger learning_rate"]
-    if "steps" not in settings:
-        return []
     rate = ", or a larger learning_rate" if "learning_rate" in settings else ""
-    return [f"{_times(settings, 'steps', 2)}{rate}"]
+    lengths = [name for name in ("max_iterations", "burn_in", "steps") if name in settings]
+    return [f"{_times(settings, name, 2)}{rate}" for name in lengths[:1]]
 
 
 def smaller_steps(settings: Settings, statistics: Mapping[str, Any]) -> str:
