@@ -95,7 +95,8 @@ class Table:
         check_known("task", [self.task], TASKS)
         several = self.task == "regression" and self.y.ndim == 2 and self.y.shape[1] > 1
         good = self.x.shape == (len(self.y), len(self.feature_names)) and (self.y.ndim == 1 or several)
-        expected = "x of shape (N, F), y of shape (N,), or (N, K) for regression, and F feature names"
+        usual = "x of shape (N, F), y of shape (N,) and F feature names"
+        expected = f"{usual}, or for regression y of shape (N, K)"
         got = f"x {self.x.shape}, y {self.y.shape} and {len(self.feature_names)} names"
         InputError.check(good, "", expected, got, "x[:, None] or y.ravel() for a single column")
         check_different(self.feature_names, f"table {self.name!r}")
