@@ -88,25 +88,6 @@ class Sampled:
     warnings: tuple[str, ...] = ()
 
 
-@functools.cache
-def compiler_options(crowded: bool) -> dict[str, Any] | None:
-    """XLA options for a CPU; None if this version lacks them.
-
-    They ask for full vector width and, if `crowded` (at least as many chains as cores), for no sharing of small matrix
-    products among cores. Measured by `comparisons/performance/sampling.py`.
-    """
-    import jax
-
-    options: dict[str, Any] = {"xla_cpu_prefer_vector_width": 512}
-    if crowded:
-        options["xla_cpu_multi_thread_eigen"] = False
-    try:
-        jax.jit(lambda x: x + 1.0, compiler_options=options).lower(np.float32(0.0)).compile()
-    except jax.errors.JaxRuntimeError:
-        return None
-    return options
-
-
 def no_finite_start(chain: int, log_joint: float, from_prior: bool) -> DivergenceError:
     """The error for a chain without a finite log density at its starting points."""
     where = f"in {PRIOR_ATTEMPTS} draws from the prior" if from_prior else "at the start given"
@@ -322,9 +303,13 @@ class Engine:
         return _Compiled(compiled, advance, state_shape, list(traced.out_info[1]))
 
     def _options(self) -> dict[str, Any] | None:
-        """Compiler options of a transition. Bits may depend on them, so all layouts of chains use the same."""
-        on_cpu = not self.problem.device.startswith("cuda")
-        return compiler_options(self.method.chains >= cores()) if on_cpu else None
+        """Compiler options of a transition. Bits may depend on them, so all layouts of chains use the same.
+
+        With at least as many chains as cores, the small matrix products of one chain are not shared among cores.
+        Measured by `comparisons/performance/sampling.py`.
+        """
+        crowded = self.method.chains >= cores() and not self.problem.device.startswith("cuda")
+        return {"xla_cpu_multi_thread_eigen": False} if crowded else None
 
     def _in_session(self, work: Callable[[], Any]) -> Any:
         """Run `work` in the session. JAX's settings are per thread, so every thread enters the session."""
