@@ -17,7 +17,6 @@ import io
 import json
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -122,10 +121,6 @@ def _digest_without(file: IO[bytes], place: int) -> bytes:
     return found.hexdigest().encode()
 
 
-class UnsealedError(DamagedError):
-    """A file of an older version, which has no checksum."""
-
-
 @dataclass(frozen=True)
 class Reader:
     """Reader of one kind of stored result; `argument`, `expected` and `advice` are parts of its error messages.
@@ -159,13 +154,11 @@ class Reader:
         with self._checking(file):
             return regular(file)
 
-    def listed(self, folder: Path, name: str, files: Mapping[str, str] | None) -> Path:
-        """A file of a folder, checked against `files`, the SHA-256 in its manifest (None if that has no list)."""
+    def listed(self, folder: Path, name: str, files: Mapping[str, str]) -> Path:
+        """A file of a folder, checked against `files`, the SHA-256 in its manifest."""
         if not _is_plain(name):
             raise self.damaged(folder, f"it names the file {shown(name)}, which is no plain name")
         file = self.file(folder / name)
-        if files is None:
-            return file
         if name not in files:
             raise self.damaged(file, "the manifest does not list it")
         with self._checking(file):
@@ -174,13 +167,12 @@ class Reader:
         return file
 
     def manifest(
-        self, file: Path, kind: str, newest: int, schema: Mapping[str, Any], sealed_since: int
+        self, file: Path, kind: str, number: int, schema: Mapping[str, Any]
     ) -> dict[str, Any] | None:
         """The entries of the manifest of a folder; None if there is no such file.
 
-        It has to state `kind`, and a format up to `newest` (a newer one is an UnsupportedError). `schema` has the kinds
-        of all entries except "kind", "format", "files" and "checksum". A format before `sealed_since` has no checksum
-        and no entry "files", and is read with a UserWarning.
+        It has to state `kind` and the format `number` (another one is an UnsupportedError). `schema` has the kinds of
+        all entries except "kind", "format", "files" and "checksum".
         """
         if not os.path.lexists(file):
             return None
@@ -197,19 +189,13 @@ class Reader:
         version = words.get("format")
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise self.damaged(file, "it has no format number")
-        expected, got = f"format {newest} or older", f"{file}, of format {version}"
-        UnsupportedError.check(version <= newest, self.argument, expected, got, "a newer ppl-bnn")
+        got, advice = f"{file}, of format {version}", "the version of ppl-bnn that wrote it"
+        UnsupportedError.check(version == number, self.argument, f"format {number}", got, advice)
         with self._checking(file):
-            kinds = {"kind": str, "format": int, **schema}
-            if version >= sealed_since:
-                kinds |= {"files": {str: str}, "checksum": str}
-                if place is None:
-                    raise ValueError("it has no checksum")
+            if place is None:
+                raise ValueError("it has no checksum")
             words = decoded(words)
-            check_kind(words, kinds)
-        if version < sealed_since:
-            older = "was written by an older version and has no checksum: damage to it would not be seen"
-            warnings.warn(f"{file} {older}", UserWarning, stacklevel=3)
+            check_kind(words, {"kind": str, "format": int, "files": {str: str}, "checksum": str, **schema})
         return words
 
     def json(self, file: Path, content: bytes | str, schema: Any) -> Any:
@@ -220,19 +206,17 @@ class Reader:
         return found
 
     def sealed(self, file: Path, words: Sequence[str]) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-        """Arrays and text entries of a file of `write_sealed`; `UnsealedError` for one without a checksum.
+        """Arrays and text entries of a file of `write_sealed`.
 
         `words` are the names of the required text entries.
         """
         with self._checking(file), open(self.file(file), "rb") as opened:
             place = _place(opened)
-            if place is not None:
-                opened.seek(place)
-                _compare(opened.read(len(_ZEROS)), _digest_without(opened, place))
-        arrays, found = self.arrays(file, words if place is None else {*words, *_OWN})
-        if place is None:
-            why = "it has no checksum, and was written by an older version, which can go on from it"
-            raise UnsealedError(str(self.damaged(file, why)))
+            if place is None:
+                raise ValueError("it has no checksum")
+            opened.seek(place)
+            _compare(opened.read(len(_ZEROS)), _digest_without(opened, place))
+        arrays, found = self.arrays(file, {*words, *_OWN})
         if found["ppl_bnn.format"] != _OWN["ppl_bnn.format"]:
             raise self.damaged(file, f"it is of format {shown(found['ppl_bnn.format'])}")
         return arrays, {name: found[name] for name in words}

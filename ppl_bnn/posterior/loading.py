@@ -28,8 +28,7 @@ LOG_JOINT_TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
 def load(path: str | Path, model: Any, *, device: str = "auto") -> Posterior:
     """Read a posterior that `save` wrote.
 
-    Its predictions are bitwise identical on the same machine and device. A posterior saved by an older version is read
-    with a UserWarning, since its manifest has no checksum.
+    Its predictions are bitwise identical on the same machine and device.
 
     Parameters
     ----------
@@ -53,7 +52,7 @@ def load(path: str | Path, model: Any, *, device: str = "auto") -> Posterior:
     DamagedError
         If it is damaged, or contradicts itself.
     UnsupportedError
-        For a newer format.
+        For another format.
     ModelError
         For another model: the error lists the sites that differ, or says that the log joint of a stored draw has
         changed.
@@ -78,16 +77,14 @@ def _read_manifest(path: Path) -> dict[str, Any]:
         advice = f"renaming {left}, which a save that was killed has left" if left else "posterior.save(path)"
     else:
         got, advice = f"without {storage.MANIFEST}", "the folder given to save"
-        if manifest := storage.READER.manifest(
-            path / storage.MANIFEST, storage.KIND, storage.FORMAT, storage.SCHEMA, sealed_since=3
-        ):
+        place = path / storage.MANIFEST
+        if manifest := storage.READER.manifest(place, storage.KIND, storage.FORMAT, storage.SCHEMA):
             return manifest
     raise InputError.of("path", "the folder of a saved posterior", f"{path}, {got}", advice)
 
 
 def _read_arrays(path: Path, manifest: dict[str, Any]) -> dict[str, np.ndarray]:
-    # The manifest of an older format has the checksum of the arrays alone.
-    files = manifest.get("files", {storage.ARRAYS: manifest.get("sha256", "")})
+    files = manifest["files"]
     if os.path.lexists(path / storage.TREE) and storage.TREE in files:
         storage.READER.listed(path, storage.TREE, files)
     file = storage.READER.listed(path, storage.ARRAYS, files)

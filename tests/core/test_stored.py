@@ -15,7 +15,7 @@ import pytest
 
 import ppl_bnn as bnn
 from ppl_bnn.core import plain_values, stored
-from ppl_bnn.core.errors import DamagedError, InputError
+from ppl_bnn.core.errors import DamagedError, InputError, UnsupportedError
 from ppl_bnn.core.files import _put_in_place, write_arrays
 from ppl_bnn.evaluation.grid import result as grid_result
 from ppl_bnn.evaluation.grid import toml_file as grid_file
@@ -50,7 +50,7 @@ def test_a_flipped_bit_in_any_byte_of_a_manifest_is_found(tmp_path: Path) -> Non
     content = file.read_bytes()
 
     def read() -> Any:
-        return READER.manifest(file, "k", 3, {"flag": bool, "n": int}, sealed_since=3)
+        return READER.manifest(file, "k", 3, {"flag": bool, "n": int})
 
     assert outcome(read)[0] == "same"
     for place in range(len(content)):
@@ -198,38 +198,37 @@ def test_a_long_stream_is_written_without_reading_what_is_there(tmp_path: Path) 
         kept.resume()
 
 
-# --- what older versions wrote --------------------------------------------------------------------------
+# --- what has no checksum, or another format ------------------------------------------------------------
 
 
-def test_what_an_older_version_wrote_is_read_with_a_word_on_it(tmp_path: Path) -> None:
-    of = {name: KINDS[name](tmp_path / name) for name in ("posterior", "comparison", "grid")}
-    before = {name: outcome(read)[1] for name, read in of.items()}
-    digest = stored.digest(tmp_path / "posterior" / ARRAYS)
-    for name, manifest in (("posterior", MANIFEST), ("comparison", "comparison.json"), ("grid", "grid.json")):
-        words = json.loads((tmp_path / name / manifest).read_text())
-        del words["checksum"], words["files"]
-        words |= {"format": 2, "sha256": digest} if name == "posterior" else {"format": 1}
-        (tmp_path / name / manifest).write_text(json.dumps(words, indent=1))
-        with pytest.warns(UserWarning, match="older version and has no checksum"):
-            assert of[name]() == before[name]
-    # A newer format cannot do without.
-    (tmp_path / "posterior" / MANIFEST).write_text(
-        (tmp_path / "posterior" / MANIFEST).read_text().replace('"format": 2', '"format": 3')
-    )
+@pytest.mark.parametrize("name", ["posterior", "comparison", "grid"])
+def test_another_format_and_a_manifest_without_a_checksum_are_refused(name: str, tmp_path: Path) -> None:
+    read = KINDS[name](tmp_path)
+    manifest = {"posterior": MANIFEST, "comparison": "comparison.json", "grid": "grid.json"}[name]
+    words = json.loads((tmp_path / manifest).read_text())
+    for other in (words["format"] - 1, words["format"] + 1):
+        changed(tmp_path / manifest, lambda content, other=other: content.update(format=other))
+        with pytest.raises(
+            UnsupportedError, match=f"expected format {words['format']}; got .*of format {other}"
+        ):
+            read()
+    del words["checksum"]
+    (tmp_path / manifest).write_text(json.dumps(words, indent=1))
     with pytest.raises(DamagedError, match="it has no checksum"):
-        of["posterior"]()
+        read()
+
+
+def test_cells_and_checkpoints_without_a_checksum_are_damaged(tmp_path: Path) -> None:
+    grid = KINDS["grid"](tmp_path / "grid")
     file = tmp_path / "grid" / "cells" / f"{cell(0)[0]}.safetensors"
     arrays, said = READER.arrays(file, ("cell", "parts", "ppl_bnn.format", "ppl_bnn.sha256"))
     write_arrays(file, arrays, {name: said[name] for name in ("cell", "parts")})
-    what, told = outcome(of["grid"])
+    what, told = outcome(grid)
     assert what == "said"
-    assert sum("1 cells in" in text for text in told) == 1
-
-
-def test_checkpoints_of_an_older_version_are_refused_by_name(tmp_path: Path) -> None:
+    assert sum("damaged cells are left out" in text for text in told) == 1
     kept = Checkpoint.of(tmp_path, {"seed": 1}, "fit")
     write_arrays(tmp_path / "fit.safetensors", {"u": np.zeros(2)}, {"fingerprint": '{"seed": 1}'})
-    with pytest.raises(DamagedError, match=r"fit\.safetensors.*no checksum.*older version"):
+    with pytest.raises(DamagedError, match=r"fit\.safetensors.*no checksum"):
         kept.load()
     read = stream(tmp_path / "run")
     write_arrays(tmp_path / "run" / "chain-0-draws-00000000.safetensors", {"w": np.zeros((1, 2, 2))})
@@ -251,7 +250,7 @@ def test_a_manifest_that_is_none_is_refused_at_once(content: bytes, tmp_path: Pa
     file = tmp_path / "m.json"
     file.write_bytes(content)
     with pytest.raises(DamagedError, match=r"m\.json"):
-        READER.manifest(file, "k", 3, {}, sealed_since=3)
+        READER.manifest(file, "k", 3, {})
 
 
 def test_nesting_and_size_are_bounded_on_both_sides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

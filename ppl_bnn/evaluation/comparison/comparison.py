@@ -16,7 +16,6 @@ import numpy as np
 from ppl_bnn.core import stored
 from ppl_bnn.core.errors import BNNError, DamagedError, InputError
 from ppl_bnn.core.files import left_by_a_kill, staged, staged_within, writable
-from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.comparison import folder as files
 from ppl_bnn.evaluation.comparison import reading
 from ppl_bnn.evaluation.comparison.record import FitSummary, reason
@@ -72,8 +71,7 @@ class Comparison:
     def load(cls, folder: str | os.PathLike[str]) -> Comparison:
         """Load the folder that `compare(..., out=folder)` or `save(folder)` wrote, also of an unfinished run.
 
-        Everything is restored bit for bit except `posteriors`, since a model is code (see `Posterior.save`). A folder
-        of an older version without checksums gives a warning.
+        Everything is restored bit for bit except `posteriors`, since a model is code (see `Posterior.save`).
 
         Parameters
         ----------
@@ -87,7 +85,7 @@ class Comparison:
         Raises
         ------
         InputError, DamagedError, UnsupportedError
-            Not a folder of a comparison; a damaged one; one of a newer format.
+            Not a folder of a comparison; a damaged one; one of another format.
         """
         words = reading.read_manifest(folder)
         if words is None:
@@ -191,7 +189,7 @@ def _own_files(folder: Path, comparison: Comparison) -> set[str]:
     if stored.claims(folder / files.MANIFEST, files.KIND):
         theirs = True
         # A damaged comparison is replaced, too, as the error raised on loading it advises.
-        with contextlib.suppress(BNNError), ignored(".* has no checksum"):
+        with contextlib.suppress(BNNError):
             words = reading.read_manifest(folder) or {}
             methods |= {*words.get("trees", ()), *words.get("predictions", ())}
     methods |= {*comparison.trees, *comparison.predictions}

@@ -38,8 +38,8 @@ READER = stored.Reader("folder", "a whole comparison", "computing it once more")
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The content of `comparison.json`, or None. Raises DamagedError, and UnsupportedError for a newer format."""
-    return READER.manifest(Path(folder) / MANIFEST, KIND, FORMAT, _SCHEMA, sealed_since=2)
+    """The content of `comparison.json`, or None. Raises DamagedError, and UnsupportedError for another format."""
+    return READER.manifest(Path(folder) / MANIFEST, KIND, FORMAT, _SCHEMA)
 
 
 def read_folder(folder: Path, words: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def read_folder(folder: Path, words: Mapping[str, Any]) -> dict[str, Any]:
 
     index = pd.Index([name for name, *_ in words["rows"]], name="method")
     table = pd.DataFrame([row for _, *row in words["rows"]], index, words["columns"])
-    files = words.get("files")
+    files = words["files"]
 
     def read(name: str, schema: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
         file = READER.listed(folder, name, files)

@@ -227,13 +227,12 @@ def gap(arrays: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray], classes:
 class Store:
     """The finished cells in a folder, one file each. Only one process writes to it.
 
-    `damaged` is key -> reason, of cells that count as missing. `unsealed` are keys of old cells without a checksum.
+    `damaged` is key -> reason, of cells that count as missing.
     """
 
     def __init__(self, folder: str | os.PathLike[str]):
         self.folder = Path(folder)
         self.damaged: dict[str, str] = {}
-        self.unsealed: set[str] = set()
 
     def path(self, key: str) -> Path:
         """Path of the file of a cell."""
@@ -267,23 +266,13 @@ class Store:
             more = f" and {len(self.damaged) - 1} more" if len(self.damaged) > 1 else ""
             warnings.warn(f"damaged cells {what_then}: {key}{more} ({why})", UserWarning, stacklevel=3)
 
-    def warn_of_unsealed(self) -> None:
-        """Warn, in one line, of cells without a checksum."""
-        if self.unsealed:
-            text = f"{len(self.unsealed)} cells in {self.folder} were written by an older version and have no checksum"
-            warnings.warn(f"{text}: damage to them would not be seen", UserWarning, stacklevel=3)
-
     def _read(self, key: str) -> tuple[dict[str, Any] | None, dict[str, Any] | None, dict[str, np.ndarray]]:
         """The words, the parts of the key, and the arrays; none where there is no whole file."""
         file = self.path(key)
         if not os.path.lexists(file):
             return None, None, {}
         try:
-            try:
-                arrays, header = _READER.sealed(file, ("cell", "parts"))
-            except stored.UnsealedError:
-                self.unsealed.add(key)
-                arrays, header = _READER.arrays(file, ("cell", "parts"))
+            arrays, header = _READER.sealed(file, ("cell", "parts"))
             words = _READER.json(file, header["cell"], _SCHEMA)
             if words["format"] > FORMAT:
                 raise _READER.damaged(file, f"it is of format {words['format']}")

@@ -29,7 +29,6 @@ from ppl_bnn.core.errors import ClusterError, DamagedError, InputError, Interrup
 from ppl_bnn.core.files import writable
 from ppl_bnn.core.progress import Progress, resolve
 from ppl_bnn.core.settings import whole
-from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.datasets import splits, tables
 from ppl_bnn.datasets.tables import Table
 from ppl_bnn.evaluation.comparison.run import bind_classes, check_method
@@ -454,9 +453,7 @@ def _check_folder(grid: Grid, out: str | os.PathLike[str]) -> None:
     """Refuse a folder of another grid. An earlier state of this grid shares labels with it on each axis."""
     folder = Path(out)
     try:
-        # It will be written with a checksum.
-        with ignored(".* has no checksum", UserWarning):
-            before = read_manifest(out)
+        before = read_manifest(out)
     except DamagedError as error:
         if not stored.claims(folder / MANIFEST, KIND):
             raise

@@ -152,7 +152,6 @@ class GridResult:
         planned = [cells.Cell(*entry) for entry in manifest["cells"]]
         found = {cell.key: words for cell in planned if (words := store.words(cell.key)) is not None}
         store.warn_of_damaged("are left out; running the grid again computes them")
-        store.warn_of_unsealed()
         finished = [cell for cell in planned if cell.key in found]
         rows = {cell: _row(cell, found[cell.key]) for cell in finished}
         notes = {key: _notes(words) for key, words in found.items()}
@@ -296,9 +295,9 @@ class GridResult:
 
 
 def read_manifest(folder: str | os.PathLike[str]) -> dict[str, Any] | None:
-    """The manifest of a grid's folder, or None. Raises DamagedError, and UnsupportedError for a newer format."""
+    """The manifest of a grid's folder, or None. Raises DamagedError, and UnsupportedError for another format."""
     file = Path(folder) / MANIFEST
-    words = _READER.manifest(file, KIND, FORMAT, _SCHEMA, sealed_since=2)
+    words = _READER.manifest(file, KIND, FORMAT, _SCHEMA)
     for index, entry in enumerate([] if words is None else words["cells"]):
         kinds = [type(each) for each in entry]
         if kinds != [str, str, str, str, int, str] or not _KEY.fullmatch(entry[-1]):
