@@ -14,8 +14,6 @@ from ppl_bnn.cli import complete, console, options
 from ppl_bnn.cli.options import argument, option
 from ppl_bnn.cli.plan import card_of, load_model, plan_of, settings_of, sketch_of
 from ppl_bnn.core.errors import InputError, check_known
-from ppl_bnn.core.files import write_whole
-from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.datasets import tables
 from ppl_bnn.zoo import studies
 from ppl_bnn.zoo.support import declared
@@ -202,6 +200,7 @@ def prior(
     table = plan.table
     console.show_reading(console.new_console(error=True), table)
     from ppl_bnn.diagnostics.prior_draws import prior_predictive
+    from ppl_bnn.evaluation.comparison.drawing import save
     from ppl_bnn.reporting.prior_figures import prior_figure
 
     # Pyro draws without compiling first, unlike JAX; a plain NumPyro model runs in NumPyro in any case.
@@ -213,8 +212,7 @@ def prior(
     figure = prior_figure(drawn.predict, table.x, table.y, title=title, **shown)
     plan.out.mkdir(parents=True, exist_ok=True)
     file = picture or plan.out / PRIOR
-    with ignored("Glyph .* missing from"):
-        write_whole(file, lambda path: figure.savefig(path, dpi=100, format="png"))
+    save(figure, file)
     screen = console.new_console()
     screen.print(_expected(drawn.predict(table.x), table), markup=False)
     console.show_prior_problems(screen, plan)

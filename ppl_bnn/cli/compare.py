@@ -14,9 +14,10 @@ from ppl_bnn.cli import complete, console, options, plan
 from ppl_bnn.cli.options import option
 from ppl_bnn.core.errors import ClusterError, InputError
 from ppl_bnn.core.progress import Bars
+from ppl_bnn.evaluation.comparison.summary import duration
 from ppl_bnn.inference.registry import ROWS
-from ppl_bnn.reporting.columns import Column, cell
-from ppl_bnn.reporting.terminal import show
+from ppl_bnn.reporting.columns import of_grid
+from ppl_bnn.reporting.terminal import print_table, show
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,7 +107,7 @@ def compare(
     with console.keeping(planned.out):
         settings = {"reference": measure, "seed": seed, "device": device}
         failed = _fit_and_show(errors, planned, chosen, settings, report)
-    console.new_console().print(f"[dim]{console.in_seconds(time.monotonic() - started)} in all[/]")
+    console.new_console().print(f"[dim]{duration(time.monotonic() - started)} in all[/]")
     if failed:
         raise typer.Exit(1)
 
@@ -220,18 +221,6 @@ def _bytes_of(memory: str | None, engine: str) -> int | None:
     return count
 
 
-BEHIND = Column("behind best", "log_score_to_best", 3, "log_score_to_best_se")
-GRID = (
-    Column("splits", "splits", 0),
-    Column("log score", "log_score", 3, "log_score_se"),
-    BEHIND,
-    *(Column(score, score, 3) for score in ("rmse", "accuracy", "crps", "ece")),
-    Column("gap (sd)", "gap_mean", 2),
-    Column("run (s)", "run_seconds", 2),
-    Column("failed", "failures", 0),
-)
-
-
 def _show_grid(screen: Console, result: GridResult) -> None:
     """A block for each model and data set: scores, paired differences to the best method, the gap, the cost."""
     from ppl_bnn.evaluation.grid.cell import Cell
@@ -239,19 +228,13 @@ def _show_grid(screen: Console, result: GridResult) -> None:
 
     table: Any = result.table()
     for (model, data), block in table.groupby(level=["model", "data"], sort=False):
-        screen.print(f"\n{model} on {data}", markup=False, style="bold")
-        # A single method is behind none: the table has no such column, and here it is blank.
-        columns = [column for column in GRID if column.source in block or column is BEHIND]
-        headings = ("method", *(column.heading for column in columns))
-        rows = [(name, *(cell(row, column) for column in columns)) for (_, _, name), row in block.iterrows()]
-        grid = console.listing(headings, rows, range(1, len(headings)))
-        for column in grid.columns:
-            column.no_wrap = True
-        screen.print(grid)
+        methods = block.droplevel(["model", "data"])
+        screen.print()
+        print_table(screen, methods, f"{model} on {data}", of_grid(methods))
     screen.print(
-        "Means over splits; ±: standard error over splits, corrected for the training rows that splits share. Behind "
-        "best: the difference in log score, paired over splits. Gap: of the mean function from the reference's, in its "
-        "standard deviations. Every column: table.csv; every cell: cells.csv.",
+        "Means over splits; ±: standard error over splits, corrected for the training rows that splits share. Minus "
+        "the best: the difference in log score, paired over splits. Mean off by: the gap of the mean function to the "
+        "reference's, in its standard deviations. Every column: table.csv; every cell: cells.csv.",
         style="dim",
     )
     failed: Any = result.cells[result.cells["failure"] != ""]

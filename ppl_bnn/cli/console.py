@@ -141,10 +141,6 @@ class StatusBars(Bars):
         self._status.close()
 
 
-def in_seconds(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-
-
 # --- lists ------------------------------------------------------------------------------------------------
 
 

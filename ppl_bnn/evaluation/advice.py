@@ -24,6 +24,7 @@ from ppl_bnn.core.errors import BNNError, InputError, ModelError, UnsupportedErr
 from ppl_bnn.core.settings import between
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.comparison.run import check_method
+from ppl_bnn.evaluation.comparison.summary import duration
 from ppl_bnn.evaluation.grid.engines import machine_memory
 from ppl_bnn.evaluation.grid.grid import labelled
 from ppl_bnn.inference import registry
@@ -108,12 +109,12 @@ class Advice:
         size = f"{facts['rows']:.0f} rows"
         if measured:
             size = f"{facts['parameters']:.0f} parameters, {size}; a gradient takes {', '.join(measured)}"
-        lines = [f"{size}. Within {_duration(self.seconds)} on {facts['cores']:.0f} cores:", ""]
+        lines = [f"{size}. Within {duration(self.seconds)} on {facts['cores']:.0f} cores:", ""]
         longest = max(len("method"), *(len(str(name)) for name in self.table.index))
         lines.append(f"{'method':<{longest}}  {'in time':<8}  {'about':<8}  at most")
         for name, row in self.table.to_dict(orient="index").items():
             times = row["seconds"], row["seconds_high"]
-            about, most = ("", "") if math.isnan(times[0]) else map(_duration, times)
+            about, most = ("", "") if math.isnan(times[0]) else map(duration, times)
             begin = f"{name:<{longest}}  {row['feasible']:<8}  {about:<8}  {most:<8}  "
             text, indent = begin + (row["reason"] or row["limitations"]), " " * len(begin)
             lines.append(textwrap.fill(text, max(width, len(indent) + 40), subsequent_indent=indent))
@@ -311,9 +312,9 @@ def _row(
         feasible = "no"
         reason = f"It holds {held / 1e9:.3g} GB, and this machine can spare {allowed / 1e9:.3g}."
     elif low > budget:
-        feasible, reason = "no", f"It takes {_duration(low)} at the very least."
+        feasible, reason = "no", f"It takes {duration(low)} at the very least."
     elif usual > budget:
-        feasible, reason = "unlikely", f"It usually takes {_duration(usual)}."
+        feasible, reason = "unlikely", f"It usually takes {duration(usual)}."
     numbers = low, usual, high, effort.fewest, effort.usual, effort.most, held / 1e6
     return dict(zip(_NUMBERS, numbers, strict=True)) | {"feasible": feasible, "reason": reason}
 
@@ -348,12 +349,3 @@ def _table(rows: dict[str, dict[str, Any]]) -> pd.DataFrame:
     table = table.astype(dict.fromkeys(_NUMBERS, float)).rename_axis("method")
     table[["reason", "limitations"]] = table[["reason", "limitations"]].fillna("")
     return table.sort_values("feasible", kind="stable", key=lambda words: words.map(FEASIBLE.index))
-
-
-def _duration(seconds: float) -> str:
-    if seconds == math.inf:
-        return "without end"
-    units = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"))
-    size, unit = next((each for each in units if seconds >= 2.0 * each[0]), (1.0, "s"))
-    digits = ".2g" if seconds < 100.0 * size else ".0f"
-    return f"{seconds / size:{digits}} {unit}"

@@ -70,6 +70,32 @@ FIDELITY = (
     Column("memory\n(MB)", "peak_memory", 0, spare=True),
 )
 
+# Columns of the table of a grid; `GridResult.table` has more.
+GRID = (
+    Column("splits", "splits", 0),
+    Column("log score\n↑", "log_score", 3, "log_score_se"),
+    Column("minus\nthe best", "log_score_to_best", 3, "log_score_to_best_se"),
+    Column("RMSE\n↓", "rmse", -3, "rmse_se"),
+    Column("accuracy\n↑", "accuracy", 3, "accuracy_se"),
+    Column("concordance\n↑", "concordance", 3, "concordance_se", spare=True),
+    Column("CRPS\n↓", "crps", -3, "crps_se", spare=True),
+    Column("Brier\n↓", "brier", 3, "brier_se", spare=True),
+    Column("90 %\ncover", "coverage_90", 2, spare=True),
+    Column("ECE\n↓", "ece", 3, "ece_se", spare=True),
+    Column("mean off\nby (sd)", "gap_mean", 2),
+    Column("sd\nratio", "gap_sd_ratio", 2, spare=True),
+    Column("con-\nverged", "converged", 2, spare=True),
+    Column("run\n(s)", "run_seconds", 1),
+    Column("gradients", "gradient_evaluations", 0, spare=True),
+    Column("failed", "failures", 0),
+)
+
+
+def of_grid(table: pd.DataFrame) -> list[Column]:
+    """The columns of a block of the table of a grid that have values."""
+    known = set(table.dropna(axis="columns", how="all").columns)
+    return [column for column in GRID if column.source in known]
+
 
 def tables(comparison: Comparison) -> dict[str, Sequence[Column]]:
     """Title -> columns of two tables: how well each method predicts, then its distance to the reference and cost."""
@@ -97,7 +123,8 @@ def cell(row: Mapping[Any, Any], column: Column) -> str:
     """One cell of the table as text: "-" for a blank, or for a column that the table does not have."""
     value = row.get(column.source, math.nan)
     if isinstance(value, str):
-        return {"yes": "yes", "": "-"}.get(value, f"[bold red]{value}[/]")
+        alarm = column.source == "converged" and value not in ("", "yes")
+        return f"[bold red]{value}[/]" if alarm else value or "-"
     return "-" if math.isnan(value) else in_digits(row, column)
 
 

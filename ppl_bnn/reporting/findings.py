@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -17,12 +17,12 @@ from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
 from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.figures import predicted_for_drawing
 from ppl_bnn.evaluation.comparison.record import NOT_AT_TEST_ROWS
-from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, measured
+from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, Lags, lags_of, measured
 from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import LEVELS, Event, Transform
 from ppl_bnn.reporting import verdict
-from ppl_bnn.reporting.verdict import SCORE, Lags, UnitBlock, Verdict, judge
+from ppl_bnn.reporting.verdict import SCORE, UnitBlock, Verdict, judge
 
 
 class Findings(UnitBlock):
@@ -239,19 +239,6 @@ class Findings(UnitBlock):
             )
         yield verdict.MARGIN_LIMIT
         yield "Times are those of one run on one machine, compilation included."
-
-
-def lags_of(values: Mapping[str, np.ndarray]) -> Lags:
-    """Method -> how far its mean is behind the best and the standard error over paired rows, best first.
-
-    `values` is method -> (N,), larger being better.
-    """
-    if not values:
-        return {}
-    best = max(values, key=lambda name: float(np.mean(values[name])))
-    pairs = {name: (values[best], each) for name, each in values.items() if name != best}
-    found = {name: scores.paired_difference(*pair) for name, pair in pairs.items()}
-    return verdict.best_first(best, found)
 
 
 def comparison_verdict(found: Findings) -> Verdict:

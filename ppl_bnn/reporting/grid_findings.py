@@ -13,11 +13,11 @@ from functools import cache, cached_property
 from typing import Any
 
 from ppl_bnn.diagnostics.importance import K_LIMIT
-from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, between, duration, listed
-from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult, best_method
+from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, Lags, best_first, between, duration, listed
+from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult, best_method, doubts_of
 from ppl_bnn.prediction.reliability import Event, Transform
 from ppl_bnn.reporting import verdict
-from ppl_bnn.reporting.verdict import SCORE, Lags, UnitBlock, Verdict, judge
+from ppl_bnn.reporting.verdict import SCORE, UnitBlock, Verdict, judge
 
 Pair = tuple[str, str]
 # Largest number of models and data that a sentence names.
@@ -66,7 +66,7 @@ class GridBlock(UnitBlock):
             lag, error = (self.number(name, f"{score}_to_{to}{ending}") for ending in ("", "_se"))
             if name != base and not math.isnan(lag):
                 lags[name] = (sign * lag, error)
-        return verdict.best_first(str(base), lags) if base in self.splits(score).columns else {}
+        return best_first(str(base), lags) if base in self.splits(score).columns else {}
 
     def cells_of(self, name: str) -> tuple[Any, Any]:
         """The cells of a method, and those of them that have a result."""
@@ -109,8 +109,8 @@ class GridBlock(UnitBlock):
             return ""
         cells, done = self.cells_of(self.reference)
         words = [self.failed(self.reference) if len(cells) else "has not been fitted"]
-        doubts = Counter(word.removeprefix("reference").strip(" ()") for word in done["reference"])
-        words += [f"{doubt} in {count} of {len(done)} cells" for doubt, count in doubts.items() if doubt]
+        doubts = doubts_of(done["reference"])
+        words += [f"{doubt} in {count} of {len(done)} cells" for doubt, count in doubts.items()]
         words = list(filter(None, words))
         return f"on {self.title}, {' and '.join(words)}" if words else ""
 

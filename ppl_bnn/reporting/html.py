@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import importlib.util
 import io
 import math
 import os
@@ -24,7 +23,7 @@ import matplotlib
 import pandas as pd
 from markupsafe import Markup, escape
 
-from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.files import part_of, write_whole
 from ppl_bnn.core.names import for_spreadsheet, from_figure
 from ppl_bnn.core.warning_filters import ignored
@@ -68,21 +67,11 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     return target
 
 
-def check_format(numbers: str | None) -> None:
-    """Refuse a format of numbers that is unknown, or that no installed package can write."""
-    if numbers not in (None, "csv", "parquet"):
-        raise InputError.of("numbers", "None, 'csv' or 'parquet'", repr(numbers), "numbers='csv'")
-    if numbers == "parquet" and not any(map(importlib.util.find_spec, ("pyarrow", "fastparquet"))):
-        wanted = "pyarrow or fastparquet, with which pandas writes Parquet"
-        raise UnsupportedError.of("numbers", wanted, "neither", "pip install pyarrow, or numbers='csv'")
-
-
-def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame], form: str) -> None:
-    """Write tables beside a page: the one called "table" as `<stem>.<form>`, any other as `<stem>-<name>.<form>`."""
+def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame]) -> None:
+    """Write tables beside a page as CSV: the one called "table" as `<stem>.csv`, any other as `<stem>-<name>.csv`."""
     for name, frame in frames.items():
-        write = for_spreadsheet(frame).to_csv if form == "csv" else frame.to_parquet
-        file = f"{target.stem}.{form}" if name == "table" else f"{target.stem}-{name}.{form}"
-        write_whole(target.with_name(file), partial(write, index=False))
+        file = f"{target.stem}.csv" if name == "table" else f"{target.stem}-{name}.csv"
+        write_whole(target.with_name(file), partial(for_spreadsheet(frame).to_csv, index=False))
 
 
 def rendered(template: str, values: Mapping[str, Any]) -> str:

@@ -15,14 +15,14 @@ import pandas as pd
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.evaluation.comparison.comparison import Comparison, short_cell
-from ppl_bnn.evaluation.comparison.summary import duration, listed
+from ppl_bnn.evaluation.comparison.summary import duration, lags_of, listed
 from ppl_bnn.evaluation.comparison.table import COLUMNS
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult
 from ppl_bnn.prediction.reliability import LEVELS
 from ppl_bnn.reporting import html
-from ppl_bnn.reporting.columns import FIDELITY, PREDICTION, Column, noise_floors, number, tables
-from ppl_bnn.reporting.findings import Findings, comparison_verdict, lags_of
+from ppl_bnn.reporting.columns import FIDELITY, PREDICTION, Column, noise_floors, number, of_grid, tables
+from ppl_bnn.reporting.findings import Findings, comparison_verdict
 from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings, grid_verdict
 from ppl_bnn.reporting.html import Sheet, TableCell, data_card, download, in_words, minus
 from ppl_bnn.reporting.panels import Picture
@@ -33,25 +33,6 @@ Pairs = list[tuple[str, str]]
 # (method, column) -> numbers of the notes to this cell.
 Notes = Mapping[tuple[str, str], tuple[int, ...]]
 
-# Columns of the table of a grid, if they have values; `GridResult.table` has more.
-SHOWN = (
-    Column("splits", "splits", 0),
-    Column("log score ↑", "log_score", 3, "log_score_se"),
-    Column("minus the best", "log_score_to_best", 3, "log_score_to_best_se"),
-    Column("RMSE ↓", "rmse", -3, "rmse_se"),
-    Column("accuracy ↑", "accuracy", 3, "accuracy_se"),
-    Column("concordance ↑", "concordance", 3, "concordance_se"),
-    Column("CRPS ↓", "crps", -3, "crps_se"),
-    Column("Brier ↓", "brier", 3, "brier_se"),
-    Column("90 % cover", "coverage_90", 2),
-    Column("ECE ↓", "ece", 3, "ece_se"),
-    Column("mean off by (sd)", "gap_mean", 2),
-    Column("sd ratio", "gap_sd_ratio", 2),
-    Column("converged", "converged", 2),
-    Column("run (s)", "run_seconds", 1),
-    Column("gradients", "gradient_evaluations", 0),
-    Column("failed", "failures", 0),
-)
 MEANINGS = {
     "splits": "number of splits with a result",
     "cells": "number of cells with a result",
@@ -75,7 +56,7 @@ def report(
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
-    numbers: str | None = None,
+    numbers: bool = False,
 ) -> Path:
     """Write a comparison, or the result of a grid, as one self-contained HTML file.
 
@@ -90,8 +71,9 @@ def report(
         A file whose name ends in .html; its folder is made if needed. The file appears whole or not at all.
     title : str, optional
         The heading. Default: the target and the methods, or the models and the data.
-    numbers : {"csv", "parquet"}, optional
-        Also write all numbers beside the page: `<stem>.csv` for the table, `<stem>-<picture>.csv` for each picture.
+    numbers : bool
+        Whether to write all numbers beside the page, too: `<stem>.csv` for the table, `<stem>-<picture>.csv` for each
+        picture.
 
     Returns
     -------
@@ -100,21 +82,19 @@ def report(
 
     Raises
     ------
-    InputError, UnsupportedError
-        Another type of result, a path that cannot be written, or an unknown format; "parquet" that no installed package
-        can write. Raised before anything is drawn.
+    InputError
+        Another type of result, or a path that cannot be written. Raised before anything is drawn.
     """
     known = isinstance(result, Comparison | GridResult)
     got, advice = type(result).__name__, "the result of bnn.compare(...) or of a grid's run(...)"
     InputError.check(known, "report", "a Comparison or a GridResult", got, advice)
     target = html.checked_path(path)
-    html.check_format(numbers)
     found = _findings(result)
     pictures = _pictures(found)
     content = page(found, title=title, pictures=pictures).encode()
     write_whole(target, lambda path: path.write_bytes(content))
-    if numbers is not None:
-        html.write_numbers(target, all_numbers(found, pictures), numbers)
+    if numbers:
+        html.write_numbers(target, all_numbers(found, pictures))
     return target
 
 
@@ -352,7 +332,7 @@ def _of_grid(found: GridFindings) -> dict[str, Any]:
 
 
 def _table_of_block(block: GridBlock) -> Sheet:
-    columns = [c for c in SHOWN if c.source in block.table and block.table[c.source].notna().any()]
+    columns = of_grid(block.table)
     marks = {c.source: block.standing(c.source) for c in columns if c.source in LARGER_IS_BETTER}
     marks["log_score_to_best"] = {str(block.best("log_score")): html.ITSELF}
     return _sheet(block.table, block.title, columns, _meaning, block.reference, marks, {})
@@ -425,6 +405,6 @@ def _origins(result: GridResult) -> Iterator[tuple[str, str]]:
             yield f"{what} cell begun", f"{datetime.fromtimestamp(float(at), UTC):%Y-%m-%d %H:%M} UTC"
     if len(seconds):
         total = float(seconds.sum())
-        yield "total wall time of all cells", duration(total) if total < 7200.0 else f"{total / 3600.0:.1f} h"
+        yield "total wall time of all cells", duration(total)
     if len(memory):
         yield "largest memory of a process", f"{float(memory.max()):.0f} MB"

@@ -17,12 +17,12 @@ from matplotlib.axes import Axes
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.evaluation.comparison.drawing import BAR, BLUE, GUIDE, MANY, VERMILION, draw_reliability
-from ppl_bnn.evaluation.comparison.summary import duration, listed
+from ppl_bnn.evaluation.comparison.summary import duration, lags_of, listed
 from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER
 from ppl_bnn.prediction.reliability import LEVELS, Transform
 from ppl_bnn.reporting import panels as parts
 from ppl_bnn.reporting.chain_figures import losses, ranks_of_draws
-from ppl_bnn.reporting.findings import Findings, lags_of
+from ppl_bnn.reporting.findings import Findings
 from ppl_bnn.reporting.grid_findings import GridFindings, Ranks, mean_ranks, words_of_ranks
 from ppl_bnn.reporting.panels import Panel, Picture, finish, height_for, listed_values, rows_of
 from ppl_bnn.reporting.prediction_figures import predictions, with_standing

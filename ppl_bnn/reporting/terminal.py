@@ -1,4 +1,4 @@
-"""A comparison in a terminal: its table in two halves, blanks and doubts, and conclusions."""
+"""Tables of methods in a terminal; a comparison with two of them, blanks and doubts, and conclusions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ppl_bnn.reporting.columns import Column, cell, noise_floors, number, tables
 
 if TYPE_CHECKING:
+    import pandas as pd
     from rich.console import Console
 
     from ppl_bnn.evaluation.comparison.comparison import Comparison
@@ -31,13 +32,13 @@ def show(console: Console, comparison: Comparison, elsewhere: str = "comparison.
     (title, prediction), (far, fidelity) = tables(comparison).items()
     unit = f" {comparison.data['target_name']} in its own units;" if task == "regression" else ""
     console.print()
-    _print_grid(console, comparison, title, prediction, ppl=True)
+    print_table(console, comparison.table, title, [Column("system", "ppl"), *prediction])
     _aside(
         console,
         f"↑ larger is better, ↓ smaller; ± standard error;{unit} log score and ELPD in nats. "
         f"{_LEGENDS[task]} LOO: leave-one-out over training rows, rank 0 is best. -: not defined, or see below.",
     )
-    _print_grid(console, comparison, far, fidelity)
+    print_table(console, comparison.table, far, fidelity, reference)
     explained = (
         "R-hat and ESS in function space, for chains only. k-hat: the approximation as importance proposal, "
     )
@@ -83,13 +84,15 @@ def _aside(console: Console, text: str) -> None:
     console.print()
 
 
-def _print_grid(
-    console: Console, comparison: Comparison, title: str, columns: Sequence[Column], ppl: bool = False
+def print_table(
+    console: Console, table: pd.DataFrame, title: str, columns: Sequence[Column], reference: str | None = None
 ) -> None:
-    """Print a table, without its last spare columns if the terminal is too narrow; ppl: with the system."""
-    kept = list(columns)
-    unbounded = console.options.update(width=10_000)
-    while console.measure(grid := _grid(comparison, kept, ppl), options=unbounded).maximum > console.width:
+    """Print a table of methods, without its last spare columns if the terminal is too narrow.
+
+    Gaps to a `reference` have a row with their noise floors.
+    """
+    kept, unbounded = list(columns), console.options.update(width=10_000)
+    while console.measure(grid := _grid(table, kept, reference), options=unbounded).maximum > console.width:
         spare = [column for column in kept if column.spare]
         if not spare:
             break
@@ -100,21 +103,18 @@ def _print_grid(
     console.print(grid)
 
 
-def _grid(comparison: Comparison, columns: Sequence[Column], ppl: bool) -> Any:
+def _grid(table: pd.DataFrame, columns: Sequence[Column], reference: str | None) -> Any:
     from rich import box
     from rich.markup import escape
     from rich.table import Table
 
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
-    grid.add_column("\nmethod", no_wrap=True, min_width=11)
-    if ppl:
-        grid.add_column("\nsystem", no_wrap=True)
+    grid.add_column("method", no_wrap=True, min_width=11)
     for column in columns:
-        heading = column.heading if "\n" in column.heading else f"\n{column.heading}"
-        grid.add_column(heading, justify="right", no_wrap=True)
-    for name, row in comparison.table.to_dict(orient="index").items():
-        cells = [*([str(row["ppl"] or "-")] if ppl else []), *(cell(row, column) for column in columns)]
-        grid.add_row(escape(str(name)), *cells, style="red" if row["failure"] else None)
-    if columns[0].source == "gap_mean" and (floors := noise_floors(comparison.table, comparison.reference)):
+        grid.add_column(column.heading, justify="right", no_wrap=True)
+    for name, row in table.to_dict(orient="index").items():
+        cells = (cell(row, column) for column in columns)
+        grid.add_row(escape(str(name)), *cells, style="red" if row.get("failure") else None)
+    if columns[0].source == "gap_mean" and (floors := noise_floors(table, reference)):
         grid.add_row("noise floor", *(number(value, 2) for value in floors.values()), style="dim")
     return grid

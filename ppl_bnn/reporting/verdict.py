@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ppl_bnn.evaluation.comparison import summary
-from ppl_bnn.evaluation.comparison.summary import IN_WORDS, MARGIN, between, is_difference, listed, relative
+from ppl_bnn.evaluation.comparison.summary import IN_WORDS, MARGIN, Lags, between, is_difference, listed
 
 # The score by which methods are recommended.
 SCORE = "log_score"
@@ -33,8 +33,6 @@ MARGIN_LIMIT = (
     f"Differences below {MARGIN:g} nats per test row, {MARGIN:.0%} of a predictive density, do not count, however "
     "certain they are."
 )
-
-Lags = Mapping[str, tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -140,11 +138,6 @@ def standing(lags: Lags, margin: float = MARGIN) -> dict[str, str]:
 def margin_of(score: str, best: float) -> float:
     """The practical margin of a score: 0.01 nats for log scores, 1 % of the best value for any other."""
     return MARGIN if score in (SCORE, "elpd_loo") else MARGIN * abs(best)
-
-
-def best_first(best: str, lags: Lags) -> Lags:
-    """The lags of the best method, (0, 0), and those of the others, the smallest first."""
-    return {best: (0.0, 0.0), **dict(sorted(lags.items(), key=lambda item: item[1][0]))}
 
 
 # --- the verdict ------------------------------------------------------------------------------------------
@@ -280,13 +273,12 @@ def _others(block: UnitBlock, found: Verdict) -> Iterable[str]:
         if name in found.level and name != chosen:
             if math.isfinite(seconds):
                 words.append(block.took(name))
-                words += [relative(seconds, price)] if math.isfinite(price) else []
+                words += [summary.relative(seconds, price)] if math.isfinite(price) else []
             words += filter(None, [block.problem(name)])
             same.append(f"{name} ({'; '.join(words)})" if words else name)
         elif name not in found.level:
             less = f" (but took {block.took(name)})" if seconds * ABOUT_AS_LONG < price < math.inf else ""
-            none = f"{name}, which gave no probability to an outcome that occurred"
-            behind.append((none if math.isinf(lag[0]) else f"{name} by {between(*lag)}") + less)
+            behind.append(summary.by_how_much(name, *lag) + less)
     if same:
         yield f"Level with the best{' besides' if chosen else ''}: {listed(same)}."
     if behind:

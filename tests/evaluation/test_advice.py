@@ -192,7 +192,7 @@ def test_each_word_is_for_the_fit_that_the_budget_allows(
         (1.3, "likely", ""),
         (1.1, "unlikely", "It usually takes 1.2 s."),
         (0.06, "unlikely", "It usually takes 1.2 s."),
-        (0.04, "no", "It takes 0.05 s at the very least."),
+        (0.04, "no", "It takes 50 ms at the very least."),
     ):
         asked = bnn.advise(*problem, seconds=seconds, methods=[Uncertain()])
         (row,) = asked.table.to_dict(orient="records")

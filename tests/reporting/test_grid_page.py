@@ -26,7 +26,7 @@ from ppl_bnn.datasets.tables import Table
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import result as grid_result
 from ppl_bnn.evaluation.grid.result import GridResult
-from ppl_bnn.reporting import grid_findings
+from ppl_bnn.reporting import columns, grid_findings
 from ppl_bnn.reporting import page as module
 from ppl_bnn.reporting import pictures as figures
 from ppl_bnn.reporting.grid_findings import GridFindings, mean_ranks, words_of_ranks
@@ -584,7 +584,7 @@ def rows_of(text: str, number: int) -> tuple[list[str], dict[str, list[tuple[str
 
 def test_tables_are_the_table_and_marks_those_of_the_paired_differences(whole: GridResult, text: str) -> None:
     table, findings = whole.table(), GridFindings(whole)
-    sources = {column.heading: column.source for column in module.SHOWN}
+    sources = {column.in_one_line: column.source for column in columns.GRID}
     marked = set()
     for number, pair in enumerate(findings.blocks, start=1):
         headings, found = rows_of(text, number)
@@ -674,7 +674,7 @@ def test_a_report_of_a_grid_is_one_file_and_numbers_come_on_demand(
     whole: GridResult, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "page", lambda *given, **options: text)
-    path = report(whole, tmp_path / "new" / "grid.html", numbers="csv")
+    path = report(whole, tmp_path / "new" / "grid.html", numbers=True)
     assert path.read_text(encoding="utf-8") == text
     assert {file.name for file in path.parent.iterdir()} == {
         "grid.html", "grid.csv", "grid-cells.csv", "grid-cost.csv", "grid-differences.csv", "grid-to_reference.csv",

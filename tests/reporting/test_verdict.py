@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ppl_bnn.evaluation.comparison.summary import is_difference
-from ppl_bnn.reporting.findings import lags_of
+from ppl_bnn.evaluation.comparison.summary import is_difference, lags_of
 from ppl_bnn.reporting.verdict import BEST, is_far, margin_of, standing
 from tests.reporting.test_grid_page import block_of, grid_verdict, made
 from tests.reporting.test_page import told, verdict

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.core.files import write_whole
 from ppl_bnn.core.names import for_figure
+from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import Event
 
@@ -235,14 +238,12 @@ def class_names(prediction: Prediction) -> Sequence[str]:
 
 def draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) -> None:
     """Draw `reliability.Event` of a prediction in bins, with 90 % Clopper-Pearson intervals of the shares."""
-    from scipy.stats import beta
+    from scipy.stats import binomtest
 
     found = Event.of(prediction, labels).binned()
     centre, share, rows = found["probability"], found["share"], found["rows"]
-    hits, tail = np.round(share * rows), 0.5 * (1.0 - LEVEL)
-    misses = rows - hits
-    low = np.where(hits > 0, beta.ppf(tail, np.maximum(hits, 1), misses + 1), 0.0)
-    high = np.where(misses > 0, beta.ppf(1.0 - tail, hits + 1, np.maximum(misses, 1)), 1.0)
+    counts = zip(np.round(share * rows).astype(int), rows, strict=True)
+    low, high = zip(*(binomtest(hits, of).proportion_ci(LEVEL) for hits, of in counts), strict=True)
     axes.plot([0.0, 1.0], [0.0, 1.0], **GUIDE, label="calibrated", scalex=False, zorder=1)
     axes.vlines(centre, low, high, **BAR, label="90 % interval of the share")
     area = 18.0 + 160.0 * rows / rows.sum()
@@ -265,6 +266,13 @@ def new_figure(width: float = 12.0, height: float = 8.0) -> Figure:
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def save(figure: Figure, file: Path) -> None:
+    """Write a figure as a PNG file, whole or not at all."""
+    # Characters that Matplotlib's font does not have are drawn as boxes.
+    with ignored("Glyph .* missing from"):
+        write_whole(file, lambda path: figure.savefig(path, dpi=100, format="png"))
 
 
 def grid_lines(axes: Axes) -> None:

@@ -16,7 +16,7 @@ from ppl_bnn.core.errors import BNNError, UnsupportedError
 from ppl_bnn.core.files import write_arrays, write_tree, write_whole
 from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import encoded
-from ppl_bnn.core.warning_filters import ignored
+from ppl_bnn.evaluation.comparison import drawing
 from ppl_bnn.evaluation.comparison.record import reason
 from ppl_bnn.prediction.prediction import Prediction
 
@@ -62,9 +62,7 @@ def write_figure(folder: Path, comparison: Comparison) -> None:
     """Write figure.png; if it cannot be drawn, warn and keep everything else."""
     try:
         figure = comparison.figure()
-        # Characters that Matplotlib's font does not have are drawn as boxes.
-        with ignored("Glyph .* missing from"):
-            write_whole(folder / FIGURE, lambda path: figure.savefig(path, dpi=100, format="png"))
+        drawing.save(figure, folder / FIGURE)
     except (Warning, OSError):
         # A caller who has turned warnings into errors wants to see them; a full disk is not an error of the figure.
         raise

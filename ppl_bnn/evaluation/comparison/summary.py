@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 STANDARD_ERRORS = 2.0
 # Practical margin that it must also exceed: nats per row for log scores, a share of the best value for others.
 MARGIN = 0.01
+# Method -> how far it is behind the best method, and the standard error.
+Lags = Mapping[str, tuple[float, float]]
 IN_WORDS = f"two standard errors and {MARGIN:g} nats per test row"
 
 
@@ -63,28 +65,45 @@ def _best(comparison: Comparison) -> str:
     on = f"On {rows} test row{'s' if rows != 1 else ''}"
     if not pointwise:
         return "No method finished, so there is nothing to compare."
-    means = {name: float(np.mean(values)) for name, values in pointwise.items()}
-    best = max(means, key=lambda name: means[name])
-    score = f"mean log score {means[best]:.3f}"
+    lags = lags_of(pointwise)
+    best = next(iter(lags))
+    score = f"mean log score {np.mean(pointwise[best]):.3f}"
     if math.isfinite(error := float(comparison.table.loc[best, "log_score_se"])):  # type: ignore[arg-type]
         score += f", standard error {error:.3f}"
     if len(pointwise) == 1:
         return f"{on} {best} alone gave predictions ({score})."
-    behind, level = [], []
-    for name in sorted((name for name in means if name != best), key=lambda name: -means[name]):
-        difference, error = paired_difference(pointwise[best], pointwise[name])
-        if math.isinf(difference):
-            behind.append(f"{name}, which gave no probability to some outcome that occurred")
-        elif is_difference(difference, error):
-            behind.append(f"{name} by {between(difference, error)}")
-        else:
-            level.append(name)
+    behind = [by_how_much(name, *lag) for name, lag in lags.items() if is_difference(*lag)]
+    level = [name for name, lag in lags.items() if name != best and not is_difference(*lag)]
     if not behind:
         none = f"no difference in log score is larger than {IN_WORDS}"
         return f"{on} {none}: {best} is nominally first ({score}) and level with {listed(level)}."
     if level:
         return f"{on} {best} is ahead of {listed(behind)}, and level with {listed(level)} ({score})."
     return f"{on} {best} predicts best ({score}), ahead of {listed(behind)}."
+
+
+def lags_of(values: Mapping[str, np.ndarray]) -> Lags:
+    """Method -> how far its mean is behind the best and the standard error over paired rows, best first.
+
+    `values` is method -> (N,), larger being better.
+    """
+    if not values:
+        return {}
+    best = max(values, key=lambda name: float(np.mean(values[name])))
+    pairs = {name: (values[best], each) for name, each in values.items() if name != best}
+    return best_first(best, {name: paired_difference(*pair) for name, pair in pairs.items()})
+
+
+def best_first(best: str, lags: Lags) -> Lags:
+    """The lags of the best method, (0, 0), and those of the others, the smallest first."""
+    return {best: (0.0, 0.0), **dict(sorted(lags.items(), key=lambda item: item[1][0]))}
+
+
+def by_how_much(name: str, difference: float, error: float) -> str:
+    """A method and how far it is behind the best."""
+    if math.isinf(difference):
+        return f"{name}, which gave no probability to an outcome that occurred"
+    return f"{name} by {between(difference, error)}"
 
 
 def between(difference: float, error: float) -> str:
@@ -98,7 +117,8 @@ def between(difference: float, error: float) -> str:
 
 def _distance(comparison: Comparison) -> str:
     table, reference = comparison.table, comparison.reference
-    seconds = {name: seconds_of(comparison, name) for name in comparison.predictions}
+    both: Any = table["compile_seconds"] + table["run_seconds"]
+    seconds = {name: float(both[name]) for name in comparison.predictions}
     if reference is None or reference not in seconds:
         gave = "gave no posterior" if reference in comparison.failures else "was not fitted"
         why = "no reference was named" if reference is None else f"the reference {reference} {gave}"
@@ -125,17 +145,15 @@ def _distance(comparison: Comparison) -> str:
     return f"{against}: {'; '.join(parts)}."
 
 
-def seconds_of(comparison: Comparison, name: str) -> float:
-    """Seconds of a fit, compilation included."""
-    row = comparison.table.loc[name]
-    return float(row["compile_seconds"]) + float(row["run_seconds"])
-
-
 def duration(seconds: float) -> str:
-    """Seconds in words: "12 ms", "8.2 s", "3.5 min"."""
+    """Seconds in words: "12 ms", "8.2 s", "3.5 min", "2.4 h", "3.0 days"."""
+    if seconds == math.inf:
+        return "without end"
     if seconds < 0.0995:
         return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 99.5 else f"{seconds / 60:.1f} min"
+    units = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"))
+    size, unit = next((each for each in units if seconds >= 1.66 * each[0]), (1.0, "s"))
+    return f"{seconds / size:.1f} {unit}"
 
 
 def relative(seconds: float, reference: float) -> str:

@@ -259,8 +259,9 @@ class GridResult:
         if len(converged):
             row["converged"] = float(np.mean(converged == "yes"))
         if name == self.reference and len(done):
-            doubts = Counter(word.removeprefix("reference").strip(" ()") for word in done["reference"])
-            words = [f"{doubt}: {count} of {len(done)} cells" for doubt, count in doubts.items() if doubt]
+            words = [
+                f"{doubt}: {n} of {len(done)} cells" for doubt, n in doubts_of(done["reference"]).items()
+            ]
             row["reference"] = "reference" + (f" ({'; '.join(words)})" if words else "")
         worst = done[[*_LARGEST]].max().to_dict() | done[[*_SMALLEST]].min().to_dict()
         return row | {column: value for column, value in worst.items() if not math.isnan(value)}
@@ -412,6 +413,12 @@ def best_method(by_split: Any, larger: bool) -> str:
     counts = by_split.notna().sum()
     means = by_split.loc[:, counts == counts.max()].mean()
     return str(means.idxmax() if larger else means.idxmin())
+
+
+def doubts_of(standings: Any) -> Counter[str]:
+    """How many cells have each reason why the reference may not be a valid one (`summary.standing`)."""
+    doubts = (word.removeprefix("reference").strip(" ()") for word in standings)
+    return Counter(filter(None, doubts))
 
 
 def _compared(
