@@ -48,11 +48,8 @@ def _read(folder: Path, reference: str | None) -> Comparison | GridResult:
     if grid_result.read_manifest(folder) is not None:
         return grid_result.GridResult.load(folder, reference)
     if reading.read_manifest(folder) is None:
-        got = f"{folder}, without {grid_result.MANIFEST} and {reading.MANIFEST}"
-        if not folder.exists():
-            got = f"{folder}, which does not exist"
-        elif (folder / "comparison.csv").is_file():
-            got = f"{folder}, whose comparison was kept before its predictions were"
+        without = f"without {grid_result.MANIFEST} and {reading.MANIFEST}"
+        got = f"{folder}, {without if folder.exists() else 'which does not exist'}"
         advice = "the --out of `ppl-bnn compare`"
         raise InputError.of("DIR", "the folder of a comparison or of a grid", got, advice)
     got = f"{folder}, a comparison, whose gaps are measured"

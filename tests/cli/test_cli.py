@@ -452,12 +452,9 @@ def test_what_a_process_may_hold_is_a_size(csv: Path, monkeypatch: pytest.Monkey
 
 
 def test_a_folder_of_neither_is_refused_at_once(tmp_path: Path) -> None:
-    (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "comparison.csv").write_text("method\n")
     (tmp_path / "other").mkdir()
     for folder, said in (
         ("nowhere", "which does not exist"),
-        ("old", "whose comparison was kept before its predictions were"),
         ("other", "without grid.json and comparison.json"),
     ):
         code, out, err = invoke("report", folder)
