@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -44,6 +45,34 @@ def unprefixed(arrays: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndar
     prefix = f"{part}/"
     names = (name for name in arrays if name.startswith(prefix))
     return {name.removeprefix(prefix): np.array(arrays[name]) for name in names}
+
+
+def arrays_of(record: Any, but: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """The arrays of the fields of a dataclass, for storage, and those of dicts as "<field>/<number>/<key>".
+
+    The numbers keep the order of a dict in a file that has none. Other values, and the fields `but`, are left out.
+    """
+    found = {}
+    for name in (each.name for each in fields(record) if each.name not in but):
+        value = getattr(record, name)
+        if isinstance(value, Mapping):
+            parts = enumerate(value.items())
+            found |= {f"{name}/{index:04d}/{key}": np.asarray(part) for index, (key, part) in parts}
+        elif isinstance(value, np.ndarray | np.generic):
+            found[name] = np.asarray(value)
+    return found
+
+
+def fields_in(arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """The inverse of `arrays_of`: the values of fields."""
+    found: dict[str, Any] = {}
+    for path in sorted(arrays):
+        name, _, rest = path.partition("/")
+        if rest:
+            found.setdefault(name, {})[rest.split("/", 1)[1]] = np.asarray(arrays[path])
+        else:
+            found[name] = np.asarray(arrays[path])
+    return found
 
 
 def row_count(x: Any) -> int:

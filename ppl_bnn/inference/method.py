@@ -93,6 +93,9 @@ class Method(ABC):
         Whether the approximation has a mode or a mean that another method can start from.
     serves_priors : frozenset of str
         The families of `distributions.SPECIAL` that the method supports.
+    limitations : str
+        Known weaknesses of the method in a sentence or two; empty if none are recorded. A property where they depend on
+        settings.
 
     Notes
     -----
@@ -106,6 +109,7 @@ class Method(ABC):
     serves_local: ClassVar[bool] = True
     finds_centre: ClassVar[bool] = True
     serves_priors: ClassVar[frozenset[str]] = frozenset()
+    limitations: ClassVar[str] = ""
 
     def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
         # Checked before the dataclass does: its TypeError does not suggest the name that was meant.
@@ -131,11 +135,6 @@ class Method(ABC):
     def name(self) -> str:
         """The name of the class."""
         return type(self).__name__
-
-    @property
-    def limitations(self) -> str:
-        """Known weaknesses of the method in a sentence or two; empty if none are recorded."""
-        return ""
 
     def effort(self, size: Size) -> Effort | None:
         """Estimate the cost of a fit at these settings.

@@ -6,20 +6,20 @@ A posterior handles all kinds alike: a set of chains, a guide, or a Gaussian abo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model
+from ppl_bnn.core.arrays import arrays_of, fields_in, unprefixed
 from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.posterior.registered import approximation_class
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
 Draws = Mapping[str, np.ndarray]
-# Prefix of the names of a sampler's state among those of the sites.
-STATE = "state:"
 
 
 class Approximation(ABC):
@@ -36,12 +36,15 @@ class Approximation(ABC):
         The supported kinds of predictives, the default first. Every approximation has "sampled".
     weights : ndarray, optional
         Weights of the components, (K,). None if equal.
+    has_centre : bool
+        Whether `centre()` is the mode or the mean of the whole, not one draw or one part of it.
     """
 
     kind: ClassVar[Literal["chains", "iid", "point"]]
     kinds: ClassVar[tuple[str, ...]] = ("sampled",)
     # Weights of the components, (K,), summing to 1; None if equal.
     weights: np.ndarray | None = None
+    has_centre: ClassVar[bool] = False
 
     @property
     def components(self) -> tuple[Approximation, ...]:
@@ -76,14 +79,14 @@ class Approximation(ABC):
         """log q(u) of draws, (S,). None if q has no density, the default."""
         return None
 
-    @abstractmethod
     def arrays(self) -> dict[str, np.ndarray]:
-        """All arrays needed by `from_arrays`."""
+        """All arrays needed by `from_arrays`: those of the fields, without the weights, which a posterior stores."""
+        return arrays_of(self, ("weights",))
 
     @classmethod
-    @abstractmethod
-    def from_arrays(cls, arrays: Draws) -> Approximation:
+    def from_arrays(cls, arrays: Draws) -> Self:
         """The inverse of `arrays`."""
+        return cls(**fields_in(arrays))
 
     def centre(self) -> dict[str, np.ndarray]:
         """A representative point: the mode or the mean of u, else one draw or one part.
@@ -91,11 +94,6 @@ class Approximation(ABC):
         Raises UnsupportedError if there is no such point.
         """
         raise UnsupportedError(f"{type(self).__name__} has no centre")
-
-    @property
-    def has_centre(self) -> bool:
-        """Whether `centre()` is the mode or the mean of the whole, not one draw or one part of it."""
-        return False
 
     def predictor_draws(
         self, problem: Problem, u: Draws, x: Any, kind: str, seed: int, memory: int
@@ -208,14 +206,6 @@ class Chains(Approximation):
         heaviest = 0 if self.weights is None else int(np.argmax(self.weights)) * chains // len(self.weights)
         return {name: value[heaviest, -1] for name, value in self.u.items()}
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        return self.u | {f"{STATE}{name}": value for name, value in self.state.items()}
-
-    @classmethod
-    def from_arrays(cls, arrays: Draws) -> Chains:
-        state = {name.removeprefix(STATE): a for name, a in arrays.items() if name.startswith(STATE)}
-        return cls({name: a for name, a in arrays.items() if not name.startswith(STATE)}, state=state)
-
 
 @dataclass
 class Point(Approximation):
@@ -223,23 +213,13 @@ class Point(Approximation):
 
     u: dict[str, np.ndarray]
     kind: ClassVar[Literal["chains", "iid", "point"]] = "point"
+    has_centre: ClassVar[bool] = True
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {name: np.repeat(value[None], count, axis=0) for name, value in self.u.items()}
 
     def centre(self) -> dict[str, np.ndarray]:
         return dict(self.u)
-
-    @property
-    def has_centre(self) -> bool:
-        return True
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return dict(self.u)
-
-    @classmethod
-    def from_arrays(cls, arrays: Draws) -> Point:
-        return cls(dict(arrays))
 
 
 @dataclass
@@ -283,14 +263,24 @@ class Drawn(Approximation):
         """The mean of the draws."""
         return {name: value.mean(0) for name, value in self.u.items()}
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        kept = {f"u:{name}": value for name, value in self.u.items()}
-        return kept if self.log_q is None else {**kept, "log_q": self.log_q}
 
-    @classmethod
-    def from_arrays(cls, arrays: Draws) -> Drawn:
-        u = {key[2:]: value for key, value in arrays.items() if key.startswith("u:")}
-        return cls(u, arrays.get("log_q"))
+def arrays_of_members(members: Iterable[Approximation]) -> dict[str, np.ndarray]:
+    """The arrays of several approximations, and the names of their classes."""
+    found: dict[str, np.ndarray] = {}
+    for index, member in enumerate(members):
+        found[f"{index}/class"] = np.frombuffer(type(member).__name__.encode(), dtype=np.uint8)
+        found |= {f"{index}/of/{key}": value for key, value in member.arrays().items()}
+    return found
+
+
+def members_in(arrays: Draws) -> tuple[Approximation, ...]:
+    """The inverse of `arrays_of_members`."""
+    count = len({key.partition("/")[0] for key in arrays})
+    parts = (unprefixed(arrays, str(index)) for index in range(count))
+    return tuple(
+        approximation_class(part["class"].tobytes().decode()).from_arrays(unprefixed(part, "of"))
+        for part in parts
+    )
 
 
 def flat_draws(draws: Draws) -> dict[str, np.ndarray]:

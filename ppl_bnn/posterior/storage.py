@@ -28,8 +28,9 @@ from ppl_bnn.posterior.registered import APPROXIMATIONS, approximation_class
 if TYPE_CHECKING:
     from ppl_bnn.posterior.posterior import Posterior
 
-# 2: weights of the parts of a mixture, groups of chains, the state of a sampler. 3: checksums of all files.
-FORMAT = 3
+# 2: weights of the parts of a mixture, groups of chains, the state of a sampler. 3: checksums of all files. 4: the
+# fields of an approximation by their names.
+FORMAT = 4
 KIND = "ppl_bnn posterior"
 TREE, ARRAYS, MANIFEST = "tree.nc", "arrays.safetensors", "manifest.json"
 # Schema of a manifest. `info` is `FitInfo` without the loss curves; a comparison stores it too.
@@ -64,7 +65,6 @@ SCHEMA = {
     "info": INFO,
     "model": {"name": str, "likelihood": str, "sites": [_SITE], "log_joint": float},
     "arrays": [str],
-    "sha256?": str,
 }
 READER = stored.Reader("path", "a complete saved posterior", "saving it again")
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ppl_bnn.core.arrays import arrays_of, fields_in
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
@@ -121,27 +122,14 @@ class Standardisation:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """All values as named arrays, for storage. `from_arrays` is the inverse."""
-        arrays: dict[str, np.ndarray] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Mapping):
-                arrays |= {f"{field.name}.{name}": np.asarray(entry) for name, entry in value.items()}
-            elif value is not None:
-                arrays[field.name] = np.asarray(value)
-        return arrays
+        return arrays_of(self)
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Standardisation:
         """The standardisation with the arrays that `arrays` returns."""
-
-        def part(name: str) -> Inputs:
-            if name in arrays:
-                return np.asarray(arrays[name])
-            prefix = f"{name}."
-            keys = [key for key in arrays if key.startswith(prefix)]
-            return {key.removeprefix(prefix): np.asarray(arrays[key]) for key in keys}
-
-        return cls(part("x_mean"), part("x_scale"), arrays.get("y_mean"), arrays.get("y_scale"))
+        # A dict of arrays without a floating-point one has none that are standardised.
+        found: dict[str, Any] = {"x_mean": {}, "x_scale": {}}
+        return cls(**found | fields_in(arrays))
 
 
 def _columns(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:

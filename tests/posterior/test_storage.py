@@ -138,7 +138,7 @@ def test_tuned_gaussians_over_some_weights_come_back_to_the_bit(
     after: Any = bnn.load(before.save(tmp_path / "posterior"), model)
     old, new = before.approximation.arrays(), after.approximation.arrays()
     assert old.keys() == new.keys()
-    assert {"positions", "factor/output.weight"} <= old.keys()
+    assert {"positions", "factors/0000/output.weight"} <= old.keys()
     for name, value in old.items():
         np.testing.assert_array_equal(new[name], value)
     assert after.approximation.kinds == before.approximation.kinds

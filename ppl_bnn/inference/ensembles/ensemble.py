@@ -117,7 +117,7 @@ class Ensemble(OfMember):
             UnsupportedError.check(not member.streams, where, "rows in memory", got, "bootstrap=False")
 
     @property
-    def limitations(self) -> str:
+    def limitations(self) -> str:  # type: ignore[override]
         if getattr(self.member, "finds_points", False):
             return (
                 "A handful of points: each counts alike whatever mass is around it, and where members agree there is "

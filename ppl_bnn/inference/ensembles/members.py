@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem, Program
-from ppl_bnn.core.arrays import unprefixed
 from ppl_bnn.core.errors import UnsupportedError
-from ppl_bnn.posterior.approximation import Approximation, Draws, checked_weights
-from ppl_bnn.posterior.registered import approximation_class
+from ppl_bnn.posterior.approximation import (
+    Approximation,
+    Draws,
+    arrays_of_members,
+    checked_weights,
+    members_in,
+)
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
 
@@ -120,7 +123,7 @@ class Members(Approximation):
         return self.members[int(np.argmax(self.shares))].centre()
 
     @property
-    def has_centre(self) -> bool:
+    def has_centre(self) -> bool:  # type: ignore[override]
         return len(self.members) == 1 and self.members[0].has_centre
 
     # -- predictions
@@ -214,19 +217,11 @@ class Members(Approximation):
     # -- storage
 
     def arrays(self) -> dict[str, np.ndarray]:
-        names = json.dumps([type(member).__name__ for member in self.members])
-        found = {"classes": np.frombuffer(names.encode(), dtype=np.uint8).copy()}
-        for index, member in enumerate(self.members):
-            found |= {f"{index}/{key}": value for key, value in member.arrays().items()}
-        return found
+        return arrays_of_members(self.members)
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Members:
-        names = json.loads(np.asarray(arrays["classes"], dtype=np.uint8).tobytes().decode())
-        kinds = [approximation_class(name) for name in names]
-        return cls(
-            tuple(kind.from_arrays(unprefixed(arrays, str(index))) for index, kind in enumerate(kinds))
-        )
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+        return cls(members_in(arrays))
 
 
 def mixture(parts: Sequence[Prediction], shares: np.ndarray) -> Prediction:

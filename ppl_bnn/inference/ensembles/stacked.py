@@ -68,7 +68,7 @@ class Stacked(OfMember):
         return self.by == "loo" and self.member.serves_local
 
     @property
-    def limitations(self) -> str:
+    def limitations(self) -> str:  # type: ignore[override]
         return f"Weights are those that predict best, which is not what the posterior says. {self.member.limitations}"
 
     def effort(self, size: Size) -> Effort | None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model
-from ppl_bnn.core.arrays import chunks, map_data, ravel, row_count, unprefixed, unravel
+from ppl_bnn.core.arrays import chunks, fields_in, map_data, ravel, row_count, unprefixed, unravel
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, Rotated
 from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors
@@ -41,6 +41,7 @@ class LaplaceGaussian(Approximation):
     noise: float | None = None
     kinds: tuple[str, ...] = ("linearised", "sampled")  # type: ignore[misc]
     kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
+    has_centre: ClassVar[bool] = True
 
     @property
     def flat_mode(self) -> np.ndarray:
@@ -68,10 +69,6 @@ class LaplaceGaussian(Approximation):
     def centre(self) -> dict[str, np.ndarray]:
         return {**self.mode, **self.held}
 
-    @property
-    def has_centre(self) -> bool:
-        return True
-
     def program(self, model: Model) -> Model:
         tuned = self.factors or self.noise is not None
         return with_precision_factors(model, self.factors, self.noise) if tuned else model
@@ -93,29 +90,18 @@ class LaplaceGaussian(Approximation):
         return GaussianPrior(self.mode, joint=tuple(dense), kronecker=factors)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        structure = self.covariance.structure
-        found = {f"mode/{index:04d}/{name}": value for index, (name, value) in enumerate(self.mode.items())}
-        found |= {f"held/{name}": value for name, value in self.held.items()}
-        found |= {f"factor/{name}": value for name, value in self.factors.items()}
-        found |= {f"gaussian/{structure}/{key}": value for key, value in self.covariance.arrays().items()}
-        found["predictives"] = np.array([_KINDS.index(kind) for kind in self.kinds])
-        optional = {"positions": self.positions, "noise": self.noise}
-        return found | {name: np.asarray(value) for name, value in optional.items() if value is not None}
+        found, structure = super().arrays(), self.covariance.structure
+        found |= {f"covariance/{structure}/{key}": value for key, value in self.covariance.arrays().items()}
+        found["kinds"] = np.array([_KINDS.index(kind) for kind in self.kinds])
+        return found if self.noise is None else found | {"noise": np.asarray(self.noise)}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> LaplaceGaussian:
-        mode = sorted(unprefixed(arrays, "mode").items())
-        gaussian = unprefixed(arrays, "gaussian")
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+        found, gaussian = fields_in(arrays), unprefixed(arrays, "covariance")
         structure = next(iter(gaussian)).split("/")[0]
-        return cls(
-            mode={key.split("/", 1)[1]: value for key, value in mode},
-            covariance=STRUCTURES[structure].from_arrays(unprefixed(gaussian, structure)),
-            held=unprefixed(arrays, "held"),
-            positions=np.asarray(arrays["positions"]) if "positions" in arrays else None,
-            factors=unprefixed(arrays, "factor"),
-            noise=float(arrays["noise"]) if "noise" in arrays else None,
-            kinds=tuple(_KINDS[int(index)] for index in arrays["predictives"]),
-        )
+        found["covariance"] = STRUCTURES[structure].from_arrays(unprefixed(gaussian, structure))
+        found["kinds"] = tuple(_KINDS[int(index)] for index in found["kinds"])
+        return cls(**found | ({"noise": float(found["noise"])} if "noise" in found else {}))
 
     # -- prediction
 

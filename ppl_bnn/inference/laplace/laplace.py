@@ -228,7 +228,7 @@ class Laplace(Method):
     # -- cost and limitations
 
     @property
-    def limitations(self) -> str:
+    def limitations(self) -> str:  # type: ignore[override]
         found = "It is a Gaussian about one mode: no skewness, no other modes."
         kept = {
             "full": "",

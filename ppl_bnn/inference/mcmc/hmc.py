@@ -75,6 +75,10 @@ class HMC(Hamiltonian):
     num_steps: int | None = setting(None, optional(whole()), advice="20")
     max_steps: int = setting(1023, whole())
     algorithm: ClassVar[str] = "HMC"
+    limitations: ClassVar[str] = (
+        "Nothing, as chains grow long; one length of trajectory suits some directions and hardly moves others, and "
+        "chains may stay in modes of their own."
+    )
 
     def check(self) -> None:
         super().check()
@@ -82,13 +86,6 @@ class HMC(Hamiltonian):
         got = f"trajectory_length={self.trajectory_length!r} and num_steps={self.num_steps!r}"
         wanted = "a length or a number of steps, for the step size to adapt"
         InputError.check(one, self.name, wanted, got, "one of them")
-
-    @property
-    def limitations(self) -> str:
-        return (
-            "Nothing, as chains grow long; one length of trajectory suits some directions and hardly moves others, and "
-            "chains may stay in modes of their own."
-        )
 
     def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         usual, most = min(self.num_steps or 32, self.max_steps), max(self.num_steps or 1, self.max_steps)

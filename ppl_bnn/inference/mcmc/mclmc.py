@@ -147,7 +147,7 @@ class MCLMC(Sampler):
             raise InputError.of(f"{self.name} thinning", wanted, repr(self.thinning), "None")
 
     @property
-    def limitations(self) -> str:
+    def limitations(self) -> str:  # type: ignore[override]
         stays = "Chains stay in the mode that they begin in."
         if self.adjusted:
             return f"Nothing, as chains grow long. {stays}"

@@ -89,10 +89,9 @@ class NUTS(Hamiltonian):
 
     max_tree_depth: int = setting(10, whole(1, 20, ", since 20 is a million steps per draw"))
     algorithm: ClassVar[str] = "NUTS"
-
-    @property
-    def limitations(self) -> str:
-        return "Nothing, as chains grow long; within a budget chains may stay in modes of their own: see bnn.diagnose."
+    limitations: ClassVar[str] = (
+        "Nothing, as chains grow long; within a budget chains may stay in modes of their own: see bnn.diagnose."
+    )
 
     def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         most = 2.0**self.max_tree_depth - 1.0

@@ -96,7 +96,7 @@ class SGLD(StochasticGradient):
     correction: str | None = setting(None, OneOf((None, "metropolis")))
 
     @property
-    def limitations(self) -> str:
+    def limitations(self) -> str:  # type: ignore[override]
         if self.correction == "metropolis":
             return "Nothing, as chains grow long; it walks where others run, and stays near the mode that it begins in."
         return super().limitations

@@ -140,6 +140,10 @@ class SMC(Method):
     # Particles start from the prior.
     start: ClassVar[None] = None
     finds_centre: ClassVar[bool] = False
+    limitations: ClassVar[str] = (
+        "Nothing, as particles grow many; in many dimensions it needs many temperatures and moves, and too few of "
+        "either leave too little spread."
+    )
 
     def check(self) -> None:
         rule = self._rule()
@@ -157,13 +161,6 @@ class SMC(Method):
     def _estimate(self) -> str:
         """The name of the quantity that the product of the mean weights estimates."""
         return "log_evidence" if self.temperature == 1.0 else "log_normaliser"
-
-    @property
-    def limitations(self) -> str:
-        return (
-            "Nothing, as particles grow many; in many dimensions it needs many temperatures and moves, and too few of "
-            "either leave too little spread."
-        )
 
     def effort(self, size: Size) -> Effort:
         swarm = float(self.runs * self.particles)

@@ -143,6 +143,10 @@ class StochasticGradient(Sampler):
     preconditioner: str | None = setting("auto", OneOf(("auto", "curvature", None)))
     warmup: int = setting(1000, whole(0))
     averaged: ClassVar[tuple[str, ...]] = ("step_size", "variance_excess")
+    limitations: ClassVar[str] = (
+        "Its steps have no Metropolis correction: variances are too large, most where the posterior is narrowest. "
+        "Chains stay near the mode that they begin in."
+    )
 
     def check(self) -> None:
         super().check()
@@ -213,13 +217,6 @@ class StochasticGradient(Sampler):
         return first, count, cycle
 
     # -- the kernel
-
-    @property
-    def limitations(self) -> str:
-        return (
-            "Its steps have no Metropolis correction: variances are too large, most where the posterior is narrowest. "
-            "Chains stay near the mode that they begin in."
-        )
 
     def gradients_per_draw(self, size: Size) -> tuple[float, float, float]:
         share = size.share(self.batch_size)

@@ -45,6 +45,9 @@ class ManyChains(Sampler):
     chains: int = 64
     superchains: int = setting(8, whole(2))
     averaged: ClassVar[tuple[str, ...]] = ("acceptance_rate", "step_size")
+    limitations: ClassVar[str] = (
+        "Many short chains: what none of them reached in its warm-up is missing, and they want an accelerator."
+    )
 
     def check(self) -> None:
         super().check()
@@ -54,10 +57,6 @@ class ManyChains(Sampler):
         wanted, got = "'auto' or 'vectorised', since the chains adapt together", repr(self.chain_method)
         together = self.chain_method in ("auto", "vectorised")
         UnsupportedError.check(together, f"{self.name} chain_method", wanted, got, "'auto'")
-
-    @property
-    def limitations(self) -> str:
-        return "Many short chains: what none of them reached in its warm-up is missing, and they want an accelerator."
 
     def effort(self, size: Size) -> Effort | None:
         found = super().effort(size)

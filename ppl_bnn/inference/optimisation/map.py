@@ -73,6 +73,9 @@ class MAP(Method):
     validation: float | None = setting(None, optional(between(0, 1)), advice="0.1, or None for the mode")
     # A fit finds one point, so chains that start from it need one fit each.
     finds_points: ClassVar[bool] = True
+    limitations: ClassVar[str] = (
+        "It is a point: no epistemic uncertainty, so too sure of itself, most of all away from the data."
+    )
 
     def check(self) -> None:
         refuse_restarts_from_a_start(self.name, self.restarts, self.start)
@@ -80,12 +83,6 @@ class MAP(Method):
             wanted = "one start with validation=, as highest modes are not what is looked for"
             advice = "Ensemble(MAP(validation=0.1), size=5)"
             raise InputError.of(f"{self.name} restarts", wanted, f"restarts={self.restarts}", advice)
-
-    @property
-    def limitations(self) -> str:
-        return (
-            "It is a point: no epistemic uncertainty, so too sure of itself, most of all away from the data."
-        )
 
     def effort(self, size: Size) -> Effort:
         if self.validation is not None:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import map_data, ravel, site_seed, unprefixed, unravel
+from ppl_bnn.core.arrays import map_data, ravel, site_seed, unravel
 from ppl_bnn.core.errors import DivergenceError, InputError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
@@ -53,6 +53,7 @@ class SWAGGaussian(Approximation):
     variance: dict[str, np.ndarray]
     deviations: dict[str, np.ndarray]
     kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
+    has_centre: ClassVar[bool] = True
 
     @property
     def rank(self) -> int:
@@ -80,21 +81,9 @@ class SWAGGaussian(Approximation):
     def centre(self) -> dict[str, np.ndarray]:
         return dict(self.mean)
 
-    @property
-    def has_centre(self) -> bool:
-        return True
-
     def covariance(self) -> np.ndarray:
         """The covariance of the flat vector, (P, P)."""
         return 0.5 * np.diag(ravel(self.variance, self.mean)) + self._factor.T @ self._factor
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        parts = {"mean": self.mean, "variance": self.variance, "deviations": self.deviations}
-        return {f"{part}/{name}": value for part, values in parts.items() for name, value in values.items()}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> SWAGGaussian:
-        return cls(*(unprefixed(arrays, part) for part in ("mean", "variance", "deviations")))
 
 
 @dataclass(frozen=True)
@@ -188,18 +177,15 @@ class SWAG(Method):
     start: Start = None
     steps: int = setting(20_000, whole())
     serves_local: ClassVar[bool] = False
+    limitations: ClassVar[str] = (
+        "Its Gaussian is that of the noise of batches at one mode, and its width is that of the learning rate: too "
+        "narrow where the data say little, too wide where they say much."
+    )
 
     def check(self) -> None:
         if self.rank > self.collections:
             wanted = f"at most as many deviations as the {self.collections} collections"
             raise InputError.of(f"{self.name} rank", wanted, repr(self.rank), f"rank={self.collections}")
-
-    @property
-    def limitations(self) -> str:
-        return (
-            "Its Gaussian is that of the noise of batches at one mode, and its width is that of the learning rate: too "
-            "narrow where the data say little, too wide where they say much."
-        )
 
     def effort(self, size: Size) -> Effort:
         batch, every = self._lengths(size.rows)

@@ -15,12 +15,12 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from ppl_bnn.backends.protocol import Model, Site
-from ppl_bnn.core.arrays import unprefixed
+from ppl_bnn.core.arrays import fields_in
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.inference.variational.families.base import Array, Family, Parameters
 from ppl_bnn.inference.variational.families.blocks import (
@@ -365,7 +365,7 @@ class GuideApproximation(Approximation):
         return self.guide.centre(self._exact) | dict(self.values)
 
     @property
-    def has_centre(self) -> bool:
+    def has_centre(self) -> bool:  # type: ignore[override]
         return all(block.has_centre for block in self.guide.blocks)
 
     def program(self, model: Model) -> Model:
@@ -375,12 +375,10 @@ class GuideApproximation(Approximation):
         return self.guide.as_prior(self._exact)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        parts = {"parameter": self.parameters, "value": self.values, "prior_scale": self.prior_scales}
-        return {"guide": np.frombuffer(self.guide.to_json().encode(), dtype=np.uint8)} | {
-            f"{part}/{name}": value for part, each in parts.items() for name, value in each.items()
-        }
+        return super().arrays() | {"guide": np.frombuffer(self.guide.to_json().encode(), dtype=np.uint8)}
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> GuideApproximation:
-        guide = Guide.from_json(np.asarray(arrays["guide"]).tobytes().decode())
-        return cls(guide, *(unprefixed(arrays, part) for part in ("parameter", "value", "prior_scale")))
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+        found = fields_in(arrays)
+        found["guide"] = Guide.from_json(found["guide"].tobytes().decode())
+        return cls(**found)

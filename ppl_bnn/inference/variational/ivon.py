@@ -100,13 +100,10 @@ class IVON(iterated.IteratedMethod):
     averaged: ClassVar[tuple[str, ...]] = ("mean", "precision", "excess")
     remedy: ClassVar[str] = "a smaller init_scale"
     explains: ClassVar[bool] = True
-
-    @property
-    def limitations(self) -> str:
-        return (
-            "Its weights are independent and of several modes it has one: variances are too small, between the data "
-            "above all."
-        )
+    limitations: ClassVar[str] = (
+        "Its weights are independent and of several modes it has one: variances are too small, between the data "
+        "above all."
+    )
 
     def plan(self, problem: Problem, progress: Progress) -> iterated.Plan:
         mean = flat_sites(problem, starting_point(problem, self.start, progress))

@@ -19,7 +19,6 @@ from ppl_bnn.inference.optimisation.loops import State, adam
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.start import Start
 from ppl_bnn.inference.variational import iterated
-from ppl_bnn.inference.variational.guides import strip_prefix
 from ppl_bnn.inference.variational.objectives import linear_uses
 from ppl_bnn.language.handlers import LinearUse, used_elsewhere
 from ppl_bnn.language.stochastic_layers import DroppedInputs
@@ -55,16 +54,6 @@ class Dropped(Point):
             else:
                 drawn[name] = np.repeat(np.asarray(value)[None], count, axis=0)
         return {name: drawn[name] for name in self.u}
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {f"u:{name}": value for name, value in self.u.items()} | {
-            f"rate:{name}": np.asarray(rate) for name, rate in self.rates.items()
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Dropped:
-        rates = strip_prefix(arrays, "rate:")
-        return cls(strip_prefix(arrays, "u:"), {name: float(rate) for name, rate in rates.items()})
 
 
 def _names(value: Any) -> str | None:
@@ -135,13 +124,10 @@ class MCDropout(iterated.IteratedMethod):
     serves_local: ClassVar[bool] = False
     averaged: ClassVar[tuple[str, ...]] = ("u",)
     remedy: ClassVar[str] = "a smaller rate"
-
-    @property
-    def limitations(self) -> str:
-        return (
-            "Its spread is that of a rate which nobody has fitted: it does not shrink as rows are added, and away from "
-            "the data it is what the network makes of it."
-        )
+    limitations: ClassVar[str] = (
+        "Its spread is that of a rate which nobody has fitted: it does not shrink as rows are added, and away from "
+        "the data it is what the network makes of it."
+    )
 
     def check_support(self, problem: Problem) -> None:
         self.scale(problem)

@@ -9,7 +9,6 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from ppl_bnn.inference.variational.guides import strip_prefix
 from ppl_bnn.language.transforms import GaussianPrior
 from ppl_bnn.posterior.approximation import Approximation, Point
 
@@ -34,6 +33,7 @@ class MeanField(Approximation):
     loc: dict[str, np.ndarray]
     scale: dict[str, np.ndarray]
     kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
+    has_centre: ClassVar[bool] = True
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # Alphabetical, because a file returns the sites in any order and the draws must not depend on it.
@@ -54,10 +54,6 @@ class MeanField(Approximation):
 
     def centre(self) -> dict[str, np.ndarray]:
         return dict(self.loc)
-
-    @property
-    def has_centre(self) -> bool:
-        return True
 
     def log_alpha(self) -> dict[str, np.ndarray]:
         """The noise-to-signal ratio log(scale^2 / loc^2) of each coordinate of the latent sites.
@@ -99,12 +95,3 @@ class MeanField(Approximation):
 
     def as_prior(self) -> GaussianPrior:
         return GaussianPrior({name: self.loc[name] for name in self.scale}, scale=self.scale)
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        return {f"loc:{name}": value for name, value in self.loc.items()} | {
-            f"scale:{name}": value for name, value in self.scale.items()
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> MeanField:
-        return cls(strip_prefix(arrays, "loc:"), strip_prefix(arrays, "scale:"))

@@ -166,7 +166,7 @@ class PathMixture(Approximation):
         return {name: value[heaviest] for name, value in self.location.items()}
 
     @property
-    def has_centre(self) -> bool:
+    def has_centre(self) -> bool:  # type: ignore[override]
         return self.size == 1
 
     def as_prior(self) -> GaussianPrior:
@@ -187,18 +187,6 @@ class PathMixture(Approximation):
             raise UnsupportedError.of("with_prior", "a Gaussian", got, "Pathfinder() with one path")
         centre = self.centre()
         return GaussianPrior(centre, joint=((tuple(centre), self._gaussian(0).precision()),))
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        location = {
-            f"location/{i:04d}/{name}": value for i, (name, value) in enumerate(self.location.items())
-        }
-        return location | {"scale": self.scale, "basis": self.basis, "factor": self.factor}
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> PathMixture:
-        keys = sorted(key for key in arrays if key.startswith("location/"))
-        location = {key.split("/", 2)[2]: arrays[key] for key in keys}
-        return cls(location, *(np.asarray(arrays[name]) for name in ("scale", "basis", "factor")))
 
 
 @dataclass(frozen=True)
@@ -280,13 +268,10 @@ class Pathfinder(Method):
     jitter: float = setting(0.1, between())
     temperature: float = setting(1.0, between())
     systems: ClassVar[tuple[str, ...]] = ("numpyro",)
-
-    @property
-    def limitations(self) -> str:
-        return (
-            "It is a Gaussian of low rank found on the way to a mode, weighted by importance: in hundreds of "
-            "dimensions few draws carry all weight (k-hat says so)."
-        )
+    limitations: ClassVar[str] = (
+        "It is a Gaussian of low rank found on the way to a mode, weighted by importance: in hundreds of "
+        "dimensions few draws carry all weight (k-hat says so)."
+    )
 
     def effort(self, size: Size) -> Effort:
         # A density costs about a third of a gradient, and a line search evaluates once or twice.

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from ppl_bnn.core.arrays import unprefixed
-from ppl_bnn.posterior.approximation import Approximation
-from ppl_bnn.posterior.registered import approximation_class
+from ppl_bnn.posterior.approximation import Approximation, arrays_of_members, members_in
 
 
 def _of_the_best(name: str) -> Any:
@@ -41,13 +39,8 @@ class Restarts(Approximation):
     as_prior = _of_the_best("as_prior")
 
     def arrays(self) -> dict[str, np.ndarray]:
-        found = {"class": np.frombuffer(type(self.members[0]).__name__.encode(), dtype=np.uint8).copy()}
-        for index, member in enumerate(self.members):
-            found |= {f"{index}/{key}": value for key, value in member.arrays().items()}
-        return found
+        return arrays_of_members(self.members)
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Restarts:
-        kind = approximation_class(bytes(arrays["class"]).decode())
-        count = len({key.partition("/")[0] for key in arrays if key != "class"})
-        return cls(tuple(kind.from_arrays(unprefixed(arrays, str(index))) for index in range(count)))
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:
+        return cls(members_in(arrays))

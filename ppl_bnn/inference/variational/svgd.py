@@ -74,7 +74,7 @@ class Particles(Point):
         return {name: value[0] for name, value in self.u.items()}
 
     @property
-    def has_centre(self) -> bool:
+    def has_centre(self) -> bool:  # type: ignore[override]
         return self.size == 1
 
 
@@ -155,20 +155,17 @@ class SVGD(iterated.IteratedMethod):
     finds_centre: ClassVar[bool] = False
     last: ClassVar[float] = 0.01  # The iterates are not averaged, so the last steps must be small.
     remedy: ClassVar[str] = "start=MAP()"
+    limitations: ClassVar[str] = (
+        "In many dimensions particles repel each other too little: variances are too small, the more so the fewer "
+        "particles there are. By default they show 0.94 of the variance of a standard normal in one dimension, "
+        "0.79 in four, 0.14 in twenty."
+    )
 
     def count(self, size: int) -> int:
         """The number of particles for `size` coordinates."""
         if self.particles is not None:
             return self.particles
         return FEW if size > SMALL else int(np.clip(EACH * size, FEW, MANY))
-
-    @property
-    def limitations(self) -> str:
-        return (
-            "In many dimensions particles repel each other too little: variances are too small, the more so the fewer "
-            "particles there are. By default they show 0.94 of the variance of a standard normal in one dimension, "
-            "0.79 in four, 0.14 in twenty."
-        )
 
     def effort(self, size: Size) -> Effort:
         count = self.count(size.parameters)

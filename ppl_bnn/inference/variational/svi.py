@@ -243,7 +243,7 @@ class SVI(Method):
         return [name for name, value in plain.items() if given[name] is not value and given[name] != value]
 
     @property
-    def limitations(self) -> str:
+    def limitations(self) -> str:  # type: ignore[override]
         narrow = (
             "It puts no mass where the posterior has none, rather than some wherever it has: variances are too small, "
             "and of several modes it has one."
