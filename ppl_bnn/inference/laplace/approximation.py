@@ -101,7 +101,9 @@ class LaplaceGaussian(Approximation):
         structure = next(iter(gaussian)).split("/")[0]
         found["covariance"] = STRUCTURES[structure].from_arrays(unprefixed(gaussian, structure))
         found["kinds"] = tuple(_KINDS[int(index)] for index in found["kinds"])
-        return cls(**found | ({"noise": float(found["noise"])} if "noise" in found else {}))
+        if "noise" in found:
+            found["noise"] = float(found["noise"])
+        return cls(**found)
 
     # -- prediction
 
