@@ -16,8 +16,17 @@ from pathlib import Path
 from ppl_bnn.core.errors import check_known
 from ppl_bnn.zoo.files import shipped
 
-# Modules that studies share, and the script that judges their stored results.
-_NOT_RUN = ("study", "claims", "verdicts", "problem", "ratios")
+# Modules that studies share, and the scripts that judge stored results and make the references.
+_NOT_RUN = (
+    "study",
+    "claims",
+    "verdicts",
+    "problem",
+    "ratios",
+    "references",
+    "reference_problems",
+    "reference_certificate",
+)
 
 
 def folder() -> Path:

@@ -1,0 +1,248 @@
+"""What certifies a reference posterior: checks with limits that were set before the first reference was made.
+
+Each check is computed from arrays that the reference stores, so anyone can compute it again; what needs the samplers
+themselves is a number of the certificate, held by its hash. A reference is
+
+- "certified" if all checks hold;
+- "mode-weighted" if chains stay in modes, and runs of tempered SMC agree on the masses of these;
+- "bracketed" if its data were simulated from the prior, so that the true parameter is one exact posterior draw;
+- else a record of failure, which is no reference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.posterior.convergence import by_arviz
+
+# Convergence of every grid function, the log likelihood, the log prior and every scale.
+RHAT, BULK, TAIL = 1.01, 2500.0, 1000.0
+BFMI = 0.3
+# Monte-Carlo error of a mean, in posterior standard deviations: 1 / sqrt(2500).
+ERROR = 0.02
+# A second sampler, or the second run, may be so many times the difference of two halves of the draws away, which is
+# noise alone.
+FLOOR = 2.0
+# Of identities, in Monte-Carlo standard errors; with at most 30 tensors a true one exceeds 4 in 0.2 % of cases.
+STANDARD_ERRORS = 4.0
+# Standard error of a log evidence, in nats.
+EVIDENCE = 0.1
+# Two estimates of one, in nats.
+APART = 0.3
+LOG_JOINT = 1e-10
+CALIBRATION = 0.01
+BINS = 20
+
+
+@dataclass(frozen=True)
+class Check:
+    """One condition of a certificate: a value, its limit, and whether it holds."""
+
+    name: str
+    value: float
+    limit: str
+    holds: bool
+
+    @classmethod
+    def below(cls, name: str, value: float, limit: float) -> Check:
+        return cls(name, float(value), f"< {limit:g}", bool(value < limit))
+
+    @classmethod
+    def above(cls, name: str, value: float, limit: float) -> Check:
+        return cls(name, float(value), f"> {limit:g}", bool(value > limit))
+
+    def __str__(self) -> str:
+        return f"{'holds ' if self.holds else 'FAILS '} {self.name:<58} {self.value:12.5g}  {self.limit}"
+
+
+def plain(checks: Sequence[Check]) -> list[dict[str, Any]]:
+    """The checks as plain values, for JSON."""
+    return [asdict(check) for check in checks]
+
+
+# --- convergence --------------------------------------------------------------------------------------
+
+
+def mixing(values: np.ndarray) -> tuple[float, float, float]:
+    """The largest R-hat and the smallest bulk and tail ESS of values (chain, draw, components)."""
+    values = np.asarray(values, dtype=np.float64)
+    rhat = by_arviz("rhat", values, np.inf, method="rank")
+    bulk = by_arviz("ess", values, 0.0, method="bulk")
+    tail = by_arviz("ess", values, 0.0, method="tail", prob=(0.05, 0.95))
+    return float(np.max(rhat)), float(np.min(bulk)), float(np.min(tail))
+
+
+def convergence(name: str, values: np.ndarray, bulk: float = BULK, tail: float = TAIL) -> list[Check]:
+    """R-hat and ESS of values (chain, draw, components)."""
+    rhat, least, least_tail = mixing(values)
+    return [
+        Check.below(f"{name}: R-hat", rhat, RHAT),
+        Check.above(f"{name}: bulk ESS", least, bulk),
+        Check.above(f"{name}: tail ESS", least_tail, tail),
+    ]
+
+
+def trajectories(name: str, statistics: Mapping[str, np.ndarray]) -> list[Check]:
+    """No divergence, no saturated tree, and the energy of every chain moves (E-BFMI)."""
+    energy = np.asarray(statistics["energy"], dtype=np.float64)
+    bfmi = np.square(np.diff(energy, axis=1)).mean(axis=1) / energy.var(axis=1)
+    return [
+        Check.below(f"{name}: divergences", int(np.sum(statistics["diverging"])), 1),
+        Check.below(f"{name}: saturated trees", int(np.sum(statistics["reached_max_tree_depth"])), 1),
+        Check.above(f"{name}: E-BFMI of the worst chain", float(bfmi.min()), BFMI),
+    ]
+
+
+# --- agreement of two sets of draws -------------------------------------------------------------------
+
+
+def moments(f: np.ndarray, pairs: np.ndarray) -> dict[str, np.ndarray]:
+    """Mean and standard deviation (G,) of draws (S, G), and covariances (P,) of pairs of columns."""
+    f = np.asarray(f, dtype=np.float64)
+    mean, a, b = f.mean(axis=0), *pairs.T
+    centred = f - mean
+    return {"mean": mean, "sd": f.std(axis=0), "covariance": np.mean(centred[:, a] * centred[:, b], axis=0)}
+
+
+def differences(
+    one: Mapping[str, np.ndarray], other: Mapping[str, np.ndarray], pairs: np.ndarray, scale: np.ndarray
+) -> dict[str, float]:
+    """Root mean square differences of two sets of `moments`: of means in units of `scale` (G,), of log standard
+    deviations, and of covariances in products of units.
+    """
+    a, b = pairs.T
+    apart = {
+        "mean": (one["mean"] - other["mean"]) / scale,
+        "sd": np.log(one["sd"] / other["sd"]),
+        "covariance": (one["covariance"] - other["covariance"]) / (scale[a] * scale[b]),
+    }
+    return {name: float(np.sqrt(np.mean(np.square(value)))) for name, value in apart.items()}
+
+
+def total_variation(f: np.ndarray, g: np.ndarray) -> float:
+    """The mean total variation distance between marginals of two sets of draws (S, G), on `BINS` intervals of equal
+    mass of both together.
+    """
+    edges = np.quantile(np.concatenate([f, g]), np.linspace(0.0, 1.0, BINS + 1)[1:-1], axis=0)
+    found = []
+    for column in range(f.shape[1]):
+        one, other = (
+            np.bincount(np.searchsorted(edges[:, column], each[:, column]), minlength=BINS) / len(each)
+            for each in (f, g)
+        )
+        found.append(0.5 * np.abs(one - other).sum())
+    return float(np.mean(found))
+
+
+def agreement(
+    name: str,
+    pool: np.ndarray,
+    one: Mapping[str, np.ndarray],
+    other: Mapping[str, np.ndarray],
+    pairs: np.ndarray,
+) -> list[Check]:
+    """Whether two sets of `moments` differ by at most `FLOOR` times what halves of the draws `pool` differ by."""
+    scale = moments(pool, pairs)["sd"]
+    floor = differences(moments(pool[::2], pairs), moments(pool[1::2], pairs), pairs, scale)
+    return [
+        Check.below(f"{name}: difference in {what}, in those of halves", value / floor[what], FLOOR)
+        for what, value in differences(one, other, pairs, scale).items()
+    ]
+
+
+def agreement_of_marginals(name: str, pool: np.ndarray, draws: np.ndarray) -> list[Check]:
+    """Whether marginals are as near as those of halves of the reference, by total variation."""
+    size = min(len(pool) // 2, len(draws))
+    chosen = draws[np.linspace(0, len(draws) - 1, size).round().astype(int)]
+    floor = total_variation(pool[::2][:size], pool[1::2][:size])
+    value = total_variation(pool[::2][:size], chosen) / floor
+    return [Check.below(f"{name}: total variation of marginals, in that of halves", value, FLOOR)]
+
+
+# --- identities ---------------------------------------------------------------------------------------
+
+
+def virials(values: np.ndarray, dimensions: Mapping[str, int]) -> list[Check]:
+    """E[u . grad U] = D for each tensor and for all; `values` (chain, draw, tensors) in the order of `dimensions`.
+
+    U is minus the log density in unconstrained coordinates u. The identity follows from integration by parts, and
+    no sampler is tuned to it.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    columns = np.concatenate([values, values.sum(axis=-1, keepdims=True)], axis=-1)
+    wanted = [*dimensions.values(), sum(dimensions.values())]
+    names = [*dimensions, "all coordinates"]
+    errors = by_arviz("mcse", columns, np.inf, method="mean")
+    means = columns.mean(axis=(0, 1))
+    return [
+        Check.below(
+            f"E[u . grad U] = {count} of {name}, in standard errors",
+            abs(mean - count) / error,
+            STANDARD_ERRORS,
+        )
+        for name, count, mean, error in zip(names, wanted, means, errors, strict=True)
+    ]
+
+
+def evidence(estimates: Sequence[float], integral: float, error: float) -> list[Check]:
+    """The log evidence by runs of SMC, as the log of their mean, against thermodynamic integration."""
+    each = np.asarray(estimates, dtype=np.float64)
+    top = each.max()
+    weights = np.exp(each - top)
+    found = top + math.log(weights.mean())
+    spread = float(weights.std(ddof=1) / weights.mean() / math.sqrt(len(each)))
+    both = math.hypot(spread, error)
+    return [
+        Check.below("log evidence by SMC: standard error, in nats", spread, EVIDENCE),
+        Check.below(
+            "log evidence, SMC against thermodynamic integration, in standard errors",
+            abs(found - integral) / both,
+            STANDARD_ERRORS,
+        ),
+        Check.below(
+            "log evidence, SMC against thermodynamic integration, in nats",
+            abs(found - integral),
+            3.0 * EVIDENCE,
+        ),
+    ]
+
+
+# --- all that the stored arrays say -------------------------------------------------------------------
+
+
+def recompute(stored: Mapping[str, np.ndarray]) -> list[Check]:
+    """The checks that follow from the arrays of a reference alone; chains of both runs have one axis."""
+    f, pairs = stored["f"], stored["pairs"]
+    chains, half = f.shape[0], f.shape[0] // 2
+    checks = convergence("stored draws, f at the grid", f)
+    scalars = [stored["log_likelihood"][..., None], stored["log_prior"][..., None], stored["scales"]]
+    checks += convergence(
+        "stored draws, log likelihood, log prior and scales", np.concatenate(scalars, axis=-1)
+    )
+    pool = np.asarray(f, dtype=np.float64).reshape(-1, f.shape[-1])
+    halves = [moments(each.reshape(-1, f.shape[-1]), pairs) for each in (f[:half], f[half:])]
+    checks += agreement("NUTS, run a against run b", pool, *halves, pairs)
+    error = 1.0 / np.sqrt(by_arviz("ess", np.asarray(f, dtype=np.float64), 0.0, method="bulk").min())
+    checks.append(Check.below("Monte-Carlo error of the worst mean, in standard deviations", error, ERROR))
+    dimensions = dict(zip(stored["sites"].tolist(), stored["dimensions"].tolist(), strict=True))
+    checks += virials(stored["virial"], dimensions)
+    for run, at in (("a", slice(0, half)), ("b", slice(half, chains))):
+        names = ("energy", "diverging", "reached_max_tree_depth")
+        checks += trajectories(f"NUTS {run}", {name: stored[name][at] for name in names})
+    whole = moments(pool, pairs)
+    for index, run in enumerate(("a", "b")):
+        if "second_mean" in stored:
+            other = {name: stored[f"second_{name}"][index] for name in whole}
+            checks += agreement(f"second sampler, run {run}", pool, whole, other, pairs)
+        if "log_evidence" in stored:
+            integral, spread = stored["integral"][index], stored["integral_error"][index]
+            checks += [
+                Check(f"{check.name}, run {run}", check.value, check.limit, check.holds)
+                for check in evidence(stored["log_evidence"][index], float(integral), float(spread))
+            ]
+    return checks

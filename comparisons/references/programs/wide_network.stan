@@ -1,0 +1,23 @@
+data {
+  int<lower=1> N;
+  int<lower=1> F;
+  matrix[N, F] x;
+  vector[N] y;
+  int<lower=1> width;
+  real<lower=0> sigma;
+  real<lower=0> offset_scale;
+  real<lower=0> noise;
+}
+parameters {
+  matrix[F, width] hidden_weight;
+  row_vector[width] hidden_bias;
+  vector[width] output_weight;
+  real output_bias;
+}
+model {
+  to_vector(hidden_weight) ~ normal(0, sigma / sqrt(F));
+  hidden_bias ~ normal(0, offset_scale);
+  output_weight ~ normal(0, sigma / sqrt(width));
+  output_bias ~ normal(0, offset_scale);
+  y ~ normal(fmax(x * hidden_weight + rep_matrix(hidden_bias, N), 0) * output_weight + output_bias, noise);
+}
