@@ -435,7 +435,8 @@ def make(entry: Entry, work: Path, out: Path) -> str:
         (folder / "reference.npz").unlink(missing_ok=True)
     else:
         write_whole(folder / "reference.npz", lambda part: _save(part, stored))
-    sources = {"log_joint.py": FOLDER / "programs" / f"{entry.model}.py"}
+    programs = FOLDER / "programs"
+    sources = {"log_joint.py": programs / f"{entry.model}.py", "model.stan": programs / f"{entry.model}.stan"}
     for name, source in sources.items():
         if source.exists():
             (folder / name).write_bytes(source.read_bytes())
