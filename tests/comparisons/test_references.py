@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -206,13 +207,21 @@ def test_a_reference_is_made_resumed_and_checked(
 @pytest.mark.parametrize("model", sorted(file.stem for file in (problems.FOLDER / "programs").glob("*.py")))
 def test_the_log_joint_by_hand_is_that_of_both_systems(references: Any, model: str) -> None:
     data = {
-        "classification_mlp": ("two_classes", {}),
-        "evidence_framework": ("two_classes", {}),
-        "logistic_regression": ("two_classes", {}),
-        "count_mlp": ("counts_simulated", {"scale_targets": False}),
+        "classification_mlp": "two_classes",
+        "evidence_framework": "two_classes",
+        "logistic_regression": "two_classes",
+        "count_mlp": "counts_simulated",
+        "ordinal_mlp": "diabetes_levels",
+        "survival_mlp": "survival_simulated",
+        "neal_hierarchical": "wine",
+        "multitask_hierarchical": "diabetes",
     }
-    source, options = data.get(model, ("curve_with_a_gap", {}))
-    entry = problems.Entry(model, model, source, rows=20, **options)
+    # Not the defaults, so that no argument is left out.
+    known = inspect.signature(references.numpy_program(model).log_joint).parameters
+    given = {"sigma": 1.3, "scale": 0.8, "noise_scale": 0.7, "precision": 2.0, "level": 2.0, "width": 4}
+    arguments = {name: value for name, value in given.items() if name in known}
+    source = data.get(model, "curve_with_a_gap")
+    entry = problems.Entry(model, model, source, arguments, rows=20, scale_targets=source in ("diabetes",))
     found = references.log_joints(entry, problems.problem(entry))
     assert set(found) == {"numpyro", "pyro", "numpy"}
     checks = references.joint_checks(found)

@@ -17,7 +17,7 @@ parameters {
 model {
   concentration ~ lognormal(1, 1);
   to_vector(hidden_weight) ~ normal(0, sigma / sqrt(F));
-  hidden_bias ~ normal(0, 1);
+  hidden_bias ~ normal(0, sigma);
   output_weight ~ normal(0, sigma / sqrt(width));
   output_bias ~ normal(0, level);
   y ~ neg_binomial_2_log(tanh(x * hidden_weight + rep_matrix(hidden_bias, N)) * output_weight + output_bias, concentration);

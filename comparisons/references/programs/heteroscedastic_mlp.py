@@ -1,6 +1,6 @@
 """The log joint of `heteroscedastic_mlp` in NumPy, from its formulas.
 
-W_l ~ N(0, sigma^2 / fan-in)     b_l ~ N(0, 1)     f = (mean, rho) of act(... act(x W_1 + b_1) ...) W + b
+W_l ~ N(0, sigma^2 / fan-in)     b_l ~ N(0, sigma^2)     f = (mean, rho) of act(... act(x W_1 + b_1) ...) W + b
 y_n ~ N(mean_n, log(1 + exp(rho_n))^2)
 """
 
@@ -19,7 +19,7 @@ def log_joint(w, x, y, width=10, depth=1, activation="tanh", sigma=1.0):
     h, total = x, 0.0
     for layer in [*(f"hidden{index}" for index in range(depth)), "output"]:
         weight, bias = w[f"{layer}.weight"], w[f"{layer}.bias"]
-        total += normal(weight, sigma / np.sqrt(len(weight))) + normal(bias, 1.0)
+        total += normal(weight, sigma / np.sqrt(len(weight))) + normal(bias, sigma)
         h = h @ weight + bias
         if layer != "output":
             h = ACTIVATIONS[activation](h)

@@ -15,8 +15,8 @@ parameters {
 model {
   matrix[N, 2] f = tanh(x * hidden_weight + rep_matrix(hidden_bias, N)) * output_weight + rep_matrix(output_bias, N);
   to_vector(hidden_weight) ~ normal(0, sigma / sqrt(F));
-  hidden_bias ~ normal(0, 1);
+  hidden_bias ~ normal(0, sigma);
   to_vector(output_weight) ~ normal(0, sigma / sqrt(width));
-  output_bias ~ normal(0, 1);
+  output_bias ~ normal(0, sigma);
   y ~ normal(col(f, 1), log1p_exp(col(f, 2)));
 }

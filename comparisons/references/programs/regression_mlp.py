@@ -1,6 +1,6 @@
 """The log joint of `regression_mlp` in NumPy, from its formulas.
 
-noise ~ HalfNormal(noise_scale)     W_l ~ N(0, sigma^2 / fan-in)     b_l ~ N(0, 1)
+noise ~ HalfNormal(noise_scale)     W_l ~ N(0, sigma^2 / fan-in)     b_l ~ N(0, sigma^2)
 h_0 = x     h_l = act(h_(l-1) W_l + b_l)     f = h W + b     y_n ~ N(f_n, noise^2)
 """
 
@@ -23,7 +23,7 @@ def log_joint(w, x, y, width=10, depth=1, activation="tanh", sigma=1.0, noise_sc
     h, total = x, half_normal(w["noise"], noise_scale)
     for layer in [*(f"hidden{index}" for index in range(depth)), "output"]:
         weight, bias = w[f"{layer}.weight"], w[f"{layer}.bias"]
-        total += normal(weight, sigma / np.sqrt(len(weight))) + normal(bias, 1.0)
+        total += normal(weight, sigma / np.sqrt(len(weight))) + normal(bias, sigma)
         h = h @ weight + bias
         if layer != "output":
             h = ACTIVATIONS[activation](h)

@@ -17,8 +17,8 @@ parameters {
 model {
   noise ~ normal(0, noise_scale);
   to_vector(hidden_weight) ~ normal(0, sigma / sqrt(F));
-  hidden_bias ~ normal(0, 1);
+  hidden_bias ~ normal(0, sigma);
   output_weight ~ normal(0, sigma / sqrt(width));
-  output_bias ~ normal(0, 1);
+  output_bias ~ normal(0, sigma);
   y ~ normal(tanh(x * hidden_weight + rep_matrix(hidden_bias, N)) * output_weight + output_bias, noise);
 }

@@ -1,7 +1,7 @@
 """The log joint of `student_t_mlp` in NumPy, from its formulas.
 
 scale ~ HalfNormal(noise_scale)     excess ~ Gamma(2, 0.1)     df = 2 + excess, or as given
-W_l ~ N(0, sigma^2 / fan-in)     b_l ~ N(0, 1)     f = tanh(x W_1 + b_1) W_2 + b_2
+W_l ~ N(0, sigma^2 / fan-in)     b_l ~ N(0, sigma^2)     f = tanh(x W_1 + b_1) W_2 + b_2
 y_n ~ f_n + scale t_df
 """
 
@@ -28,7 +28,7 @@ def log_joint(w, x, y, width=10, df=None, sigma=1.0, noise_scale=1.0):
     h = x
     for layer in ("hidden0", "output"):
         weight, bias = w[f"{layer}.weight"], w[f"{layer}.bias"]
-        total += normal(weight, sigma / np.sqrt(len(weight))) + normal(bias, 1.0)
+        total += normal(weight, sigma / np.sqrt(len(weight))) + normal(bias, sigma)
         h = h @ weight + bias
         if layer == "hidden0":
             h = np.tanh(h)

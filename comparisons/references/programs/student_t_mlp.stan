@@ -19,8 +19,8 @@ model {
   scale ~ normal(0, noise_scale);
   excess ~ gamma(2, 0.1);
   to_vector(hidden_weight) ~ normal(0, sigma / sqrt(F));
-  hidden_bias ~ normal(0, 1);
+  hidden_bias ~ normal(0, sigma);
   output_weight ~ normal(0, sigma / sqrt(width));
-  output_bias ~ normal(0, 1);
+  output_bias ~ normal(0, sigma);
   y ~ student_t(2 + excess, tanh(x * hidden_weight + rep_matrix(hidden_bias, N)) * output_weight + output_bias, scale);
 }
