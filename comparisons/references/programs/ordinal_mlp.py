@@ -16,7 +16,7 @@ def normal(value, scale):
 
 
 def log_joint(w, x, y, classes=4, width=10, sigma=1.0, concentration=1.0):
-    """log p(w, y | x) for x (N, F), labels y (N,) and w: "cuts.probabilities" (classes,), "hidden0.weight", "hidden0.bias",
+    """log p(w, y | x) for x (N, F), labels y (N,) and w: "cuts.probabilities", "hidden0.weight", "hidden0.bias",
     "output.weight".
 
     The density of the probabilities is over the first `classes` - 1 of them.

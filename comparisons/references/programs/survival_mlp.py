@@ -13,7 +13,7 @@ def normal(value, scale):
 
 
 def log_joint(w, x, y, width=10, sigma=1.0, level=3.0):
-    """log p(w, y | x) for x (N, F), y (N, 2), a time and 1, 0 or -1, and w: "shape", "<layer>.weight", "<layer>.bias"."""
+    """log p(w, y | x) for x (N, F), y (N, 2), a time and 1, 0 or -1; w: "shape", "<layer>.weight", "<layer>.bias"."""
     k, hidden, output = w["shape"], w["hidden0.weight"], w["output.weight"]
     total = (
         normal(np.log(k), 0.5)
