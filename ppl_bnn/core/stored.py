@@ -195,7 +195,7 @@ class Reader:
             if place is None:
                 raise ValueError("it has no checksum")
             words = decoded(words)
-            check_kind(words, {"kind": str, "format": int, "files": {str: str}, "checksum": str, **schema})
+            check_kind(words, {"kind": str, "format": int, **schema, "files": {str: str}, "checksum": str})
         return words
 
     def json(self, file: Path, content: bytes | str, schema: Any) -> Any:

@@ -26,7 +26,11 @@ def script() -> Iterator[Any]:
 def test_stored_verdicts_are_those_of_the_rule(script: Any, study: str) -> None:
     found, stored = script.judge_again(study), script.stored(study)
     assert [str(each) for each in found] == [str(each) for each in stored]
-    assert found == stored
+    for now, then in zip(found, stored, strict=True):
+        # Rounding in a fit of a line differs between processors.
+        for name, value in vars(then).items():
+            wanted = pytest.approx(value, rel=1e-9, abs=1e-12) if isinstance(value, float) else value
+            assert getattr(now, name) == wanted, (then.claim, name)
     assert (FOLDER / "results" / study / "verdicts.txt").read_text() == "".join(f"{each}\n" for each in found)
 
 

@@ -231,11 +231,11 @@ def test_of_those_that_are_level_and_sound_the_quickest_is_named(rng: np.random.
     assert (found.method, found.headline) == ("quick", "Use quick.")
     assert set(pair.level) == {"best", "quick", "stuck", "broken"}
     assert set(pair.sound) == {"best", "quick"}
-    assert "of the level methods without a known problem it was the fastest (5.0 s a fit)" in found.because
+    assert "of the level methods without a known problem it was the fastest (5 s a fit)" in found.because
     difference = values["best"] - values["quick"]
     error = difference.std(ddof=1) * math.sqrt(1.0 / 10 + TEST / TRAIN)
     assert f"a loss of up to {difference.mean() + 2.0 * error:.2g}." in found.why[0]
-    assert any("best (50.0 s; 10 times slower)" in said for said in found.why)
+    assert any("best (50 s; 10 times slower)" in said for said in found.why)
     assert any("Behind best" in said and "bad by 0.5" in said for said in found.why)
     stuck, open_question = pair.doubts
     assert stuck == "stuck has not verifiably converged in 10 of 10 cells."

@@ -231,7 +231,7 @@ def test_a_method_that_is_ahead_of_all_is_the_one_to_use(rng: np.random.Generato
     assert (found.method, found.headline) == ("slow", "Use slow.")
     assert "ahead of every other" in found.because
     assert "no other method was faster" not in found.because
-    assert any("quick by 0.100 ± 0.0" in text and "but took 10.0 s" in text for text in found.why)
+    assert any("quick by 0.100 ± 0.0" in text and "but took 10 s" in text for text in found.why)
     assert "no other method was faster" in verdict(told(around(rng, a=0.0, b=-0.1))).because
 
 
@@ -241,12 +241,12 @@ def test_among_those_that_are_level_the_quickest_is_named(rng: np.random.Generat
         told(values, best={"run_seconds": 50.0}, quick={"run_seconds": 5.0}, bad={"run_seconds": 1.0})
     )
     assert found.method == "quick"
-    assert "was the fastest (5.0 s)" in found.because
+    assert "was the fastest (5 s)" in found.because
     difference = values["best"] - values["quick"]
     error = stats.sem(difference)
     most = difference.mean() + 2.0 * error
     assert f"a loss of up to {most:.2g}." in found.why[0]
-    assert any("best (50.0 s; 10 times slower)" in text for text in found.why)
+    assert any("best (50 s; 10 times slower)" in text for text in found.why)
     everything = verdict(told(around(rng, a=0.0, b=0.001)))
     assert "No difference between the methods is established on 50 test rows" in everything.because
 

@@ -146,14 +146,14 @@ def _distance(comparison: Comparison) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Seconds in words: "12 ms", "8.2 s", "3.5 min", "2.4 h", "3.0 days"."""
+    """Seconds in words: "12 ms", "8.2 s", "3.5 min", "2.4 h", "3 days"."""
     if seconds == math.inf:
         return "without end"
     if seconds < 0.0995:
         return f"{seconds * 1000:.0f} ms"
     units = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"))
     size, unit = next((each for each in units if seconds >= 1.66 * each[0]), (1.0, "s"))
-    return f"{seconds / size:.1f} {unit}"
+    return f"{f'{seconds / size:.1f}'.removesuffix('.0')} {unit}"
 
 
 def relative(seconds: float, reference: float) -> str:

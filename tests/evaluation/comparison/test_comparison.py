@@ -738,7 +738,7 @@ def test_the_sentences_weigh_gaps_and_costs() -> None:
             ess_min={"a": 812.0, "b": math.nan},
         )
     )
-    assert "0.50 sd off in the mean and with 0.80 times its spread, in 2.0 s (10 times faster)" in text
+    assert "0.50 sd off in the mean and with 0.80 times its spread, in 2 s (10 times faster)" in text
     assert "R-hat up to 1.004 and effective sample size at least 812" in text
     doubtful = sentences(made_up(scores, converged={"a": "in doubt", "b": ""}))
     assert "may not be gaps to the truth" in doubtful
