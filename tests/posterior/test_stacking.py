@@ -170,6 +170,17 @@ def test_parts_that_predict_alike_share_their_weight() -> None:
     assert stacking_weights(np.zeros((5, 4))) == pytest.approx([0.25] * 4)
 
 
+@pytest.mark.parametrize("spread", [1e-10, 1e-9, 3e-9, 1e-8, 1e-6])
+def test_weights_of_parts_that_predict_nearly_alike_reach_the_bound(spread: float) -> None:
+    """Two optimisers of one mode leave such differences; a step of EM is as short as they are."""
+    rng = np.random.default_rng(0)
+    values = spread * (rng.standard_normal((5, 3)) + rng.standard_normal(3))
+    densities, weights = np.exp(values), stacking_weights(values)
+    slopes = (densities / (densities @ weights)[:, None]).mean(axis=0)
+    assert slopes.max() - 1.0 <= TOLERANCE
+    assert weights.sum() == pytest.approx(1.0)
+
+
 def test_densities_that_give_no_weights_are_refused() -> None:
     good = np.zeros((4, 2))
     for values, words in (
