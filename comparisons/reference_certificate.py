@@ -1,12 +1,7 @@
 """What certifies a reference posterior: checks with limits that were set before the first reference was made.
 
-Each check is computed from arrays that the reference stores, so anyone can compute it again; what needs the samplers
-themselves is a number of the certificate, held by its hash. A reference is
-
-- "certified" if all checks hold;
-- "mode-weighted" if chains stay in modes, and runs of tempered SMC agree on the masses of these;
-- "bracketed" if its data were simulated from the prior, so that the true parameter is one exact posterior draw;
-- else a record of failure, which is no reference.
+A reference is "certified" if all checks hold, and "failed" otherwise. Checks of the stored arrays can be computed again
+by anyone (`recompute`). Checks that need more than these arrays are recorded as numbers.
 """
 
 from __future__ import annotations
@@ -253,13 +248,11 @@ def recompute(stored: Mapping[str, np.ndarray]) -> list[Check]:
         names = ("energy", "diverging", "reached_max_tree_depth")
         checks += trajectories(f"NUTS {run}", {name: stored[name][at] for name in names})
     for index, run in enumerate(("a", "b")):
-        if "second_mean" in stored:
-            other = {name: stored[f"second_{name}"][index] for name in whole}
-            checks += agreement(f"second sampler, run {run}", whole, other, floor, pairs, whole["sd"])
-        if "log_evidence" in stored:
-            integral, spread = stored["integral"][index], stored["integral_error"][index]
-            checks += [
-                Check(f"{check.name}, run {run}", check.value, check.limit, check.holds)
-                for check in evidence(stored["log_evidence"][index], float(integral), float(spread))
-            ]
+        other = {name: stored[f"smc_{name}"][index] for name in whole}
+        checks += agreement(f"SMC, run {run}", whole, other, floor, pairs, whole["sd"])
+        integral, spread = stored["integral"][index], stored["integral_error"][index]
+        checks += [
+            Check(f"{check.name}, run {run}", check.value, check.limit, check.holds)
+            for check in evidence(stored["log_evidence"][index], float(integral), float(spread))
+        ]
     return checks

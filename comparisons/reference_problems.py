@@ -41,16 +41,16 @@ Rows = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class Entry:
-    """A line of the library: what is fitted, to which rows, and how much is computed.
+    """One reference: what is fitted, to which rows, and how much is computed.
 
     Parameters
     ----------
     name : str
-        Name of the reference, `model-data` by custom.
+        Name of the reference, such as "linear_regression-diabetes".
     model : str
         Name of a model of the zoo.
     data : str
-        Name of a table, of a simulated curve in `CURVES`, or "prior": targets drawn from the model itself.
+        Name of a table, or of a simulated curve in `CURVES`.
     arguments : dict
         Arguments of the model.
     rows : int
@@ -65,12 +65,8 @@ class Entry:
         Of each of the two runs of NUTS.
     target_accept, mass_matrix
         As in `NUTS`.
-    second : str
-        The second sampler: "smc" or "mclmc".
     particles, moves : int
         Of tempered SMC.
-    calibrate : bool
-        Whether 200 simulations check the calibration of the fit.
     scale_targets : bool
         Whether the targets of a regression table are standardised; counts and times are not.
     """
@@ -88,10 +84,8 @@ class Entry:
     chains: int = setting(8, whole(8))
     target_accept: float = 0.9
     mass_matrix: str = "diagonal"
-    second: str = "smc"
     particles: int = setting(1000, whole(100))
     moves: int = setting(5, whole(1))
-    calibrate: bool = False
     scale_targets: bool = True
 
     def __post_init__(self) -> None:

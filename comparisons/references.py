@@ -1,10 +1,10 @@
 """Make the reference posteriors, certify them, and compute their certificates again.
 
-    python comparisons/references.py make [NAME ...] [--work DIR] [--tiny]
-    python comparisons/references.py check [NAME ...]
-    python comparisons/references.py list
+    python comparisons/references.py make [NAME ...] [--work DIR] [--out DIR]
+    python comparisons/references.py check [NAME ...] [--out DIR]
+    python comparisons/references.py list [--out DIR]
 
-`make` runs what `references/entries.toml` asks for: two runs of NUTS from prior draws, two fits by a second sampler,
+`make` runs what `references/entries.toml` asks for: two runs of NUTS from prior draws, two fits by tempered SMC,
 thermodynamic integration, and the log joint in NumPyro, Pyro and NumPy. Each part is kept in the work folder as soon as
 it has finished, so an interrupted run goes on where it stopped. A reference that fails a check is stored as a record of
 failure: its card and certificate, without draws. `check` computes every check again from the stored arrays.
@@ -13,7 +13,6 @@ failure: its card and certificate, without draws. `check` computes every check a
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.util
 import json
 import tempfile
@@ -21,7 +20,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -37,14 +35,15 @@ from reference_certificate import (
     trajectories,
 )
 from reference_problems import FOLDER, REGIONS, Entry, Problem, problem
+from study import kept, stamp
 
 import ppl_bnn as bnn
 from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.systems import system
-from ppl_bnn.core.arrays import map_data
-from ppl_bnn.core.errors import unknown_name
+from ppl_bnn.core.arrays import map_data, site_seed
+from ppl_bnn.core.errors import InputError, check_known
 from ppl_bnn.core.files import write_whole
-from ppl_bnn.inference.method import versions
+from ppl_bnn.core.stored import digest
 from ppl_bnn.posterior.convergence import by_arviz
 
 SCHEMA = 1
@@ -59,18 +58,8 @@ Arrays = dict[str, np.ndarray]
 
 
 def seed_of(name: str, part: str) -> int:
-    """A seed that no other part of any reference shares."""
-    return int.from_bytes(hashlib.sha256(f"{name}/{part}".encode()).digest()[:4], "big") % 2**31
-
-
-def kept(file: Path, compute: Callable[[], Arrays]) -> Arrays:
-    """The arrays in `file`, computed first if it does not exist."""
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        found = compute()
-        write_whole(file, lambda part: _save(part, found))
-    with np.load(file) as stored:
-        return dict(stored)
+    """The seed of a part of a reference."""
+    return site_seed(f"{name}/{part}", 0) % 2**31
 
 
 def _save(part: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -245,10 +234,9 @@ def integral(found: Arrays) -> tuple[float, float]:
 
 
 def numpy_program(model: str) -> Any:
-    """The module with the log joint of a model in NumPy, or None if the library has none."""
+    """The module with the log joint of a model in NumPy; InputError if there is none."""
     file = FOLDER / "programs" / f"{model}.py"
-    if not file.exists():
-        return None
+    InputError.check(file.exists(), model, f"its log joint by hand in {file}", "none", "writing it")
     specification = importlib.util.spec_from_file_location(f"reference_program_{model}", file)
     assert specification is not None
     assert specification.loader is not None
@@ -288,11 +276,8 @@ def log_joints(entry: Entry, chosen: Problem) -> Arrays:
             if ppl == "numpyro":
                 w = program.constrain_draws(u, x, y)
     by_hand = numpy_program(entry.model)
-    if by_hand is not None:
-        each = ({name: value[index] for name, value in w.items()} for index in range(POINTS))
-        found["numpy"] = np.array(
-            [by_hand.log_joint(one, chosen.x, chosen.y, **entry.arguments) for one in each]
-        )
+    each = ({name: value[index] for name, value in w.items()} for index in range(POINTS))
+    found["numpy"] = np.array([by_hand.log_joint(one, chosen.x, chosen.y, **entry.arguments) for one in each])
     return found
 
 
@@ -371,9 +356,11 @@ def arrays_of(entry: Entry, chosen: Problem, work: Path) -> tuple[Arrays, list[C
     cost: dict[str, Any] = {}
 
     def part(name: str, run: str, compute: Callable[[Entry, Problem, str], Arrays]) -> Arrays:
-        if not (folder / f"{name}_{run}.npz").exists():
+        def computed() -> Arrays:
             say(f"{entry.name}: {name}, run {run}")
-        found = kept(folder / f"{name}_{run}.npz", lambda: compute(entry, chosen, run))
+            return compute(entry, chosen, run)
+
+        found = kept(folder, f"{name}_{run}", entry, computed)
         known = {key: float(found[key]) for key in ("seconds", "gradients") if key in found}
         cost[f"{name} {run}"] = {"seed": seed_of(entry.name, f"{name} {run}"), **known}
         return found
@@ -402,24 +389,22 @@ def arrays_of(entry: Entry, chosen: Problem, work: Path) -> tuple[Arrays, list[C
     stored |= held_out(entry, chosen, stored)
     seconds, evidences, integrals = [], [], []
     for run in RUNS:
-        if entry.second == "smc":
-            other = part("smc", run, smc)
-            draws = other["f"].reshape(-1, rows * outputs).astype(np.float64)
-            seconds.append(moments(draws, pairs))
-            full += agreement_of_marginals(f"second sampler, run {run}", pool, draws)
-            path = part("integration", run, integration)
-            evidences.append(other["log_evidence"])
-            integrals.append(integral(path))
-    if seconds:
-        stored |= {f"second_{name}": np.stack([each[name] for each in seconds]) for name in whole}
-        stored["log_evidence"] = np.stack(evidences)
-        stored["integral"], stored["integral_error"] = np.array(integrals).T
-    full += joint_checks(kept(folder / "log_joints.npz", lambda: log_joints(entry, chosen)))
+        other = part("smc", run, smc)
+        draws = other["f"].reshape(-1, rows * outputs).astype(np.float64)
+        seconds.append(moments(draws, pairs))
+        full += agreement_of_marginals(f"SMC, run {run}", pool, draws)
+        evidences.append(other["log_evidence"])
+        integrals.append(integral(part("integration", run, integration)))
+    stored |= {f"smc_{name}": np.stack([each[name] for each in seconds]) for name in whole}
+    stored["log_evidence"] = np.stack(evidences)
+    stored["integral"], stored["integral_error"] = np.array(integrals).T
+    full += joint_checks(kept(folder, "log_joints", entry, lambda: log_joints(entry, chosen)))
     return stored, full, cost
 
 
 def make(entry: Entry, work: Path, out: Path) -> str:
     """Compute what an entry asks for, judge it, and store the reference; returns its grade."""
+    numpy_program(entry.model)
     chosen = problem(entry)
     stored, full, cost = arrays_of(entry, chosen, work)
     checks = recompute(stored)
@@ -445,13 +430,12 @@ def make(entry: Entry, work: Path, out: Path) -> str:
     certificate = {
         "schema": SCHEMA,
         "grade": grade,
-        "made": str(date.today()),
-        "versions": versions(),
+        "provenance": stamp(),
         "cost": cost,
         "settings": asdict(entry),
         "from the full runs": plain(full),
         "from the stored arrays": plain(checks),
-        "sha256": {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in files},
+        "sha256": {name: digest(folder / name) for name in files},
     }
     _write_json(folder / "certificate.json", certificate)
     return grade
@@ -466,11 +450,7 @@ def card(entry: Entry, chosen: Problem, stored: Arrays, grade: str) -> dict[str,
         "schema": SCHEMA,
         "name": entry.name,
         "grade": grade,
-        "model": {
-            "name": entry.model,
-            "arguments": dict(entry.arguments),
-            "sha256": hashlib.sha256(file.read_bytes()).hexdigest(),
-        },
+        "model": {"name": entry.model, "arguments": dict(entry.arguments), "sha256": digest(file)},
         "weights": int(stored["dimensions"].sum()),
         "sites": dict(zip(names, stored["dimensions"].tolist(), strict=True)),
         "scales": stored["scale_names"].tolist(),
@@ -492,7 +472,7 @@ def check(name: str, folder: Path) -> bool:
     certificate = json.loads((folder / "certificate.json").read_text())
     good = True
     for file, stated in certificate["sha256"].items():
-        found = hashlib.sha256((folder / file).read_bytes()).hexdigest()
+        found = digest(folder / file)
         if found != stated:
             say(f"{name}: {file} has the SHA-256 {found}, and the certificate says {stated}")
             good = False
@@ -518,9 +498,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the references")
     options = parser.parse_args()
     entries = Entry.read()
-    for name in options.names:
-        if name not in entries:
-            raise unknown_name("reference", name, entries)
+    check_known("reference", options.names, entries)
     names = options.names or list(entries)
     if options.action == "make":
         for name in names:

@@ -14,9 +14,7 @@ from ppl_bnn.cli import complete, console, options, plan
 from ppl_bnn.cli.options import option
 from ppl_bnn.core.errors import ClusterError, InputError
 from ppl_bnn.core.progress import Bars
-from ppl_bnn.evaluation.comparison.summary import duration
 from ppl_bnn.inference.registry import ROWS
-from ppl_bnn.reporting.columns import of_grid
 from ppl_bnn.reporting.terminal import print_table, show
 
 if TYPE_CHECKING:
@@ -107,6 +105,8 @@ def compare(
     with console.keeping(planned.out):
         settings = {"reference": measure, "seed": seed, "device": device}
         failed = _fit_and_show(errors, planned, chosen, settings, report)
+    from ppl_bnn.evaluation.comparison.summary import duration
+
     console.new_console().print(f"[dim]{duration(time.monotonic() - started)} in all[/]")
     if failed:
         raise typer.Exit(1)
@@ -225,6 +225,7 @@ def _show_grid(screen: Console, result: GridResult) -> None:
     """A block for each model and data set: scores, paired differences to the best method, the gap, the cost."""
     from ppl_bnn.evaluation.grid.cell import Cell
     from ppl_bnn.evaluation.grid.result import LABELS
+    from ppl_bnn.reporting.columns import of_grid
 
     table: Any = result.table()
     for (model, data), block in table.groupby(level=["model", "data"], sort=False):

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.core.errors import UnsupportedError
+
 Array = Any
 
 
@@ -50,7 +52,8 @@ def unprefixed(arrays: Mapping[str, np.ndarray], part: str) -> dict[str, np.ndar
 def arrays_of(record: Any, but: Collection[str] = ()) -> dict[str, np.ndarray]:
     """The arrays of the fields of a dataclass, for storage, and those of dicts as "<field>/<number>/<key>".
 
-    The numbers keep the order of a dict in a file that has none. Other values, and the fields `but`, are left out.
+    The numbers keep the order of a dict in a file that has none. A field that is None is absent. Fields named in `but`
+    are left out; any other value is an UnsupportedError, so that nothing is lost silently.
     """
     found = {}
     for name in (each.name for each in fields(record) if each.name not in but):
@@ -58,7 +61,12 @@ def arrays_of(record: Any, but: Collection[str] = ()) -> dict[str, np.ndarray]:
         if isinstance(value, Mapping):
             parts = enumerate(value.items())
             found |= {f"{name}/{index:04d}/{key}": np.asarray(part) for index, (key, part) in parts}
-        elif isinstance(value, np.ndarray | np.generic):
+        elif value is not None:
+            expected, got = "an array or a dict of arrays, to be stored", type(value).__name__
+            good, where = isinstance(value, np.ndarray | np.generic), f"{type(record).__name__}.{name}"
+            UnsupportedError.check(
+                good, where, expected, got, "methods `arrays` and `from_arrays` of its own"
+            )
             found[name] = np.asarray(value)
     return found
 

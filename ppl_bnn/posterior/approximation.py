@@ -80,8 +80,8 @@ class Approximation(ABC):
         return None
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All arrays needed by `from_arrays`: those of the fields, without the weights, which a posterior stores."""
-        return arrays_of(self, ("weights",))
+        """All arrays needed by `from_arrays`: those of the fields, but for what a posterior stores itself."""
+        return arrays_of(self, ("weights", "groups"))
 
     @classmethod
     def from_arrays(cls, arrays: Draws) -> Self:

@@ -32,6 +32,7 @@ TOLERANCE = 1e-9
 STEPS = 20_000
 # What is added to the weights of L-BFGS-B, some of which are 0, so that EM can still change them.
 INSIDE = 1e-9
+# The smallest weight during the steps.
 LEAST = 1e-100
 
 
@@ -109,10 +110,10 @@ def stacking_weights(log_densities: np.ndarray) -> np.ndarray:
 
         mean_i log sum_k v_k p_ik - mean_i log sum_k w_k p_ik <= max_k D_k(w) - 1.
 
-    Steps of EM, w_k <- w_k D_k(w), follow SciPy's L-BFGS-B until the right-hand side is below 1e-9; those of a power of
-    D_k are taken where they climb higher, since EM hardly moves between parts that predict nearly the same. Parts with
-    equal predictions get equal weights. Raises InputError for invalid values or a row to which no part gives any
-    density, and DivergenceError if the bound was not reached.
+    Steps of EM, w_k <- w_k D_k(w), follow SciPy's L-BFGS-B until the right-hand side is below 1e-9. EM moves slowly
+    between parts with nearly equal predictions. So each step is also tried with a power of D_k, which doubles while it
+    gives a larger mean. Parts with equal predictions get equal weights. Raises InputError for invalid values or a row
+    to which no part gives any density, and DivergenceError if the bound was not reached.
     """
     values = np.asarray(log_densities, dtype=np.float64)
     if values.ndim != 2 or 0 in values.shape:

@@ -83,11 +83,13 @@ def report(
     Raises
     ------
     InputError
-        Another type of result, or a path that cannot be written. Raised before anything is drawn.
+        Another type of result, a path that cannot be written, or `numbers` of another type. Raised before anything is
+        drawn.
     """
     known = isinstance(result, Comparison | GridResult)
     got, advice = type(result).__name__, "the result of bnn.compare(...) or of a grid's run(...)"
     InputError.check(known, "report", "a Comparison or a GridResult", got, advice)
+    InputError.check(isinstance(numbers, bool), "numbers", "True or False", repr(numbers), "numbers=True")
     target = html.checked_path(path)
     found = _findings(result)
     pictures = _pictures(found)

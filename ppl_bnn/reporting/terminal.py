@@ -111,7 +111,7 @@ def _grid(table: pd.DataFrame, columns: Sequence[Column], reference: str | None)
     grid = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False)
     grid.add_column("method", no_wrap=True, min_width=11)
     for column in columns:
-        grid.add_column(column.heading, justify="right", no_wrap=True)
+        grid.add_column(column.heading, justify="left" if column.source == "ppl" else "right", no_wrap=True)
     for name, row in table.to_dict(orient="index").items():
         cells = (cell(row, column) for column in columns)
         grid.add_row(escape(str(name)), *cells, style="red" if row.get("failure") else None)

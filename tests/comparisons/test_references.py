@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def stored(seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     u = rng.standard_normal((16, 250, 3))
     f = np.concatenate([u, u[..., :1] + u[..., 1:2]], axis=-1)
-    energy = rng.standard_normal((16, 1000)).cumsum(axis=1) * 0.0 + rng.standard_normal((16, 1000))
+    energy = rng.standard_normal((16, 1000))
     flat = f.reshape(-1, 4)
     halves = [certificate.moments(each, PAIRS) for each in (flat[:2000], flat[2000:])]
     second = {name: np.stack([each[name] for each in halves]) for name in halves[0]}
@@ -58,7 +59,7 @@ def stored(seed: int = 0) -> dict[str, np.ndarray]:
         "energy": energy,
         "diverging": np.zeros((16, 1000), dtype=bool),
         "reached_max_tree_depth": np.zeros((16, 1000), dtype=bool),
-        **{f"second_{name}": value for name, value in second.items()},
+        **{f"smc_{name}": value for name, value in second.items()},
         "log_evidence": evidences,
         "integral": np.array([-3.0, -3.0]),
         "integral_error": np.array([0.02, 0.02]),
@@ -125,8 +126,8 @@ def test_exact_draws_are_certified_and_each_fault_is_found() -> None:
         "run a against run b: difference in mean": lambda a: a["f"][8:].__iadd__(0.15),
         "run a against run b: difference in sd": lambda a: a["f"][8:].__imul__(1.15),
         "of two": lambda a: a["virial"].__imul__(1.1),
-        "second sampler, run b: difference in mean": lambda a: a["second_mean"][1].__iadd__(0.15),
-        "second sampler, run a: difference in covariance": lambda a: a["second_covariance"][0].__iadd__(0.3),
+        "SMC, run b: difference in mean": lambda a: a["smc_mean"][1].__iadd__(0.15),
+        "SMC, run a: difference in covariance": lambda a: a["smc_covariance"][0].__iadd__(0.3),
         "standard error, in nats, run a": lambda a: a["log_evidence"][0].__imul__(np.linspace(0.8, 1.2, 6)),
         "thermodynamic integration, in nats, run b": lambda a: a["integral"].__setitem__(1, -3.4),
     }
@@ -197,6 +198,10 @@ def test_a_reference_is_made_resumed_and_checked(
     changed["f"][0, 0, 0] += 1.0
     np.savez_compressed(folder / "reference.npz", **changed)
     assert not references.check("small", folder)
+    # Parts of another entry are not taken for those of this one.
+    other = replace(entry, rows=30)
+    with pytest.raises(ValueError, match="another size"):
+        references.make(other, tmp_path / "work", tmp_path / "out")
     # What had finished is read, not computed again.
     monkeypatch.setattr(references, "nuts", lambda *_: pytest.fail("it was computed again"))
     assert references.make(entry, tmp_path / "work", tmp_path / "out") == "certified"

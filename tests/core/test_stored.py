@@ -223,9 +223,9 @@ def test_cells_and_checkpoints_without_a_checksum_are_damaged(tmp_path: Path) ->
     file = tmp_path / "grid" / "cells" / f"{cell(0)[0]}.safetensors"
     arrays, said = READER.arrays(file, ("cell", "parts", "ppl_bnn.format", "ppl_bnn.sha256"))
     write_arrays(file, arrays, {name: said[name] for name in ("cell", "parts")})
-    what, told = outcome(grid)
+    what, warned = outcome(grid)
     assert what == "said"
-    assert sum("damaged cells are left out" in text for text in told) == 1
+    assert sum("damaged cells are left out" in text for text in warned) == 1
     kept = Checkpoint.of(tmp_path, {"seed": 1}, "fit")
     write_arrays(tmp_path / "fit.safetensors", {"u": np.zeros(2)}, {"fingerprint": '{"seed": 1}'})
     with pytest.raises(DamagedError, match=r"fit\.safetensors.*no checksum"):

@@ -322,3 +322,19 @@ def test_a_missing_device_is_said(saved: Path) -> None:
     assert posterior.info.device == "cpu"
     with pytest.raises(bnn.errors.DeviceError):
         load(saved, model, device="cuda:0")
+
+
+def test_a_field_that_would_be_lost_is_refused(rng: np.random.Generator) -> None:
+    @dataclass
+    class Shifted(Point):
+        by: float = 1.0
+
+    with pytest.raises(
+        UnsupportedError, match=r"Shifted\.by: expected an array or a dict of arrays.*got float"
+    ):
+        Shifted({"w": rng.normal(size=2)}).arrays()
+    several = {f"w{index}": rng.normal(size=index + 1) for index in range(12)}
+    found = Point.from_arrays(dict(reversed(Point(several).arrays().items())))
+    assert list(found.u) == list(several)
+    for name, value in several.items():
+        np.testing.assert_array_equal(found.u[name], value)

@@ -744,6 +744,8 @@ def test_a_report_is_one_file_and_numbers_come_on_demand(
     assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert len(made.encode()) < 3_000_000
     monkeypatch.setattr(module, "page", lambda *given, **options: made)
+    with pytest.raises(InputError, match="numbers: expected True or False; got 'csv'"):
+        report(fitted, path, numbers="csv")  # type: ignore[arg-type]
     report(fitted, path, numbers=True)
     assert path.read_text(encoding="utf-8") == made
     names = {file.name for file in path.parent.iterdir()}

@@ -153,7 +153,7 @@ def duration(seconds: float) -> str:
         return f"{seconds * 1000:.0f} ms"
     units = ((86400.0, "days"), (3600.0, "h"), (60.0, "min"))
     size, unit = next((each for each in units if seconds >= 1.66 * each[0]), (1.0, "s"))
-    return f"{f'{seconds / size:.1f}'.removesuffix('.0')} {unit}"
+    return f"{seconds / size:.1f} {unit}".replace(".0 ", " ")
 
 
 def relative(seconds: float, reference: float) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model
-from ppl_bnn.core.arrays import chunks, fields_in, map_data, ravel, row_count, unprefixed, unravel
+from ppl_bnn.core.arrays import arrays_of, chunks, fields_in, map_data, ravel, row_count, unprefixed, unravel
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, Rotated
 from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors
@@ -90,7 +90,7 @@ class LaplaceGaussian(Approximation):
         return GaussianPrior(self.mode, joint=tuple(dense), kronecker=factors)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        found, structure = super().arrays(), self.covariance.structure
+        found, structure = arrays_of(self, ("covariance", "noise", "kinds")), self.covariance.structure
         found |= {f"covariance/{structure}/{key}": value for key, value in self.covariance.arrays().items()}
         found["kinds"] = np.array([_KINDS.index(kind) for kind in self.kinds])
         return found if self.noise is None else found | {"noise": np.asarray(self.noise)}

@@ -46,7 +46,7 @@ class ManyChains(Sampler):
     superchains: int = setting(8, whole(2))
     averaged: ClassVar[tuple[str, ...]] = ("acceptance_rate", "step_size")
     limitations: ClassVar[str] = (
-        "Many short chains: what none of them reached in its warm-up is missing, and they want an accelerator."
+        "Its chains are many and short: regions that none reached in the warm-up are missing. It needs an accelerator."
     )
 
     def check(self) -> None:

@@ -306,7 +306,6 @@ class Engine:
         """Compiler options of a transition. Bits may depend on them, so all layouts of chains use the same.
 
         With at least as many chains as cores, the small matrix products of one chain are not shared among cores.
-        Measured by `comparisons/performance/sampling.py`.
         """
         crowded = self.method.chains >= cores() and not self.problem.device.startswith("cuda")
         return {"xla_cpu_multi_thread_eigen": False} if crowded else None

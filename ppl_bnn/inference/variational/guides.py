@@ -20,7 +20,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from ppl_bnn.backends.protocol import Model, Site
-from ppl_bnn.core.arrays import fields_in
+from ppl_bnn.core.arrays import arrays_of, fields_in
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.inference.variational.families.base import Array, Family, Parameters
 from ppl_bnn.inference.variational.families.blocks import (
@@ -375,7 +375,8 @@ class GuideApproximation(Approximation):
         return self.guide.as_prior(self._exact)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        return super().arrays() | {"guide": np.frombuffer(self.guide.to_json().encode(), dtype=np.uint8)}
+        guide = np.frombuffer(self.guide.to_json().encode(), dtype=np.uint8)
+        return arrays_of(self, ("guide",)) | {"guide": guide}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Self:

@@ -101,8 +101,8 @@ class IVON(iterated.IteratedMethod):
     remedy: ClassVar[str] = "a smaller init_scale"
     explains: ClassVar[bool] = True
     limitations: ClassVar[str] = (
-        "Its weights are independent and of several modes it has one: variances are too small, between the data "
-        "above all."
+        "Its weights are independent, and it covers one of several modes: variances are too small, most of all "
+        "between the data."
     )
 
     def plan(self, problem: Problem, progress: Progress) -> iterated.Plan:

@@ -125,8 +125,8 @@ class MCDropout(iterated.IteratedMethod):
     averaged: ClassVar[tuple[str, ...]] = ("u",)
     remedy: ClassVar[str] = "a smaller rate"
     limitations: ClassVar[str] = (
-        "Its spread is that of a rate which nobody has fitted: it does not shrink as rows are added, and away from "
-        "the data it is what the network makes of it."
+        "Its spread is set by the dropout rate, which is not fitted: it does not shrink as rows are added, and away "
+        "from the data it depends on the network alone."
     )
 
     def check_support(self, problem: Problem) -> None:
