@@ -22,6 +22,7 @@ from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.variational.families.base import inverse_softplus
 from ppl_bnn.inference.variational.mean_field import MeanField
+from ppl_bnn.language import ops
 from ppl_bnn.posterior.approximation import Approximation, Drawn
 
 # Draws of a hand-written guide that a posterior stores, because it cannot create more later.
@@ -67,10 +68,6 @@ class _Normal(SystemGuide):
     def _names(self, site: Site) -> list[str]:
         return [name.format(site.name) for name in self.named]
 
-    @abstractmethod
-    def _scale(self, parameter: np.ndarray) -> np.ndarray:
-        """The standard deviations of a site from the parameter of its scale, by the softplus of the system."""
-
     def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray], seed: int) -> Arrays:
         program = self._problem.program
         found = {site.name: np.asarray(u0[site.name], float) for site in program.params}
@@ -87,7 +84,7 @@ class _Normal(SystemGuide):
                 continue
             name, of_scale = self._names(site)
             loc[site.name] = parameters[name].reshape(site.unconstrained_shape)
-            scale[site.name] = self._scale(parameters[of_scale]).reshape(site.unconstrained_shape)
+            scale[site.name] = ops.softplus(parameters[of_scale]).reshape(site.unconstrained_shape)
         return MeanField(loc, scale)
 
 
@@ -121,9 +118,6 @@ class _NumPyroNormal(_Normal):
 
     def __init__(self, problem: Problem, model: Model, guide: Any, particles: int, batch: int | None):
         self._problem, self._model, self._particles = problem, model, particles
-
-    def _scale(self, parameter: np.ndarray) -> np.ndarray:
-        return np.logaddexp(0.0, parameter)
 
     def __call__(self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any) -> Costs:
         import jax
@@ -271,12 +265,6 @@ class _PyroNormal(_PyroLoss, _Normal):
         _check_names(names)
         model = typed(model)
         super().__init__(problem, model, AutoNormal(model), particles, batch)
-
-    def _scale(self, parameter: np.ndarray) -> np.ndarray:
-        import torch
-
-        system = self._problem.system
-        return system.to_numpy(torch.nn.functional.softplus(system.asarray(parameter)))
 
 
 class _PyroWritten(_PyroLoss):
