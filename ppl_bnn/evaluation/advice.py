@@ -21,11 +21,11 @@ from ppl_bnn.backends.systems import written_in
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import cores, map_data, row_count
 from ppl_bnn.core.errors import BNNError, InputError, ModelError, UnsupportedError
+from ppl_bnn.core.processes import machine_memory
 from ppl_bnn.core.settings import between
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.comparison.run import check_method
 from ppl_bnn.evaluation.comparison.summary import duration
-from ppl_bnn.evaluation.grid.engines import machine_memory
 from ppl_bnn.evaluation.grid.grid import labelled
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.cost import Effort, Size

@@ -38,6 +38,11 @@ def flat_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
     return ravel(u, problem.program.sites).astype(float)
 
 
+def by_site(problem: Problem, flat: np.ndarray) -> dict[str, np.ndarray]:
+    """The inverse of `flat_sites`, also for (..., P), as copies."""
+    return {name: np.array(value) for name, value in problem.program.unravel(flat).items()}
+
+
 def latent_places(problem: Problem) -> np.ndarray:
     """The positions of the latent sites in the flat vector of all sites, which includes parameters without a prior."""
     sites = problem.program.sites.values()
@@ -81,6 +86,22 @@ def somewhere(problem: Problem) -> dict[str, np.ndarray]:
         return (0.1 + 0.2 * part).reshape(site.unconstrained_shape)
 
     return {name: values(site) for name, site in problem.program.sites.items()}
+
+
+def untransformed(problem: Problem) -> set[str]:
+    """The sites whose unconstrained coordinates are the values that the program reads, as found at two points."""
+    program, to_numpy = problem.program, problem.system.to_numpy
+
+    def find() -> set[str]:
+        same = {name for name, site in program.sites.items() if site.shape == site.unconstrained_shape}
+        for shift in (0.0, 0.7):
+            moved = {name: value + shift for name, value in somewhere(problem).items()}
+            u = system_values(problem, moved)
+            w = program.constrain(u, *first_rows(problem))
+            same = {name for name in same if np.array_equal(to_numpy(u[name]), to_numpy(w[name]))}
+        return same
+
+    return program.cached("untransformed", find)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort
-from ppl_bnn.inference.flat_vector import Values, flat_sites
+from ppl_bnn.inference.flat_vector import Values, by_site, flat_sites
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.optimisation.adam import descent
 from ppl_bnn.inference.optimisation.loops import STRETCH
@@ -321,7 +321,7 @@ class Refinement:
         flat = begin.copy()
         if np.all(np.isfinite(result.x)) and result.fun <= self.value_and_grad(begin, changes)[0]:
             flat[free] = result.x
-        return {name: np.asarray(value) for name, value in self._problem.program.unravel(flat).items()}
+        return by_site(self._problem, flat)
 
 
 def kinks(problem: Problem) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import DivergenceError
-from ppl_bnn.inference.flat_vector import flat_sites
+from ppl_bnn.inference.flat_vector import by_site, flat_sites
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.optimisation.loops import STRETCH, adam, loop_of
 from ppl_bnn.inference.optimisation.mode import WAIT, Mode, Plateau, Refinement, Search, find_mode
@@ -81,7 +81,7 @@ def find_modes(
         if found[index] is not None:
             continue
         found[index] = Refinement(problem, jacobian).found(
-            {name: np.array(value) for name, value in program.unravel(flats[index]).items()},
+            by_site(problem, flats[index]),
             trails[: ended[index], index],
             search.polish and validation is None,
             converged=plateaus[index].reached,

@@ -19,7 +19,7 @@ from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import conditioning
 from ppl_bnn.inference.curvature.gaussians import LowRankCovariance
-from ppl_bnn.inference.flat_vector import flat_sites
+from ppl_bnn.inference.flat_vector import by_site, flat_sites
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.mode import Mode, effort_of_mode, starting_point
@@ -304,16 +304,10 @@ class SWAG(Method):
         return DivergenceError.of(self.name, "finite losses and weights", got, advice)
 
     def _outcome(self, path: _Trajectory) -> Outcome:
-        problem = path.problem
-
-        def by_site(flat: np.ndarray) -> dict[str, np.ndarray]:
-            return {name: np.array(value) for name, value in problem.program.unravel(flat).items()}
-
-        moments = path.moments
+        problem, moments = path.problem, path.moments
         variance = moments.squares / moments.count
-        approximation = SWAGGaussian(
-            *map(by_site, (moments.mean, variance, np.stack(list(moments.deviations))))
-        )
+        parts = (moments.mean, variance, np.stack(list(moments.deviations)))
+        approximation = SWAGGaussian(*(by_site(problem, part) for part in parts))
         u = {name: value[None] for name, value in approximation.mean.items()}
         log_joint = float(problem.log_joint_draws(u)[0])
         # Whether the mean losses of the two halves of the collections agree.

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.backends.many_draws import DENSITY_MEMORY
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model, Site
 from ppl_bnn.core.arrays import iterate_seeds, map_data, site_seed
@@ -304,9 +303,7 @@ class _PyroWritten(_PyroLoss):
         """`_draw` mapped over the seeds, as many at a time as fit in memory with the model's activations."""
         import torch
 
-        program = self._problem.program
-        units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
-        at_once = int(np.clip(DENSITY_MEMORY // (16 * units * program.rows), 1, len(seeds)))
+        at_once = self._problem.program.draws_at_once(len(seeds))
         mapped: Any = torch.func.vmap(self._draw, randomness="different", chunk_size=at_once)
         # torch warns of operations that it maps one by one; the user cannot change this.
         with _out_of_place(), ignored("There is a performance drop"):

@@ -158,11 +158,6 @@ class IteratedMethod(Method):
         )
 
 
-def by_site(problem: Problem, flat: np.ndarray) -> dict[str, np.ndarray]:
-    """Flat vectors (..., P) as copies by site."""
-    return {name: np.array(value) for name, value in problem.program.unravel(flat).items()}
-
-
 def separated(
     problem: Problem, points: Sequence[Mapping[str, np.ndarray]], jitter: float, purpose: str
 ) -> np.ndarray:

@@ -19,7 +19,7 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.core.errors import DivergenceError, UnsupportedError
-from ppl_bnn.inference.flat_vector import first_rows, somewhere, system_values
+from ppl_bnn.inference.flat_vector import first_rows, somewhere, system_values, untransformed
 from ppl_bnn.inference.variational.autoguide import Costs
 from ppl_bnn.inference.variational.families.blocks import Normal
 from ppl_bnn.inference.variational.guides import Guide, GuideApproximation, strip_prefix
@@ -117,15 +117,14 @@ class Objective:
         if not (program.coupled or program.has_local):
             x = map_data(lambda a: ops.concatenate([a, a], 0), x)
         used = {site for use in uses for site in (use.weight, use.bias) if site is not None}
-        same = {name for name, site in program.sites.items() if site.shape == site.unconstrained_shape}
-        self._weights = tuple(name for name in guide.normal_sites if name in used & same)
+        self._weights = tuple(name for name in guide.normal_sites if name in used & untransformed(problem))
         if not self._weights:
             got = "none with " + ", ".join(sorted({type(block).__name__ for block in guide.blocks}))
             advice = "guide='normal', or {'hidden*': 'normal', ...}"
             if not used:
                 got = "none that can be seen: a module keeps its own, and a product written out is no bnn.linear"
                 advice = "estimator='plain', or bnn.dense in its place"
-            wanted = f"independent normals on weights of linear maps, for estimator={self.estimator!r}"
+            wanted = f"independent normals on unconstrained weights of linear maps, for estimator={self.estimator!r}"
             raise UnsupportedError.of("SVI", wanted, got, advice)
         shared = shared_weights(program.model, w, x, self._weights)
         refuse_shared(shared, self.estimator, self.approximate)
