@@ -5,13 +5,13 @@ Gaussians, curvatures and Jacobians are defined on this vector or on some of its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ppl_bnn.backends.program import Problem
+from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.protocol import Site
 from ppl_bnn.core.arrays import map_data, ravel
 from ppl_bnn.core.errors import InputError, UnsupportedError
@@ -43,6 +43,11 @@ def by_site(problem: Problem, flat: np.ndarray) -> dict[str, np.ndarray]:
     return {name: np.array(value) for name, value in problem.program.unravel(flat).items()}
 
 
+def minus_log_joint(program: Program, scale: float = 1.0, jacobian: bool = True) -> Callable[..., Any]:
+    """The function (flat vector of all sites, x, y) -> minus the log joint; the arguments are as in `log_joint`."""
+    return lambda flat, x, y: -program.log_joint(program.unravel(flat), x, y, scale, jacobian)
+
+
 def latent_places(problem: Problem) -> np.ndarray:
     """The positions of the latent sites in the flat vector of all sites, which includes parameters without a prior."""
     sites = problem.program.sites.values()
@@ -65,6 +70,18 @@ def system_values(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, An
         name: problem.system.asarray(np.asarray(u[name], dtype=float).reshape(site.unconstrained_shape))
         for name, site in sites.items()
     }
+
+
+def constrained(problem: Problem, u: Values) -> dict[str, np.ndarray]:
+    """The values w(u) of all sites at one point, in NumPy."""
+    draws = {name: np.asarray(value)[None] for name, value in u.items()}
+    w = problem.program.constrain_draws(draws, problem.x, problem.y)
+    return {name: value[0] for name, value in w.items()}
+
+
+def with_values(problem: Problem, u: Values, values: Values) -> dict[str, np.ndarray]:
+    """The point u with the constrained `values` at some sites."""
+    return problem.program.unconstrain(constrained(problem, u) | dict(values), problem.x, problem.y)
 
 
 def first_rows(problem: Problem) -> tuple[Any, Any]:

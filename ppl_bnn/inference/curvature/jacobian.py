@@ -156,13 +156,13 @@ def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianP
     mapped = {site for linear in maps.values() for site in (linear.weight, linear.bias)}
     inputs = sum(math.prod(map(int, part.shape)) for parts in record.inputs.values() for part in parts)
     activations = max(1, sum(map(math.prod, added.values())) + inputs)
-    moved = _depends(problem, w, row, sites)
-    reached = _depends(problem, w, row, [name for name in sites if name in mapped]) if maps else moved
+    moved = depends(problem, w, row, sites)
+    reached = depends(problem, w, row, [name for name in sites if name in mapped]) if maps else moved
     rest = site_slices(problem, [name for name in sites if name not in mapped])
     return JacobianPlan(slices, maps, rest, reached, moved, activations, eta)
 
 
-def _depends(problem: Problem, w: Mapping[str, Any], row: Any, names: Sequence[str]) -> np.ndarray:
+def depends(problem: Problem, w: Mapping[str, Any], row: Any, names: Sequence[str]) -> np.ndarray:
     """Which outputs (D,) depend on the sites: those that NaN in their place reaches."""
     missing = {**w, **{name: w[name] * math.nan for name in names}}
     eta = problem.system.to_numpy(problem.program.predictor(missing, row))

@@ -338,6 +338,5 @@ def kinks(problem: Problem) -> str:
 
 def refuse_restarts_from_a_start(name: str, restarts: int, start: Start) -> None:
     """Refuse several starts at one given point."""
-    if restarts > 1 and start is not None:
-        wanted, got = "starts drawn from the prior", f"start= with restarts={restarts}"
-        raise InputError.of(f"{name} restarts", wanted, got, "start=None")
+    wanted, got = "starts drawn from the prior", f"start= with restarts={restarts}"
+    InputError.check(restarts == 1 or start is None, f"{name} restarts", wanted, got, "start=None")

@@ -93,10 +93,9 @@ def _first(problem: Problem, batch: int | None) -> tuple[Any, Any]:
 
 def _check_sites(problem: Problem, found: set[str]) -> None:
     missing = [site.name for site in problem.program.latents if site.name not in found]
-    if missing:
-        wanted = "a guide that samples every latent site of the model"
-        advice = "sampling them in the guide under the same names"
-        raise InputError.of("SVI guide", wanted, f"none of {', '.join(missing)}", advice)
+    wanted = "a guide that samples every latent site of the model"
+    advice = "sampling them in the guide under the same names"
+    InputError.check(not missing, "SVI guide", wanted, f"none of {', '.join(missing)}", advice)
 
 
 def _coordinates(problem: Problem, w: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -362,14 +361,11 @@ def _functional_draw(distribution: Any) -> Any:
 
 def _check_names(names: list[str]) -> None:
     """Refuse a site name that continues another one after a dot."""
+    wanted = "site names of which none continues another after a dot, as Pyro's AutoNormal keeps them as attributes"
+    advice = "another name, guide='diagonal', or ppl='numpyro'"
     for name, other in itertools.permutations(names, 2):
-        if other.startswith(f"{name}."):
-            wanted = (
-                "site names of which none continues another after a dot (Pyro's AutoNormal keeps them as "
-                "attributes of attributes)"
-            )
-            advice = "another name, guide='diagonal', or ppl='numpyro'"
-            raise UnsupportedError.of("SVI", wanted, f"{name!r} and {other!r}", advice)
+        good, got = not other.startswith(f"{name}."), f"{name!r} and {other!r}"
+        UnsupportedError.check(good, "SVI", wanted, got, advice)
 
 
 # (system, whether the guide is written by hand) -> the class: AutoNormal or that guide, under the Trace_ELBO of the

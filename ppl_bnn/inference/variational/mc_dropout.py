@@ -13,7 +13,7 @@ from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.core.errors import UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import between, optional, setting, whole
-from ppl_bnn.inference.flat_vector import by_site, flat_sites, untransformed
+from ppl_bnn.inference.flat_vector import by_site, flat_sites, minus_log_joint, untransformed
 from ppl_bnn.inference.method import Outcome
 from ppl_bnn.inference.optimisation.loops import State, adam
 from ppl_bnn.inference.optimisation.mode import starting_point
@@ -139,12 +139,8 @@ class MCDropout(iterated.IteratedMethod):
         rates, weights = (dict.fromkeys(each, float(self.rate)) for each in (dropped, dropped.values()))
 
         def rule(state: State, now: State, x: Any, y: Any, randomness: Any) -> tuple[State, Any]:
-            masked = _with_dropout(program, rates, randomness)
-
-            def loss(flat: Any) -> Any:
-                return -masked.log_joint(program.unravel(flat), x, y, scale)
-
-            value, gradient = system.value_and_grad(loss)(state["u"])
+            loss = minus_log_joint(_with_dropout(program, rates, randomness), scale)
+            value, gradient = system.value_and_grad(loss)(state["u"], x, y)
             direction, moments = adam(state, gradient, now["step"])
             return {"u": state["u"] - now["rate"] * direction, **moments}, value
 

@@ -63,12 +63,12 @@ class Objective:
         closed = ", ".join(self.divergence.crosses)
         if not closed and any(self.divergence.entropies):
             closed = "the entropy"
-        if guide.strata > 1 and (self.objective != "elbo" or self.estimator != "plain"):
-            wanted = (
-                "objective='elbo' and estimator='plain' with a mixture, whose components are drawn one by one"
-            )
-            got = f"{self.objective!r} and {self.estimator!r}"
-            raise UnsupportedError.of("SVI", wanted, got, "another guide")
+        single = guide.strata == 1 or (self.objective == "elbo" and self.estimator == "plain")
+        wanted = (
+            "objective='elbo' and estimator='plain' with a mixture, whose components are drawn one by one"
+        )
+        got = f"{self.objective!r} and {self.estimator!r}"
+        UnsupportedError.check(single, "SVI", wanted, got, "another guide")
         if self.sticking_the_landing and closed:
             wanted = "divergence='monte_carlo' with sticking_the_landing, which is about the score of log q at the draw"
             raise UnsupportedError.of("SVI", wanted, f"a closed form for {closed}", "one of the two")
@@ -79,12 +79,9 @@ class Objective:
             special = sorted({program.sites[name].family for name in self.divergence.crosses})
             got = f"{', '.join(special)} over {closed}"
             raise UnsupportedError.of("SVI", wanted, got, "objective='elbo'")
-        if self.estimator != "plain" and not program.language:
-            wanted = (
-                f"a model in the language, whose linear maps can be seen, for estimator={self.estimator!r}"
-            )
-            got = f"a plain {problem.system.name} model"
-            raise UnsupportedError.of("SVI", wanted, got, "estimator='plain'")
+        seen, got = self.estimator == "plain" or program.language, f"a plain {problem.system.name} model"
+        wanted = f"a model in the language, whose linear maps can be seen, for estimator={self.estimator!r}"
+        UnsupportedError.check(seen, "SVI", wanted, got, "estimator='plain'")
         self.strata = guide.strata
         # Shared weights that a local estimator treats as if each row used them once.
         self.shared: tuple[str, ...] = ()

@@ -27,6 +27,7 @@ from ppl_bnn.core.settings import OneOf, between, from_to, is_number, optional, 
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
+from ppl_bnn.inference.flat_vector import constrained
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.adam import Descent, descent
@@ -452,9 +453,7 @@ class _Fit:
         advice = f"{slower}, a smaller init_scale, or standardise=True"
         error = loops.divergence("SVI", losses[:, 0], advice, self._blamed(blamed))
         assert error is not None
-        centre = {name: value[None] for name, value in approximation.centre().items()}
-        w = self.problem.program.constrain_draws(centre, self.problem.x, self.problem.y)
-        error.last = {name: value[0] for name, value in w.items()}
+        error.last = constrained(self.problem, approximation.centre())
         raise error
 
     def _blamed(self, approximation: Approximation) -> str:

@@ -15,13 +15,11 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.backends.protocol import Site
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.settings import between, optional, setting, whole
 from ppl_bnn.inference.variational.families.base import Array, Family, Parameters
@@ -123,14 +121,12 @@ class Flow(Family):
     # The final affine map as a normal: the distribution of the flow if all layers are the identity.
     final: ClassVar[Affine] = Normal()
 
-    def bind(self, sites: Sequence[Site]) -> list[Family]:
-        block = self.over(sites)
-        if block.weight_count > WEIGHT_LIMIT:
-            wanted = f"at most {WEIGHT_LIMIT} weights in the networks of a flow, which grow with the square of its size"
-            got = f"{block.weight_count} weights over {block.size} coordinates ({', '.join(block.names)})"
-            advice = f"the flow on the last layer alone, guide={{'output': {self.name!r}, '*': 'normal'}}"
-            raise InputError.of(self.name, wanted, got, f"{advice}, or a smaller hidden")
-        return [block]
+    def check_size(self) -> None:
+        wanted = f"at most {WEIGHT_LIMIT} weights in the networks of a flow, which grow with the square of its size"
+        got = f"{self.weight_count} weights over {self.size} coordinates ({', '.join(self.names)})"
+        advice = f"the flow on the last layer alone, guide={{'output': {self.name!r}, '*': 'normal'}}"
+        good = self.weight_count <= WEIGHT_LIMIT
+        InputError.check(good, self.name, wanted, got, f"{advice}, or a smaller hidden")
 
     @property
     @abstractmethod
