@@ -14,10 +14,10 @@ import pandas as pd
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.diagnostics.diagnose import INADEQUATE, UNDECIDED
 from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
+from ppl_bnn.evaluation.comparison import summary
 from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.figures import predicted_for_drawing
-from ppl_bnn.evaluation.comparison.record import NOT_AT_TEST_ROWS
-from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, Lags, lags_of, measured
+from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, Lags, lags_of
 from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import LEVELS, Event, Transform
@@ -143,37 +143,20 @@ class Findings(UnitBlock):
         return max(float(np.mean(values)) for values in self.row_scores[score].values())
 
     def problem(self, name: str) -> str:
-        converged, kind = self.table.loc[name, ["converged", "kind"]]
-        known = {
-            NOT_AT_TEST_ROWS: "has not converged at the test rows",
-            "no": "has not converged",
-            "per mode": "has converged per mode only: its chains are in different modes, whose weights are not known",
-            "in doubt": "may have converged, but its sampler reported problems",
-        }
-        unknown = kind == "chains" and converged != "yes"
-        return known.get(converged, "could not be checked for convergence" if unknown else "")
+        return summary.problem_of(self.table.loc[name])
 
     @cached_property
     def reference_doubt(self) -> str:
-        if (reference := self.reference) is None:
+        row = None if self.reference is None else self.table.loc[self.reference]
+        if row is None or not (doubt := summary.doubt_of(row)):
             return ""
-        row, problem = self.table.loc[reference], self.problem(reference)
-        if row["kind"] != "chains":
-            problem = f"{problem} and is itself an approximation" if problem else "is itself an approximation"
-        elif not problem and row["target"]:
-            problem = f"converged, but not to the posterior ({row['target']})"
-        if not problem:
-            return ""
-        return (
-            f"The reference {reference} {problem}{measured(row, 4, 'down to')}. The gaps to it are not gaps to the "
-            "posterior, and the verdict does not use them."
-        )
+        gaps = f"{summary.NO_TRUE_GAPS}, and the verdict does not use them"
+        return f"The reference {self.reference} {doubt}{summary.measured(row, 4)}, so {gaps}."
 
     def doubts(self) -> Iterator[str]:
         comparison, reference = self.comparison, self.comparison.reference
         if self.reference is None:
-            why = "failed" if reference in comparison.failures else "was not fitted"
-            why = "No reference was named" if reference is None else f"The reference {reference} {why}"
+            why = summary.no_reference(reference, reference in comparison.failures)
             yield f"{why}, so the distance of the methods from the posterior is not known."
         for name in map(str, self.table.index):
             problem = self.problem(name) if name in comparison.predictions else ""

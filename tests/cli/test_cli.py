@@ -807,7 +807,7 @@ def test_quick_comparison_of_all_methods_in_both_systems() -> None:
         code, out, err = invoke("compare", "linear_regression", "--quick", "--ppl", system, "--out", system)
         assert code == 0, err
         assert "noise floor" in out
-        assert "NOT converged" in out
+        assert "has not converged" in out
         assert {f"{name}.nc" for name in plan.DEFAULT} <= {entry.name for entry in Path(system).iterdir()}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.arrays import row_count
-from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.errors import BNNError, InputError
 from ppl_bnn.core.names import clean
 from ppl_bnn.core.processes import peak_memory
 from ppl_bnn.posterior.posterior import FitInfo, Posterior
@@ -27,8 +28,6 @@ MOST_VALUES = 2**26
 FEWEST_DRAWS = 100
 _LOO = ("elpd_loo", "elpd_loo_se", "elpd_loo_corrected", "pareto_k_corrected", "pareto_k_loo")
 _LOO += ("loo_rank", "loo_weight")
-# A gap of mean functions, or in a sentence why there is none.
-Gap = dict[str, float] | str
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,7 @@ class Record:
     """The results of one method, made by `fitted`.
 
     `figures` and `notes` are by column of `COLUMNS`; `tree` is used for leave-one-out; `pointwise` is the log score of
-    each test row, (N,); `gap` is that to the reference and `floor`, of the reference, its noise floor, once they are
-    measured; `failure` is the reason of a failure, or "".
+    each test row, (N,); `moments` are those of the mean function; `failure` is the reason of a failure, or "".
     """
 
     name: str
@@ -58,8 +56,7 @@ class Record:
     figures: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     pointwise: np.ndarray | None = None
-    gap: Gap | None = None
-    floor: Gap | None = None
+    moments: dict[str, np.ndarray] = field(default_factory=dict)
     failure: str = ""
 
 
@@ -197,10 +194,27 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:] + "."
 
 
+def _moments(record: Record, posterior: Posterior, x_test: Any) -> None:
+    """Mean and variance of the mean function, and if there are enough draws those of two halves of them."""
+    prediction = record.prediction
+    assert prediction is not None
+    record.moments = {"mean": prediction.mean, "variance": prediction.mean_function_variance}
+    chains, draws = posterior.shape
+    # Only if the prediction was made from all draws is the chain of each known.
+    of_draws = np.repeat(np.arange(chains), draws) if prediction.draws == chains * draws else None
+    with contextlib.suppress(BNNError):
+        halves = scores.halves(prediction, of_draws)
+        record.moments |= {
+            "half_means": np.stack([half.mean for half in halves]),
+            "half_variances": np.stack([half.mean_function_variance for half in halves]),
+        }
+
+
 _PARTS = (
     (_export, "The export to ArviZ", ("elpd_loo",)),
     (_diagnose, "The diagnosis", ("converged", "r_hat", "ess_min", "r_hat_test", "ess_min_test", "k_hat")),
     (_leave_one_out, "Leave-one-out cross-validation", _LOO),
+    (_moments, "The mean function", ("gap_mean",)),
 )
 
 

@@ -28,6 +28,7 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.datasets import splits
 from ppl_bnn.datasets.tables import Splits, Table
 from ppl_bnn.evaluation.comparison.run import compare
+from ppl_bnn.evaluation.comparison.table import gap
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import grid as grid_module
 from ppl_bnn.evaluation.grid.grid import Grid, GridInterrupted
@@ -311,12 +312,12 @@ def test_gaps_from_moments_are_those_of_whole_predictions() -> None:
     for one, other in (numbers, several, labelled, binary, (binary[0], certain), (point, numbers[0])):
         arrays = [{"mean": each.mean, "variance": each.mean_function_variance} for each in (one, other)]
         truth = scores.fidelity(one, other)
-        found = cells.gap(arrays[0], arrays[1], one.is_classes)
+        found = gap(arrays[0], arrays[1], one.is_classes)
         np.testing.assert_allclose(found, [truth["mean_gap"], truth["sd_ratio"]], rtol=1e-12)
     with pytest.raises(InputError, match="epistemic spread"):
-        cells.gap(arrays[1], arrays[0], False)
+        gap(arrays[1], arrays[0], False)
     with pytest.raises(InputError, match="the same rows"):
-        cells.gap({"mean": np.zeros(3), "variance": np.ones(3)}, arrays[1], False)
+        gap({"mean": np.zeros(3), "variance": np.ones(3)}, arrays[1], False)
 
 
 def test_gaps_can_be_measured_against_another_method(finished: Any) -> None:
