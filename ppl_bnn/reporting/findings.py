@@ -16,10 +16,8 @@ from ppl_bnn.diagnostics.diagnose import INADEQUATE, UNDECIDED
 from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
 from ppl_bnn.evaluation.comparison import summary
 from ppl_bnn.evaluation.comparison.comparison import Comparison
-from ppl_bnn.evaluation.comparison.figures import predicted_for_drawing
 from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, Lags, lags_of
 from ppl_bnn.prediction import scores
-from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import LEVELS, Event, Transform
 from ppl_bnn.reporting import verdict
 from ppl_bnn.reporting.verdict import SCORE, UnitBlock, Verdict, judge
@@ -113,15 +111,6 @@ class Findings(UnitBlock):
             row["pit_distance"], row["pit_p"] = scores.pit_uniformity(prediction, y)
             rows.append(row)
         return pd.DataFrame.from_records(rows)
-
-    def at(self, name: str, x: np.ndarray) -> Prediction | None:
-        """The prediction of a method at the inputs of a picture; None if it has no posterior and none was stored."""
-        posterior = self.comparison.posteriors.get(name)
-        if posterior is not None:
-            return predicted_for_drawing(posterior, x, self.comparison.data.get("seed", 0))
-        stored_at = self.comparison.drawn_at
-        known = stored_at is not None and np.array_equal(stored_at, x)
-        return self.comparison.drawn.get(name) if known else None
 
     # --- what a verdict needs -----------------------------------------------------------------------------
 

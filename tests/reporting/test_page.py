@@ -770,10 +770,10 @@ def test_bad_arguments_are_told_before_anything_is_drawn(
     with pytest.raises(InputError, match=r"ends in .html; got .*a.pdf"):
         report(fitted, tmp_path / "a.pdf")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="a file that can be written"):
+    with pytest.raises(InputError, match="a folder that can be written"):
         report(fitted, tmp_path / "file" / "a.html")
     (tmp_path / "folder.html").mkdir()
-    with pytest.raises(InputError, match="it is a folder"):
+    with pytest.raises(InputError, match=r"a file; got .*, a folder"):
         report(fitted, tmp_path / "folder.html")
     assert {file.name for file in tmp_path.iterdir()} == {"file", "folder.html"}
 

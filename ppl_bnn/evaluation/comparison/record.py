@@ -85,7 +85,7 @@ def _fitted(name: str, fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed
         **scores.scores_of(prediction, y),
         "kind": posterior.kind,
         "target": posterior.target,
-        "log_score_se": standard_error(pointwise),
+        "log_score_se": scores.paired_difference(pointwise, np.zeros_like(pointwise))[1],
         "compile_seconds": info.compile_seconds,
         "run_seconds": info.run_seconds,
         "predict_seconds": seconds,
@@ -216,13 +216,6 @@ _PARTS = (
     (_leave_one_out, "Leave-one-out cross-validation", _LOO),
     (_moments, "The mean function", ("gap_mean",)),
 )
-
-
-def standard_error(values: np.ndarray) -> float:
-    """Standard error of the mean; NaN for one value, and if a value is infinite."""
-    if len(values) < 2 or not np.isfinite(values).all():
-        return math.nan
-    return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def reason(error: BaseException) -> str:
