@@ -20,7 +20,7 @@ from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, Lags, lags_of
 from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.reliability import LEVELS, Event, Transform
 from ppl_bnn.reporting import verdict
-from ppl_bnn.reporting.verdict import SCORE, UnitBlock, Verdict, judge
+from ppl_bnn.reporting.verdict import ELPD, SCORE, UnitBlock, Verdict, judge
 
 
 class Findings(UnitBlock):
@@ -115,7 +115,16 @@ class Findings(UnitBlock):
     # --- what a verdict needs -----------------------------------------------------------------------------
 
     def lags(self, score: str) -> Lags:
-        return lags_of(self.row_scores.get(score, {}))
+        # ELPD is the sum over rows, other scores are the mean.
+        sums = (
+            {name: len(values) * values for name, values in self.left_out_rows.items()}
+            if score == ELPD
+            else {}
+        )
+        return lags_of(sums or self.row_scores.get(score, {}))
+
+    def paired(self, score: str, first: str, second: str) -> int:
+        return len((self.left_out_rows if score == ELPD else self.row_scores[score])[first])
 
     def behind(self, score: str) -> Lags:
         lags = self.lags(score)

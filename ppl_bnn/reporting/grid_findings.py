@@ -68,6 +68,10 @@ class GridBlock(UnitBlock):
                 lags[name] = (sign * lag, error)
         return best_first(str(base), lags) if base in self.splits(score).columns else {}
 
+    def paired(self, score: str, first: str, second: str) -> int:
+        known = self.splits(score).notna()
+        return int((known[first] & known[second]).sum())
+
     def cells_of(self, name: str) -> tuple[Any, Any]:
         """The cells of a method, and those of them that have a result."""
         cells = self.cells[self.cells["method"] == name]

@@ -19,6 +19,7 @@ from ppl_bnn.evaluation.comparison.summary import IN_WORDS, MARGIN, Lags, betwee
 
 # The score by which methods are recommended.
 SCORE = "log_score"
+ELPD = "elpd_loo"
 BEST, LEVEL = "best", "level"
 # Costs that differ by less than this factor are not distinguishable by wall time.
 ABOUT_AS_LONG = 1.25
@@ -77,6 +78,10 @@ class UnitBlock(ABC):
     @abstractmethod
     def lags(self, score: str) -> Lags:
         """Method -> how far it is behind the best method and the standard error, best first, the best with (0, 0)."""
+
+    @abstractmethod
+    def paired(self, score: str, first: str, second: str) -> int:
+        """Number of units on which both methods have a score."""
 
     def seconds(self, name: str) -> float:
         """Wall time of a fit, the sum of the columns `timed` of the table; infinite if it is not known."""
@@ -137,7 +142,7 @@ def standing(lags: Lags, margin: float = MARGIN) -> dict[str, str]:
 
 def margin_of(score: str, best: float) -> float:
     """The practical margin of a score: 0.01 nats for log scores, 1 % of the best value for any other."""
-    return MARGIN if score in (SCORE, "elpd_loo") else MARGIN * abs(best)
+    return MARGIN if score in (SCORE, ELPD) else MARGIN * abs(best)
 
 
 # --- the verdict ------------------------------------------------------------------------------------------

@@ -401,9 +401,9 @@ def test_elpd_differences_are_arvizs(fitted: Comparison) -> None:
     ranking: Any = arviz_stats.compare(
         {name: loo.elpd_data for name, loo in findings.left_out.items()}, round_to="none"
     )
-    numbers = figures.elpd(findings).numbers
+    numbers = figures.PICTURES["elpd"](findings).numbers
     assert numbers is not None
-    loo = numbers[numbers["where"] == "leave-one-out, sum"].set_index("method")
+    loo = numbers[numbers["score"] == "elpd_loo"].set_index("method")
     assert set(loo.index) == set(ranking.index)
     for name, row in ranking.iterrows():
         assert abs(loo.loc[name, "difference"]) == pytest.approx(abs(row["elpd_diff"]), abs=1e-9)
