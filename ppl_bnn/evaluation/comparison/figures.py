@@ -51,7 +51,7 @@ def drawn_at(x: Any, y: np.ndarray, prediction: Prediction) -> np.ndarray | None
     if prediction.is_classes:
         return drawing.grid_points(*drawing.drawn_over(x)) if x.shape[1] == 2 else None
     one = drawing.single_input(x) and (y.ndim == 1 or prediction.censored)
-    return drawing.drawn_along(x)[:, None] if one else None
+    return drawing.drawn_along(x[:, 0])[:, None] if one else None
 
 
 def drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Prediction | None]:

@@ -46,7 +46,6 @@ class Record:
     each test row, (N,); `moments` are those of the mean function; `failure` is the reason of a failure, or "".
     """
 
-    name: str
     ppl: str = ""
     posterior: Posterior | None = None
     prediction: Prediction | None = None
@@ -60,21 +59,21 @@ class Record:
     failure: str = ""
 
 
-def fitted(name: str, fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, device: str) -> Record:
+def fitted(fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, device: str) -> Record:
     """The results of one method that need no other method, on test rows x, y. An error is the record's `failure`."""
     with peak_memory() as peak:
         try:
-            record = _fitted(name, fit, x, y, seed, device)
+            record = _fitted(fit, x, y, seed, device)
         except Warning:
             # A caller who has turned warnings into errors wants to see them.
             raise
         except Exception as error:
-            record = Record(name, failure=reason(error))
+            record = Record(failure=reason(error))
     record.figures["peak_memory"] = peak()
     return record
 
 
-def _fitted(name: str, fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, device: str) -> Record:
+def _fitted(fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, device: str) -> Record:
     posterior = fit()
     started = time.perf_counter()
     prediction = posterior.predict(x, seed=seed, device=device)
@@ -92,16 +91,15 @@ def _fitted(name: str, fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed
         "gradient_evaluations": info.gradient_evaluations,
         "parameters": float(posterior.with_problem(lambda problem: problem.program.parameter_count)),
     }
-    record = Record(name, info.ppl, posterior, prediction, figures=figures, pointwise=pointwise)
-    notes = record.notes
+    record = Record(info.ppl, posterior, prediction, figures=figures, pointwise=pointwise)
     if posterior.weights is not None:
-        notes["target"] = stacking_weights(posterior)
+        record.notes["target"] = stacking_weights(posterior)
     if info.warnings:
-        notes["run_seconds"] = " ".join(f"{text.rstrip('.')}." for text in info.warnings)
+        record.notes["run_seconds"] = " ".join(f"{text.rstrip('.')}." for text in info.warnings)
     if info.gradient_evaluations is None:
-        notes["gradient_evaluations"] = f"{info.method} does not count its gradients."
+        record.notes["gradient_evaluations"] = f"{info.method} does not count its gradients."
     if len(y) < 2:
-        notes["log_score_se"] = "One test row has no standard error."
+        record.notes["log_score_se"] = "One test row has no standard error."
     if prediction.censored and not set(VALUE_SCORES) <= set(figures):
         of = f"{np.count_nonzero(y[:, 1] != 1.0)} of {len(y)}"
         note = f"Of {of} test rows a bound is known and not the value: they were censored."
@@ -196,11 +194,9 @@ def _sentence(text: str) -> str:
 
 def _moments(record: Record, posterior: Posterior, x_test: Any) -> None:
     """Mean and variance of the mean function, and if there are enough draws those of two halves of them."""
-    prediction = record.prediction
-    assert prediction is not None
+    prediction: Any = record.prediction
     record.moments = {"mean": prediction.mean, "variance": prediction.mean_function_variance}
     chains, draws = posterior.shape
-    # Only if the prediction was made from all draws is the chain of each known.
     of_draws = np.repeat(np.arange(chains), draws) if prediction.draws == chains * draws else None
     with contextlib.suppress(BNNError):
         halves = scores.halves(prediction, of_draws)

@@ -150,10 +150,10 @@ def computed(
         try:
             fit = _read(work)
             of_rows = functools.partial(fit, x[train], y[train], seed=seed)
-            record = fitted("", of_rows, x[test], y[test], seed, fit.keywords["device"])
+            record = fitted(of_rows, x[test], y[test], seed, fit.keywords["device"])
             arrays = _kept(record, y[test])
         except Exception as error:
-            record, arrays = Record("", failure=reason(error)), {}
+            record, arrays = Record(failure=reason(error)), {}
     texts = [" ".join(str(each.message).split()) for each in caught if issubclass(each.category, UserWarning)]
     prediction = record.prediction
     words = {
