@@ -115,30 +115,21 @@ class Findings(UnitBlock):
     # --- what a verdict needs -----------------------------------------------------------------------------
 
     def lags(self, score: str) -> Lags:
-        # ELPD is the sum over rows, other scores are the mean.
-        sums = (
-            {name: len(values) * values for name, values in self.left_out_rows.items()}
-            if score == ELPD
-            else {}
-        )
-        return lags_of(sums or self.row_scores.get(score, {}))
-
-    def paired(self, score: str, first: str, second: str) -> int:
-        return len((self.left_out_rows if score == ELPD else self.row_scores[score])[first])
-
-    def behind(self, score: str) -> Lags:
-        lags = self.lags(score)
+        values = self.row_scores.get(score, {})
+        if score == ELPD:
+            # The sum over rows, where other scores are the mean.
+            values = {name: len(rows) * rows for name, rows in self.left_out_rows.items()}
+        lags = lags_of(values)
         if score != "rmse":
             return lags
         # sqrt(a) - sqrt(b) = (a - b) / (sqrt(a) + sqrt(b)), where a and b are mean squared errors.
-        means = {name: float(np.mean(each)) for name, each in self.row_scores[score].items()}
-        root = {name: math.sqrt(max(-mean, 0.0)) for name, mean in means.items()}
+        root = {name: self.number(name, score) for name in lags}
         # Where both errors are zero, so is their difference.
         both = {name: root[name] + min(root.values()) or 1.0 for name in lags}
         return {name: (lag / both[name], se / both[name]) for name, (lag, se) in lags.items()}
 
-    def best_value(self, score: str) -> float:
-        return max(float(np.mean(values)) for values in self.row_scores[score].values())
+    def paired(self, score: str, first: str, second: str) -> int:
+        return len((self.left_out_rows if score == ELPD else self.row_scores[score])[first])
 
     def problem(self, name: str) -> str:
         return summary.problem_of(self.table.loc[name])

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from textwrap import shorten
 from typing import Any
 
 from ppl_bnn.diagnostics.importance import K_LIMIT
@@ -350,14 +351,12 @@ def _failures(found: GridFindings) -> Iterator[str]:
         cells = every[every["method"] == name]
         reasons = Counter(reason for reason in cells["failure"] if reason)
         if reasons:
-            words = [f"{_short(reason)} ({count})" for reason, count in reasons.most_common(3)]
+            words = [
+                f"{shorten(reason.rstrip('.'), 200, placeholder='…')} ({count})"
+                for reason, count in reasons.most_common(3)
+            ]
             more = f"; and {len(reasons) - 3} other reasons" if len(reasons) > 3 else ""
             yield f"{name} failed in {reasons.total()} of {len(cells)} cells: {'; '.join(words)}{more}."
-
-
-def _short(reason: str, most: int = 200) -> str:
-    reason = reason.rstrip(".")
-    return reason if len(reason) <= most else f"{reason[: most - 1]}…"
 
 
 def _missing(found: GridFindings) -> Iterator[str]:

@@ -45,7 +45,7 @@ def cost(found: Blocks) -> Picture:
     columns = ("seconds", "value", "standard_error_of_value", "behind_best", "standard_error")
     for block in found.blocks.values():
         for score, label, unit in _scores_of_costs(block):
-            lags = block.behind(score)
+            lags = block.lags(score)
             points = {name: (block.seconds(name), *lag) for name, lag in lags.items()}
             means = {name: (block.number(name, score), block.number(name, f"{score}_se")) for name in lags}
             values = {name: [(point[0], *means[name], *point[1:])] for name, point in points.items()}

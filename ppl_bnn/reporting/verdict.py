@@ -104,14 +104,6 @@ class UnitBlock(ABC):
         """A number of the table; NaN if the table has no such column."""
         return float(self.table.loc[name].get(column, math.nan))
 
-    def behind(self, score: str) -> Lags:
-        """`lags` in the units of the table."""
-        return self.lags(score)
-
-    def best_value(self, score: str) -> float:
-        """The best mean of a score, in the units of its lags."""
-        return self.number(next(iter(self.lags(score))), score)
-
     def is_point(self, name: str) -> bool:
         return self.table.loc[name, "kind"] == "point"
 
@@ -123,7 +115,7 @@ class UnitBlock(ABC):
     def standing(self, score: str) -> dict[str, str]:
         """Method -> BEST or LEVEL, by the function `standing`."""
         lags = self.lags(score)
-        return standing(lags, margin_of(score, self.best_value(score))) if lags else {}
+        return standing(lags, margin_of(score, self.number(next(iter(lags)), score))) if lags else {}
 
 
 # --- best values ------------------------------------------------------------------------------------------

@@ -886,7 +886,7 @@ def test_a_folder_that_is_no_comparison_or_damaged_is_told(rng: np.random.Genera
     for changed, error, said in (
         ({**words, "format": 99}, UnsupportedError, "the version of ppl-bnn that wrote it"),
         ({**words, "kind": "recipe"}, InputError, "of something else"),
-        ({name: words[name] for name in ("kind", "format")}, InputError, "has no entry 'reference'"),
+        ({name: words[name] for name in ("kind", "format", "files")}, InputError, "has no entry 'reference'"),
     ):
         write_manifest(manifest, changed)
         with pytest.raises(error, match=said):
