@@ -162,12 +162,12 @@ def measure_gaps(
     both = zip(of.get("half_means", ()), of.get("half_variances", ()), strict=True)
     halves = [{"mean": mean, "variance": variance} for mean, variance in both] or [{}, {}]
     for name in fitted:
-        pairs = {("gap_mean_floor", "gap_sd_floor"): halves}
+        pairs: dict[tuple[str, str], Any] = {("gap_mean_floor", "gap_sd_floor"): halves}
         if name != reference:
             pairs["gap_mean", "gap_sd_ratio"] = [moments(name), of]
         for columns, pair in pairs.items():
             try:
-                rows[name] |= zip(columns, gap(*pair, classes), strict=True)
+                rows[name].update(zip(columns, gap(*pair, classes), strict=True))
                 notes[name].pop(columns[0], None)
             except InputError as error:
                 notes[name].setdefault(columns[0], reason(error))
