@@ -167,7 +167,7 @@ def measure_gaps(
             pairs["gap_mean", "gap_sd_ratio"] = [moments(name), of]
         for columns, pair in pairs.items():
             try:
-                rows[name].update(zip(columns, gap(*pair, classes), strict=True))
+                rows[name].update(zip(columns, gap(*pair, classes=classes), strict=True))
                 notes[name].pop(columns[0], None)
             except InputError as error:
                 notes[name].setdefault(columns[0], reason(error))
