@@ -35,7 +35,7 @@ from ppl_bnn.evaluation.grid.grid import Grid, GridInterrupted
 from ppl_bnn.evaluation.grid.result import COSTS, GridResult
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior.approximation import Chains, Point
-from ppl_bnn.prediction.reliability import Event
+from ppl_bnn.prediction.reliability import Event, Transform
 from ppl_bnn.reporting.grid_findings import GridFindings
 from ppl_bnn.reporting.pictures import calibration
 
@@ -611,12 +611,12 @@ def test_what_ends_after_a_fit_is_a_row_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def greedy(*_: Any) -> None:
-        raise MemoryError("no room for two halves")
+        raise MemoryError("no room for a transform")
 
-    monkeypatch.setattr(scores, "halves", greedy)
+    monkeypatch.setattr(Transform, "of", greedy)
     result = one().run(tmp_path, engine="sequential")
     assert result.missing == 0
-    assert "no room for two halves" in result.cells["failure"][0]
+    assert "no room for a transform" in result.cells["failure"][0]
 
 
 def test_nothing_goes_on_behind_a_run_that_was_stopped(
