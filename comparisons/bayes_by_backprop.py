@@ -51,7 +51,7 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.diagnostics.function_space import convergence
 from ppl_bnn.diagnostics.importance import pareto_k
 from ppl_bnn.inference.method import Outcome, Stopwatch
-from ppl_bnn.inference.optimisation.adam import Stretch, descent
+from ppl_bnn.inference.optimisation.adam import descent
 from ppl_bnn.inference.optimisation.loops import STRETCH
 from ppl_bnn.inference.variational.guides import Guide
 from ppl_bnn.inference.variational.mean_field import MeanField
@@ -257,7 +257,7 @@ class Source(bnn.Method):
         sites = problem.program.sites.values()
         means = {site.name: MEANS * rng.normal(size=site.unconstrained_shape) for site in sites}
         begun = guide.start(means, SPREAD, rng)
-        loop = descent(problem, objective, begun, None)
+        loop = descent(problem, objective, begun)
         loop.begin(begun, problem.seed)
         trail = np.empty((0, 3))
         task = progress.task(self.name, self.steps)
@@ -265,7 +265,7 @@ class Source(bnn.Method):
             while len(trail) < self.steps:
                 count = min(STRETCH, self.steps - len(trail))
                 rates = np.full(count, self.learning_rate)
-                found = loop.advance(Stretch(rates, np.zeros(count, bool), np.ones(count)))
+                found = loop.advance(rates, np.zeros(count, bool), np.ones(count))
                 trail = np.concatenate([trail, found])
                 if not math.isfinite(trail[-1, 0]):
                     raise DivergenceError.of(

@@ -29,7 +29,6 @@ from ppl_bnn import likelihoods, priors
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core.progress import Silent
-from ppl_bnn.inference.optimisation.adam import Stretch
 from ppl_bnn.inference.variational.svi import SVI, _Fit
 
 SIGMA = 0.1
@@ -71,9 +70,9 @@ class Ours:
     def epoch(self) -> float:
         """Seconds of one epoch."""
         indices = self.rng.permutation(self.rows)[: self.steps * self.batch].reshape(self.steps, -1)
-        told = Stretch(np.full(self.steps, RATE), np.zeros(self.steps), np.ones(self.steps), indices)
+        told = np.full(self.steps, RATE), np.zeros(self.steps), np.ones(self.steps), indices
         start = time.perf_counter()
-        trail = self.fit.descent.advance(told)
+        trail = self.fit.descent.advance(*told)
         seconds = time.perf_counter() - start
         assert np.all(np.isfinite(trail))
         return seconds

@@ -220,6 +220,11 @@ class Program:
         found = function(map_data(self.system.asarray, u), x, y)
         return {name: self.system.to_numpy(found[name]) for name in self.deterministic}
 
+    def draws_at_once(self, most: int, memory: int = DENSITY_MEMORY) -> int:
+        """How many draws, at most `most`, fit in memory where a density stores draws x rows x units."""
+        units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in self.sites.values())
+        return int(np.clip(memory // (16 * units * self.rows), 1, most))
+
     def log_joint_draws(self, u: Draws, x: Any, y: Any) -> np.ndarray:
         """NumPy: log joint of draws with one leading axis, shape (S,)."""
         return self._density_draws(self.cached("log_joint", lambda: self.mapped(self.log_joint)), u, x, y)
@@ -229,10 +234,9 @@ class Program:
         return self._density_draws(self.cached("log_prior", lambda: self.mapped(self.log_prior)), u, x, y)
 
     def _density_draws(self, function: Callable[..., Any], u: Draws, x: Any, y: Any) -> np.ndarray:
-        """A density for many draws, with as many at a time as memory allows: it stores draws x rows x units."""
+        """A density for many draws, with as many at a time as memory allows."""
         count = len(next(iter(u.values())))
-        units = sum(value.shape[-1] if value.ndim > 1 else 1 for value in u.values())
-        size = int(np.clip(DENSITY_MEMORY // (16 * units * self.rows), 1, count))
+        size = self.draws_at_once(count)
         parts = []
         for start, stop in chunks(count, size):
             values = {name: self.system.asarray(padded(v[start:stop], size)) for name, v in u.items()}

@@ -1,4 +1,4 @@
-"""Worker processes: starting and ending them, serialising data for them; the peak memory of this process.
+"""Worker processes: starting and ending them, serialising data for them; memory of the machine and of this process.
 
 A model file loaded by its location cannot be imported by name in another process, so its module is sent by value.
 """
@@ -122,6 +122,18 @@ def refuse_forked() -> None:
         got = f"{forked}: the threads of JAX and torch do not survive a fork"
         advice = "multiprocessing.get_context('spawn'), joblib, or forking before the first fit"
         raise UnsupportedError.of("", "a process that was started afresh", got, advice)
+
+
+def machine_memory() -> int | None:
+    """Bytes of memory of this machine, or of the container of this process; None if unknown."""
+    try:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            total = min(total, int(Path(file).read_text()))
+    return total
 
 
 @contextmanager

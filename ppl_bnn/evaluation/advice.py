@@ -21,14 +21,15 @@ from ppl_bnn.backends.systems import written_in
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import cores, map_data, row_count
 from ppl_bnn.core.errors import BNNError, InputError, ModelError, UnsupportedError
+from ppl_bnn.core.processes import machine_memory
 from ppl_bnn.core.settings import between
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.comparison.run import check_method
 from ppl_bnn.evaluation.comparison.summary import duration
-from ppl_bnn.evaluation.grid.engines import machine_memory
 from ppl_bnn.evaluation.grid.grid import labelled
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.cost import Effort, Size
+from ppl_bnn.inference.flat_vector import minus_log_joint
 from ppl_bnn.inference.method import Method
 from ppl_bnn.zoo.support import declared
 
@@ -262,12 +263,10 @@ def _probe(methods: Sequence[Method], data: tuple[Model, Any, Any], options: Map
         x, y = map_data(system.asarray, problem.inputs), system.asarray(problem.targets)
         program = problem.program.rebound(x, y)
         size = Size(problem.rows, program.parameter_count, program.outputs or 1)
-
-        def log_joint(flat: Any, x: Any, y: Any) -> Any:
-            return program.log_joint(program.unravel(flat), x, y)
+        loss = minus_log_joint(program)
 
         def total(flats: Any, x: Any, y: Any) -> Any:
-            return system.vmap(log_joint, in_axes=(0, None, None))(flats, x, y).sum()
+            return system.vmap(loss, in_axes=(0, None, None))(flats, x, y).sum()
 
         def measured(function: Callable[..., Any], *shape: int) -> tuple[float, float]:
             """Seconds of a gradient at an array of this shape, and of compiling it."""
@@ -287,7 +286,7 @@ def _probe(methods: Sequence[Method], data: tuple[Model, Any, Any], options: Map
             middle = float(np.median(taken))
             return middle, max(first - middle, 0.0)
 
-        found = _Probe(size, system.name, *measured(log_joint, size.parameters))
+        found = _Probe(size, system.name, *measured(loss, size.parameters))
         efforts = (method.effort(size) for method in methods)
         if any(effort is not None and effort.together > 1 for effort in efforts):
             found = found._replace(together=measured(total, MANY, size.parameters)[0] / MANY)

@@ -5,13 +5,13 @@ Gaussians, curvatures and Jacobians are defined on this vector or on some of its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ppl_bnn.backends.program import Problem
+from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.protocol import Site
 from ppl_bnn.core.arrays import map_data, ravel
 from ppl_bnn.core.errors import InputError, UnsupportedError
@@ -38,6 +38,16 @@ def flat_sites(problem: Problem, u: Mapping[str, np.ndarray]) -> np.ndarray:
     return ravel(u, problem.program.sites).astype(float)
 
 
+def by_site(problem: Problem, flat: np.ndarray) -> dict[str, np.ndarray]:
+    """The inverse of `flat_sites`, also for (..., P), as copies."""
+    return {name: np.array(value) for name, value in problem.program.unravel(flat).items()}
+
+
+def minus_log_joint(program: Program, scale: float = 1.0, jacobian: bool = True) -> Callable[..., Any]:
+    """The function (flat vector of all sites, x, y) -> minus the log joint; the arguments are as in `log_joint`."""
+    return lambda flat, x, y: -program.log_joint(program.unravel(flat), x, y, scale, jacobian)
+
+
 def latent_places(problem: Problem) -> np.ndarray:
     """The positions of the latent sites in the flat vector of all sites, which includes parameters without a prior."""
     sites = problem.program.sites.values()
@@ -62,6 +72,18 @@ def system_values(problem: Problem, u: Mapping[str, np.ndarray]) -> dict[str, An
     }
 
 
+def constrained(problem: Problem, u: Values) -> dict[str, np.ndarray]:
+    """The values w(u) of all sites at one point, in NumPy."""
+    draws = {name: np.asarray(value)[None] for name, value in u.items()}
+    w = problem.program.constrain_draws(draws, problem.x, problem.y)
+    return {name: value[0] for name, value in w.items()}
+
+
+def with_values(problem: Problem, u: Values, values: Values) -> dict[str, np.ndarray]:
+    """The point u with the constrained `values` at some sites."""
+    return problem.program.unconstrain(constrained(problem, u) | dict(values), problem.x, problem.y)
+
+
 def first_rows(problem: Problem) -> tuple[Any, Any]:
     """(x, y) where only shapes matter, as for priors: one row, or all if rows cannot be separated."""
     program = problem.program
@@ -81,6 +103,22 @@ def somewhere(problem: Problem) -> dict[str, np.ndarray]:
         return (0.1 + 0.2 * part).reshape(site.unconstrained_shape)
 
     return {name: values(site) for name, site in problem.program.sites.items()}
+
+
+def untransformed(problem: Problem) -> set[str]:
+    """The sites whose unconstrained coordinates are the values that the program reads, as found at two points."""
+    program, to_numpy = problem.program, problem.system.to_numpy
+
+    def find() -> set[str]:
+        same = {name for name, site in program.sites.items() if site.shape == site.unconstrained_shape}
+        for shift in (0.0, 0.7):
+            moved = {name: value + shift for name, value in somewhere(problem).items()}
+            u = system_values(problem, moved)
+            w = program.constrain(u, *first_rows(problem))
+            same = {name for name in same if np.array_equal(to_numpy(u[name]), to_numpy(w[name]))}
+        return same
+
+    return program.cached("untransformed", find)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
+from ppl_bnn.inference.flat_vector import with_values
 from ppl_bnn.inference.pretrained import is_network, weights_of
 from ppl_bnn.posterior.posterior import Posterior
 
@@ -60,12 +61,7 @@ def resolve_start(
     points = _one_by_one(program.prior_draws(*data, problem.seed, count), count)
     if start is None:
         return points
-
-    def filled(point: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        w = program.constrain_draws({name: value[None] for name, value in point.items()}, *data)
-        return program.unconstrain({name: value[0] for name, value in w.items()} | given, *data)
-
-    return [filled(point) for point in points]
+    return [with_values(problem, point, given) for point in points]
 
 
 def _one_by_one(u: Mapping[str, np.ndarray], count: int) -> list[dict[str, np.ndarray]]:

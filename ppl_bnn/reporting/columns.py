@@ -33,33 +33,27 @@ class Column:
         return self.heading.replace("-\n", "").replace("\n", " ")
 
 
-_LOO = (
+# Columns of the scores of a comparison or a grid, as far as its table has them.
+PREDICTION = (
+    Column("log score\n↑", "log_score", 3, "log_score_se"),
+    Column("minus\nthe best", "log_score_to_best", 3, "log_score_to_best_se"),
+    Column("RMSE\n↓", "rmse", -3, "rmse_se"),
+    Column("accuracy\n↑", "accuracy", 3, "accuracy_se"),
+    Column("concordance\n↑", "concordance", 3, "concordance_se", spare=True),
+    Column("CRPS\n↓", "crps", -3, "crps_se", spare=True),
+    Column("Brier\n↓", "brier", 3, "brier_se", spare=True),
+    Column("90 %\ncover", "coverage_90", 2, spare=True),
+    Column("90 %\nwidth", "width_90", -3, spare=True),
+    Column("ECE\n↓", "ece", 3, "ece_se", spare=True),
     Column("LOO ELPD\n↑", "elpd_loo", 1, "elpd_loo_se"),
     Column("LOO\nmax k", "pareto_k_loo", 2, spare=True),
     Column("LOO\nrank", "loo_rank", 0, spare=True),
     Column("stack\nweight", "loo_weight", 2, spare=True),
 )
-PREDICTION = {
-    "regression": (
-        Column("log score\n↑", "log_score", 3, "log_score_se"),
-        Column("RMSE\n↓", "rmse", -3),
-        Column("CRPS\n↓", "crps", -3, spare=True),
-        Column("90 %\ncover", "coverage_90", 2),
-        Column("90 %\nwidth", "width_90", -3, spare=True),
-        *_LOO,
-    ),
-    "classification": (
-        Column("log score\n↑", "log_score", 3, "log_score_se"),
-        Column("accuracy\n↑", "accuracy", 3),
-        Column("Brier\n↓", "brier", 3),
-        Column("ECE\n↓", "ece", 3, spare=True),
-        *_LOO,
-    ),
-}
 FIDELITY = (
     Column("mean off\nby (sd)", "gap_mean", 2),
     Column("sd\nratio", "gap_sd_ratio", 2),
-    Column("con-\nverged", "converged"),
+    Column("con-\nverged", "converged", 2, spare=True),
     Column("R-hat\nmax", "r_hat", 3),
     Column("ESS\nmin", "ess_min", 0),
     Column("k-hat", "k_hat", 2),
@@ -71,22 +65,11 @@ FIDELITY = (
 )
 
 # Columns of the table of a grid; `GridResult.table` has more.
+_NOT_OF_GRID = ("width_90", "elpd_loo", "pareto_k_loo", "loo_rank", "loo_weight", "r_hat", "ess_min", "k_hat")
+_NOT_OF_GRID += ("compile_seconds", "predict_seconds", "peak_memory")
 GRID = (
     Column("splits", "splits", 0),
-    Column("log score\n↑", "log_score", 3, "log_score_se"),
-    Column("minus\nthe best", "log_score_to_best", 3, "log_score_to_best_se"),
-    Column("RMSE\n↓", "rmse", -3, "rmse_se"),
-    Column("accuracy\n↑", "accuracy", 3, "accuracy_se"),
-    Column("concordance\n↑", "concordance", 3, "concordance_se", spare=True),
-    Column("CRPS\n↓", "crps", -3, "crps_se", spare=True),
-    Column("Brier\n↓", "brier", 3, "brier_se", spare=True),
-    Column("90 %\ncover", "coverage_90", 2, spare=True),
-    Column("ECE\n↓", "ece", 3, "ece_se", spare=True),
-    Column("mean off\nby (sd)", "gap_mean", 2),
-    Column("sd\nratio", "gap_sd_ratio", 2, spare=True),
-    Column("con-\nverged", "converged", 2, spare=True),
-    Column("run\n(s)", "run_seconds", 1),
-    Column("gradients", "gradient_evaluations", 0, spare=True),
+    *(column for column in (*PREDICTION, *FIDELITY) if column.source not in _NOT_OF_GRID),
     Column("failed", "failures", 0),
 )
 
@@ -104,7 +87,7 @@ def tables(comparison: Comparison) -> dict[str, Sequence[Column]]:
     if comparison.reference not in comparison.predictions:
         fidelity, far = [column for column in FIDELITY if not column.source.startswith("gap")], "Convergence"
     return {
-        f"How well it predicts {rows} test rows": PREDICTION[comparison.task],
+        f"How well it predicts {rows} test rows": [c for c in PREDICTION if c.source in comparison.table],
         f"{far}, and what it cost": fidelity,
     }
 

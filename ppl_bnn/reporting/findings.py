@@ -14,15 +14,13 @@ import pandas as pd
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.diagnostics.diagnose import INADEQUATE, UNDECIDED
 from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
+from ppl_bnn.evaluation.comparison import summary
 from ppl_bnn.evaluation.comparison.comparison import Comparison
-from ppl_bnn.evaluation.comparison.figures import predicted_for_drawing
-from ppl_bnn.evaluation.comparison.record import NOT_AT_TEST_ROWS
-from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, Lags, lags_of, measured
+from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, Lags, lags_of
 from ppl_bnn.prediction import scores
-from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import LEVELS, Event, Transform
 from ppl_bnn.reporting import verdict
-from ppl_bnn.reporting.verdict import SCORE, UnitBlock, Verdict, judge
+from ppl_bnn.reporting.verdict import ELPD, SCORE, UnitBlock, Verdict, judge
 
 
 class Findings(UnitBlock):
@@ -114,66 +112,40 @@ class Findings(UnitBlock):
             rows.append(row)
         return pd.DataFrame.from_records(rows)
 
-    def at(self, name: str, x: np.ndarray) -> Prediction | None:
-        """The prediction of a method at the inputs of a picture; None if it has no posterior and none was stored."""
-        posterior = self.comparison.posteriors.get(name)
-        if posterior is not None:
-            return predicted_for_drawing(posterior, x, self.comparison.data.get("seed", 0))
-        stored_at = self.comparison.drawn_at
-        known = stored_at is not None and np.array_equal(stored_at, x)
-        return self.comparison.drawn.get(name) if known else None
-
     # --- what a verdict needs -----------------------------------------------------------------------------
 
     def lags(self, score: str) -> Lags:
-        return lags_of(self.row_scores.get(score, {}))
-
-    def behind(self, score: str) -> Lags:
-        lags = self.lags(score)
+        values = self.row_scores.get(score, {})
+        if score == ELPD:
+            # The sum over rows, where other scores are the mean.
+            values = {name: len(rows) * rows for name, rows in self.left_out_rows.items()}
+        lags = lags_of(values)
         if score != "rmse":
             return lags
         # sqrt(a) - sqrt(b) = (a - b) / (sqrt(a) + sqrt(b)), where a and b are mean squared errors.
-        means = {name: float(np.mean(each)) for name, each in self.row_scores[score].items()}
-        root = {name: math.sqrt(max(-mean, 0.0)) for name, mean in means.items()}
+        root = {name: self.number(name, score) for name in lags}
         # Where both errors are zero, so is their difference.
         both = {name: root[name] + min(root.values()) or 1.0 for name in lags}
         return {name: (lag / both[name], se / both[name]) for name, (lag, se) in lags.items()}
 
-    def best_value(self, score: str) -> float:
-        return max(float(np.mean(values)) for values in self.row_scores[score].values())
+    def paired(self, score: str, first: str, second: str) -> int:
+        return len((self.left_out_rows if score == ELPD else self.row_scores[score])[first])
 
     def problem(self, name: str) -> str:
-        converged, kind = self.table.loc[name, ["converged", "kind"]]
-        known = {
-            NOT_AT_TEST_ROWS: "has not converged at the test rows",
-            "no": "has not converged",
-            "per mode": "has converged per mode only: its chains are in different modes, whose weights are not known",
-            "in doubt": "may have converged, but its sampler reported problems",
-        }
-        unknown = kind == "chains" and converged != "yes"
-        return known.get(converged, "could not be checked for convergence" if unknown else "")
+        return summary.problem_of(self.table.loc[name])
 
     @cached_property
     def reference_doubt(self) -> str:
-        if (reference := self.reference) is None:
+        row = None if self.reference is None else self.table.loc[self.reference]
+        if row is None or not (doubt := summary.doubt_of(row)):
             return ""
-        row, problem = self.table.loc[reference], self.problem(reference)
-        if row["kind"] != "chains":
-            problem = f"{problem} and is itself an approximation" if problem else "is itself an approximation"
-        elif not problem and row["target"]:
-            problem = f"converged, but not to the posterior ({row['target']})"
-        if not problem:
-            return ""
-        return (
-            f"The reference {reference} {problem}{measured(row, 4, 'down to')}. The gaps to it are not gaps to the "
-            "posterior, and the verdict does not use them."
-        )
+        gaps = f"{summary.NO_TRUE_GAPS}, and the verdict does not use them"
+        return f"The reference {self.reference} {doubt}{summary.measured(row, 4)}, so {gaps}."
 
     def doubts(self) -> Iterator[str]:
         comparison, reference = self.comparison, self.comparison.reference
         if self.reference is None:
-            why = "failed" if reference in comparison.failures else "was not fitted"
-            why = "No reference was named" if reference is None else f"The reference {reference} {why}"
+            why = summary.no_reference(reference, reference in comparison.failures)
             yield f"{why}, so the distance of the methods from the posterior is not known."
         for name in map(str, self.table.index):
             problem = self.problem(name) if name in comparison.predictions else ""

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from textwrap import shorten
 from typing import Any
 
 from ppl_bnn.diagnostics.importance import K_LIMIT
@@ -67,6 +68,10 @@ class GridBlock(UnitBlock):
             if name != base and not math.isnan(lag):
                 lags[name] = (sign * lag, error)
         return best_first(str(base), lags) if base in self.splits(score).columns else {}
+
+    def paired(self, score: str, first: str, second: str) -> int:
+        known = self.splits(score).notna()
+        return int((known[first] & known[second]).sum())
 
     def cells_of(self, name: str) -> tuple[Any, Any]:
         """The cells of a method, and those of them that have a result."""
@@ -346,14 +351,12 @@ def _failures(found: GridFindings) -> Iterator[str]:
         cells = every[every["method"] == name]
         reasons = Counter(reason for reason in cells["failure"] if reason)
         if reasons:
-            words = [f"{_short(reason)} ({count})" for reason, count in reasons.most_common(3)]
+            words = [
+                f"{shorten(reason.rstrip('.'), 200, placeholder='…')} ({count})"
+                for reason, count in reasons.most_common(3)
+            ]
             more = f"; and {len(reasons) - 3} other reasons" if len(reasons) > 3 else ""
             yield f"{name} failed in {reasons.total()} of {len(cells)} cells: {'; '.join(words)}{more}."
-
-
-def _short(reason: str, most: int = 200) -> str:
-    reason = reason.rstrip(".")
-    return reason if len(reason) <= most else f"{reason[: most - 1]}…"
 
 
 def _missing(found: GridFindings) -> Iterator[str]:

@@ -24,7 +24,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from ppl_bnn.core.errors import InputError
-from ppl_bnn.core.files import part_of, write_whole
+from ppl_bnn.core.files import writable, write_whole
 from ppl_bnn.core.names import for_spreadsheet, from_figure
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.comparison import drawing
@@ -54,17 +54,8 @@ def checked_path(path: str | os.PathLike[str]) -> Path:
     target = Path(path)
     if target.suffix.lower() not in (".html", ".htm"):
         raise InputError.of("path", "a file name that ends in .html", f"{str(path)!r}", f"{target.stem}.html")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if target.is_dir():
-            raise IsADirectoryError(None, "it is a folder")
-        probe = part_of(target)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        got = f"{target} ({type(error).__name__}: {error.strerror or error})"
-        raise InputError.of("path", "a file that can be written", got, "another folder") from error
-    return target
+    InputError.check(not target.is_dir(), "path", "a file", f"{target}, a folder", "another name")
+    return writable(target.parent, "path") / target.name
 
 
 def write_numbers(target: Path, frames: Mapping[str, pd.DataFrame]) -> None:

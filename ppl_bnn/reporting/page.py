@@ -21,7 +21,7 @@ from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult
 from ppl_bnn.prediction.reliability import LEVELS
 from ppl_bnn.reporting import html
-from ppl_bnn.reporting.columns import FIDELITY, PREDICTION, Column, noise_floors, number, of_grid, tables
+from ppl_bnn.reporting.columns import Column, noise_floors, number, of_grid, tables
 from ppl_bnn.reporting.findings import Findings, comparison_verdict
 from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings, grid_verdict
 from ppl_bnn.reporting.html import Sheet, TableCell, data_card, download, in_words, minus
@@ -157,7 +157,7 @@ def _of_comparison(found: Findings) -> dict[str, Any]:
     comparison, table = found.comparison, found.table
     # (method, note) -> the columns that it is about, in the order in which the tables refer to them.
     told: dict[tuple[str, str], list[str]] = {}
-    sheets = [[column.source for column in columns] for columns in (PREDICTION[comparison.task], FIDELITY)]
+    sheets = [[column.source for column in columns] for columns in tables(comparison).values()]
     sources = (*sheets, table.columns)
     places = ((name, column) for sheet in sources for name in table.index for column in sheet)
     for name, column in dict.fromkeys(places):

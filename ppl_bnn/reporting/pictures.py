@@ -7,8 +7,9 @@ comparison, and in function space from `chain_figures.function_draws`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,15 @@ from matplotlib.axes import Axes
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.evaluation.comparison.drawing import BAR, BLUE, GUIDE, MANY, VERMILION, draw_reliability
-from ppl_bnn.evaluation.comparison.summary import duration, lags_of, listed
-from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER
+from ppl_bnn.evaluation.comparison.summary import duration, listed
 from ppl_bnn.prediction.reliability import LEVELS, Transform
 from ppl_bnn.reporting import panels as parts
 from ppl_bnn.reporting.chain_figures import losses, ranks_of_draws
 from ppl_bnn.reporting.findings import Findings
-from ppl_bnn.reporting.grid_findings import GridFindings, Ranks, mean_ranks, words_of_ranks
+from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings, Ranks, mean_ranks, words_of_ranks
 from ppl_bnn.reporting.panels import Panel, Picture, finish, height_for, listed_values, rows_of
 from ppl_bnn.reporting.prediction_figures import predictions, with_standing
-from ppl_bnn.reporting.verdict import SCORE, UnitBlock
+from ppl_bnn.reporting.verdict import ELPD, SCORE, UnitBlock
 
 Blocks = Findings | GridFindings
 
@@ -45,7 +45,7 @@ def cost(found: Blocks) -> Picture:
     columns = ("seconds", "value", "standard_error_of_value", "behind_best", "standard_error")
     for block in found.blocks.values():
         for score, label, unit in _scores_of_costs(block):
-            lags = block.behind(score)
+            lags = block.lags(score)
             points = {name: (block.seconds(name), *lag) for name, lag in lags.items()}
             means = {name: (block.number(name, score), block.number(name, f"{score}_se")) for name in lags}
             values = {name: [(point[0], *means[name], *point[1:])] for name, point in points.items()}
@@ -81,74 +81,51 @@ def _scores_of_costs(block: UnitBlock) -> Iterator[tuple[str, str, str]]:
 # --- differences ------------------------------------------------------------------------------------------
 
 
-def elpd(found: Findings) -> Picture:
-    """Differences of log score to the best method, on test rows and by leave-one-out over training rows."""
-    panels, rows, left_out = [], [], found.left_out_rows
-    count = len(next(iter(left_out.values()), ()))
-    loo = {name: (lag * count, error * count) for name, (lag, error) in lags_of(left_out).items()}
-    bad = {name for name, each in found.left_out.items() if not each.worst_k <= K_LIMIT}
-    over = f"By leave-one-out over {count} training rows"
-    on, score = f"On {found.units}", "log score minus the best,\nnats per test row"
-    for where, lags, title, label, hollow in (
-        ("test rows, mean", found.lags(SCORE), on, score, ()),
-        ("leave-one-out, sum", loo, over, "ELPD minus the best,\nnats in all", bad),
-    ):
-        entries = {name: (-lag, error, name in hollow) for name, (lag, error) in lags.items()}
-        if len(entries) > 1:
-            values = {name: [entry] for name, entry in entries.items()}
-            rows += rows_of(("difference", "standard_error", "pareto_k_above_limit"), values, where=where)
-            panels.append(parts.forest_panel(title, entries, label, "Pareto k above 0.7: not reliable"))
-    caption = (
-        "Differences to the nominally best method, with two standard errors of the paired difference. If a bar reaches "
-        "the dashed line, no difference is established. Leave-one-out is by Pareto-smoothed importance sampling, "
-        "which treats draws of an approximation as draws of the posterior; hollow marks have rows for which it fails."
-    )
-    missing = "There are no two methods to compare."
-    return Picture("Expected log predictive density", caption, panels, rows, missing)
+_CALLED = {SCORE: "log score", ELPD: "leave-one-out ELPD"}
+_OF_ELPD = (
+    "ELPD is the sum over training rows, each left out in turn by Pareto-smoothed importance sampling, which treats "
+    "draws of an approximation as draws of the posterior. It is not reliable with a Pareto k above 0.7 (hollow marks)."
+)
 
 
-def differences(found: GridFindings, to: str = "best", score: str = SCORE) -> Picture:
-    """Differences of a score to the method with the best mean, or to the reference, paired over splits.
+def differences(found: Blocks, scores: Sequence[str] = (SCORE,), to: str = "best") -> Picture:
+    """Differences of scores to the method with the best mean, or to the reference, over paired units.
 
-    Hollow marks: methods without some splits of the best, or leave-one-out with a Pareto k above the limit.
+    Hollow marks: leave-one-out with a Pareto k above the limit, or a method that lacks some units of the other.
     """
-    loo, panels, rows = score == "elpd_loo", [], []
-    heading = "Expected log predictive density" if loo else f"Differences to the {to}"
+    heading = "Expected log predictive density" if ELPD in scores else f"Differences to the {to}"
     if to == "reference" and found.reference is None:
         return Picture(heading, missing="No reference was named.")
-    called = "ELPD" if loo else score.replace("_", " ")
     other = found.reference if to == "reference" else "the best"
-    for block in found.blocks.values():
-        lags, there = block.lags(score, to), block.splits(score).notna()
+    over = ", mean over splits" if isinstance(found, GridFindings) else ""
+    panels, rows = [], []
+    for block, score in product(found.blocks.values(), scores):
+        lags = block.lags(score, to) if isinstance(block, GridBlock) else block.lags(score)
+        loo, called = score == ELPD, _CALLED[score]
         if len(lags) < 2:
             continue
         base, entries = next(iter(lags)), {}
         for name, (lag, error) in sorted(lags.items(), key=lambda item: item[1][0]):
             # Not -lag, which is -0.0 of the best and would be shown with its sign.
-            difference, common = 0.0 - lag, int((there[name] & there[base]).sum())
+            difference, units = 0.0 - lag, block.paired(score, name, base)
             row = {**block.labels, "method": name, "score": score, "to": base, "difference": difference}
-            row |= {"standard_error": error, "splits": common}
-            hollow = common < int(there[base].sum())
+            row |= {"standard_error": error, "units": units}
+            hollow = units < block.paired(score, base, base)
             if loo:
                 row["pareto_k"] = block.number(name, "pareto_k_loo")
                 hollow = not row["pareto_k"] <= K_LIMIT
             rows.append(row)
             entries[name] = (difference, error, hollow)
-        signed = (called, f"that of {other}") if LARGER_IS_BETTER[score] else (f"that of {other}", called)
-        unit = "nats over the training rows, " if loo else ""
-        label = f"{' minus '.join(signed)},\n{unit}mean over splits"
+        unit = "nats over the training rows" if loo else "nats per test row"
+        label = f"{called} minus that of {other},\n{unit}{over}"
         meaning = "a Pareto k above 0.7" if loo else f"not on all splits of {other}"
         panels.append(parts.forest_panel(_title(block, called), entries, label, meaning))
-    what = "the leave-one-out ELPD of the training rows (PSIS, summed)" if loo else called
-    last = "Hollow: ELPD is not reliable, as Pareto k is above 0.7 in some cell."
     caption = (
-        f"Mean differences of {what} to {other}{' method' if to == 'best' else ''}, split by split, with two standard "
-        "errors that are corrected for shared training rows; below zero is worse. If a bar reaches the dashed line, no "
-        f"difference is established. {last if loo else 'With one split there are no bars.'}"
+        f"Differences to {other}, {found.pairing}, with two standard errors where they are known; below zero is worse. "
+        f"If a bar reaches the dashed line, no difference is established. {_OF_ELPD if ELPD in scores else ''}"
     )
-    what = "a leave-one-out ELPD" if loo else "results"
-    missing = f"There are no two methods with {what} on the same split."
-    return Picture(heading, caption, panels, rows, missing)
+    what = " or a ".join(_CALLED[score] for score in scores)
+    return Picture(heading, caption, panels, rows, f"There are no two methods with a {what} to compare.")
 
 
 # --- calibration ------------------------------------------------------------------------------------------
@@ -425,7 +402,7 @@ PICTURES: dict[str, Callable[[Findings], Picture]] = {
     "cost": cost,
     "predictions": predictions,
     "calibration": calibration,
-    "elpd": elpd,
+    "elpd": partial(differences, scores=(SCORE, ELPD)),
     "ranks": ranks_of_draws,
     "losses": losses,
     "gap": gap,
@@ -435,7 +412,7 @@ GRID_PICTURES: dict[str, Callable[[GridFindings], Picture]] = {
     "cost": cost,
     "differences": differences,
     "to_reference": partial(differences, to="reference"),
-    "elpd": partial(differences, score="elpd_loo"),
+    "elpd": partial(differences, scores=(ELPD,)),
     "calibration": calibration,
     "ranks": ranks_of_methods,
     "gap": gap,

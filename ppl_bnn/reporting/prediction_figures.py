@@ -12,9 +12,8 @@ from matplotlib.axes import Axes
 
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.names import for_figure
-from ppl_bnn.evaluation.comparison import drawing
+from ppl_bnn.evaluation.comparison import drawing, figures
 from ppl_bnn.evaluation.comparison.drawing import BLUE, GUIDE, LEVEL, MANY, SKY, VERMILION
-from ppl_bnn.evaluation.comparison.figures import draws_curves
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.reporting.findings import Findings
 from ppl_bnn.reporting.panels import HEIGHT, Panel, Picture, finish, rows_of, short
@@ -35,7 +34,7 @@ def predictions(found: Findings) -> Picture:
     if not found.names:
         return missing(missing="No method gave predictions.")
     classes = comparison.task == "classification"
-    if not classes and draws_curves(comparison):
+    if not classes and figures.draws_curves(comparison):
         return _curves(found)
     known = comparison.posteriors or comparison.drawn
     if classes and not isinstance(x, Mapping) and x.ndim == 2 and x.shape[1] == 2 and known:
@@ -59,13 +58,17 @@ def _panels(
 # --- curves and maps --------------------------------------------------------------------------------------
 
 
+def _made(found: Findings) -> dict[str, tuple[np.ndarray, Prediction]]:
+    """Method -> inputs of its curve or map, and its prediction there, of those that have one."""
+    made = {name: figures.drawn(found.comparison, name) for name in found.names}
+    return {name: (at, each) for name, (at, each) in made.items() if at is not None and each is not None}
+
+
 def _curves(found: Findings) -> Picture:
     comparison, reference = found.comparison, found.reference
     inputs, names = comparison.test_inputs[:, 0], comparison.data.get("feature_names")
-    grid = drawing.drawn_along(comparison.test_inputs)
     at_rows = {name: (inputs, comparison.predictions[name]) for name in found.names}
-    made = {name: found.at(name, grid[:, None]) for name in found.names}
-    drawn = at_rows | {name: (grid, each) for name, each in made.items() if each is not None}
+    drawn = at_rows | {name: (at[:, 0], made) for name, (at, made) in _made(found).items()}
     if any(prediction.is_counts or len(prediction.shape) != 1 for _, prediction in drawn.values()):
         drawn = at_rows
     edges = {name: (x, made.mean, *made.interval(LEVEL)) for name, (x, made) in drawn.items()}
@@ -115,7 +118,7 @@ def _maps(found: Findings) -> Picture:
     names = comparison.data.get("feature_names") or ("x[0]", "x[1]")
     across, up = drawing.drawn_over(x)
     points = drawing.grid_points(across, up)
-    drawn = {name: prediction for name in found.names if (prediction := found.at(name, points)) is not None}
+    drawn = {name: made for name, (at, made) in _made(found).items() if np.array_equal(at, points)}
     if not drawn:
         return Picture("Boundaries", missing="No prediction over the two inputs is stored.")
     some = drawing.evenly(np.arange(len(y), dtype=np.float64))

@@ -56,9 +56,7 @@ def _some_draws(prediction: Prediction, wanted: int) -> list[tuple[int, Predicti
 
 def _draw_curves(figure: Figure, predict: Predict, x: np.ndarray, y: np.ndarray, *labels: str) -> None:
     axes = figure.subplots()
-    low, high = float(x.min()), float(x.max())
-    margin = 0.25 * (high - low)
-    grid = np.linspace(low - margin, high + margin, 200)
+    grid = drawing.drawn_along(x[:, 0], 0.25, 200)
     prediction = predict(grid[:, None])
     axes.fill_between(grid, *prediction.interval(LEVEL), **FILLED, label="90 % of observations", zorder=1)
     for index, (_, draw) in enumerate(_some_draws(prediction, CURVES)):

@@ -19,6 +19,7 @@ from ppl_bnn.evaluation.comparison.summary import IN_WORDS, MARGIN, Lags, betwee
 
 # The score by which methods are recommended.
 SCORE = "log_score"
+ELPD = "elpd_loo"
 BEST, LEVEL = "best", "level"
 # Costs that differ by less than this factor are not distinguishable by wall time.
 ABOUT_AS_LONG = 1.25
@@ -78,6 +79,10 @@ class UnitBlock(ABC):
     def lags(self, score: str) -> Lags:
         """Method -> how far it is behind the best method and the standard error, best first, the best with (0, 0)."""
 
+    @abstractmethod
+    def paired(self, score: str, first: str, second: str) -> int:
+        """Number of units on which both methods have a score."""
+
     def seconds(self, name: str) -> float:
         """Wall time of a fit, the sum of the columns `timed` of the table; infinite if it is not known."""
         seconds = sum(self.number(name, column) for column in self.timed)
@@ -99,14 +104,6 @@ class UnitBlock(ABC):
         """A number of the table; NaN if the table has no such column."""
         return float(self.table.loc[name].get(column, math.nan))
 
-    def behind(self, score: str) -> Lags:
-        """`lags` in the units of the table."""
-        return self.lags(score)
-
-    def best_value(self, score: str) -> float:
-        """The best mean of a score, in the units of its lags."""
-        return self.number(next(iter(self.lags(score))), score)
-
     def is_point(self, name: str) -> bool:
         return self.table.loc[name, "kind"] == "point"
 
@@ -118,7 +115,7 @@ class UnitBlock(ABC):
     def standing(self, score: str) -> dict[str, str]:
         """Method -> BEST or LEVEL, by the function `standing`."""
         lags = self.lags(score)
-        return standing(lags, margin_of(score, self.best_value(score))) if lags else {}
+        return standing(lags, margin_of(score, self.number(next(iter(lags)), score))) if lags else {}
 
 
 # --- best values ------------------------------------------------------------------------------------------
@@ -137,7 +134,7 @@ def standing(lags: Lags, margin: float = MARGIN) -> dict[str, str]:
 
 def margin_of(score: str, best: float) -> float:
     """The practical margin of a score: 0.01 nats for log scores, 1 % of the best value for any other."""
-    return MARGIN if score in (SCORE, "elpd_loo") else MARGIN * abs(best)
+    return MARGIN if score in (SCORE, ELPD) else MARGIN * abs(best)
 
 
 # --- the verdict ------------------------------------------------------------------------------------------

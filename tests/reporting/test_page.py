@@ -401,9 +401,9 @@ def test_elpd_differences_are_arvizs(fitted: Comparison) -> None:
     ranking: Any = arviz_stats.compare(
         {name: loo.elpd_data for name, loo in findings.left_out.items()}, round_to="none"
     )
-    numbers = figures.elpd(findings).numbers
+    numbers = figures.PICTURES["elpd"](findings).numbers
     assert numbers is not None
-    loo = numbers[numbers["where"] == "leave-one-out, sum"].set_index("method")
+    loo = numbers[numbers["score"] == "elpd_loo"].set_index("method")
     assert set(loo.index) == set(ranking.index)
     for name, row in ranking.iterrows():
         assert abs(loo.loc[name, "difference"]) == pytest.approx(abs(row["elpd_diff"]), abs=1e-9)
@@ -772,10 +772,10 @@ def test_bad_arguments_are_told_before_anything_is_drawn(
     with pytest.raises(InputError, match=r"ends in .html; got .*a.pdf"):
         report(fitted, tmp_path / "a.pdf")
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="a file that can be written"):
+    with pytest.raises(InputError, match="a folder that can be written"):
         report(fitted, tmp_path / "file" / "a.html")
     (tmp_path / "folder.html").mkdir()
-    with pytest.raises(InputError, match="it is a folder"):
+    with pytest.raises(InputError, match=r"a file; got .*, a folder"):
         report(fitted, tmp_path / "folder.html")
     assert {file.name for file in tmp_path.iterdir()} == {"file", "folder.html"}
 
@@ -888,7 +888,7 @@ def test_a_folder_that_is_no_comparison_or_damaged_is_told(rng: np.random.Genera
     for changed, error, said in (
         ({**words, "format": 99}, UnsupportedError, "the version of ppl-bnn that wrote it"),
         ({**words, "kind": "recipe"}, InputError, "of something else"),
-        ({name: words[name] for name in ("kind", "format")}, InputError, "has no entry 'reference'"),
+        ({name: words[name] for name in ("kind", "format", "files")}, InputError, "has no entry 'reference'"),
     ):
         write_manifest(manifest, changed)
         with pytest.raises(error, match=said):

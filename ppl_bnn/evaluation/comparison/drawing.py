@@ -85,10 +85,11 @@ def _mean_interval(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
     return lower, upper
 
 
-def drawn_along(x: np.ndarray) -> np.ndarray:
-    """Points of a curve over a single input, (N, 1), extended slightly beyond its rows on either side."""
-    margin = 0.15 * float(x[:, 0].max() - x[:, 0].min())
-    return np.linspace(x[:, 0].min() - margin, x[:, 0].max() + margin, ALONG)
+def drawn_along(x: np.ndarray, beyond: float = 0.15, points: int = ALONG) -> np.ndarray:
+    """Points of a curve over an input, (N,), extended slightly beyond its rows on either side."""
+    low, high = x.min(), x.max()
+    margin = beyond * (high - low) or 1.0
+    return np.linspace(low - margin, high + margin, points)
 
 
 def any_censored(comparison: Comparison) -> bool:
@@ -174,10 +175,7 @@ def grid_points(across: np.ndarray, up: np.ndarray) -> np.ndarray:
 
 def drawn_over(x: np.ndarray, beyond: float = 0.15, side: int = SIDE) -> tuple[np.ndarray, np.ndarray]:
     """Points of a map along the first and along the second of two inputs, (N, 2), slightly beyond its rows."""
-    low, high = x.min(axis=0), x.max(axis=0)
-    margin = np.where(high > low, beyond * (high - low), 1.0)
-    across, up = (np.linspace(low[i] - margin[i], high[i] + margin[i], side) for i in (0, 1))
-    return across, up
+    return drawn_along(x[:, 0], beyond, side), drawn_along(x[:, 1], beyond, side)
 
 
 def draw_class_map(

@@ -51,10 +51,18 @@ def drawn_at(x: Any, y: np.ndarray, prediction: Prediction) -> np.ndarray | None
     if prediction.is_classes:
         return drawing.grid_points(*drawing.drawn_over(x)) if x.shape[1] == 2 else None
     one = drawing.single_input(x) and (y.ndim == 1 or prediction.censored)
-    return drawing.drawn_along(x)[:, None] if one else None
+    return drawing.drawn_along(x[:, 0])[:, None] if one else None
 
 
-def predicted_for_drawing(posterior: Posterior, x: np.ndarray, seed: int) -> Prediction:
+def drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Prediction | None]:
+    """Inputs for the curve or map of a method, and its prediction there: of its posterior, or as it was stored."""
+    if (posterior := comparison.posteriors.get(name)) is None:
+        return comparison.drawn_at, comparison.drawn.get(name)
+    at = drawn_at(comparison.test_inputs, comparison.test_targets, comparison.predictions[name])
+    return at, None if at is None else _predicted(posterior, at, comparison.data.get("seed", 0))
+
+
+def _predicted(posterior: Posterior, x: np.ndarray, seed: int) -> Prediction:
     """The prediction for a figure, with no more draws than needed; for classes only their probabilities."""
     stored = posterior.approximation.stored_count
     few = posterior.approximation.kinds[0] in DRAWN and stored is not None and stored > ENOUGH

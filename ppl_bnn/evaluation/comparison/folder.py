@@ -16,7 +16,7 @@ from ppl_bnn.core.errors import BNNError, UnsupportedError
 from ppl_bnn.core.files import write_arrays, write_tree, write_whole
 from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import encoded
-from ppl_bnn.evaluation.comparison import drawing
+from ppl_bnn.evaluation.comparison import drawing, figures
 from ppl_bnn.evaluation.comparison.record import reason
 from ppl_bnn.prediction.prediction import Prediction
 
@@ -123,7 +123,13 @@ def write_prediction(folder: stored.Folder, comparison: Comparison, name: str) -
     if name in comparison.fits:
         history = comparison.fits[name].info.history
         arrays |= {f"history/{key}": np.asarray(value) for key, value in history.items()}
-    at, drawn = _drawn(comparison, name)
+    try:
+        at, drawn = figures.drawn(comparison, name)
+    except Warning:
+        raise
+    except Exception:
+        # A model that refuses such inputs has no curve; its row of the table is not affected.
+        at, drawn = None, None
     if at is not None and drawn is not None:
         words["drawn"], more = _parts_of_prediction(drawn, "drawn/")
         arrays |= {**more, "drawn_at": at}
@@ -142,22 +148,3 @@ def _parts_of_prediction(prediction: Prediction, where: str) -> tuple[dict[str, 
 
 def _write_arrays(folder: stored.Folder, name: str, arrays: Mapping[str, Any], **words: Any) -> None:
     folder.write(name, lambda path: write_arrays(path, arrays, {"words": json.dumps(words)}))
-
-
-def _drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Prediction | None]:
-    """The prediction of a method for curves or maps, which cannot be recomputed without the model."""
-    posterior, prediction = comparison.posteriors.get(name), comparison.predictions[name]
-    if posterior is None:
-        return comparison.drawn_at, comparison.drawn.get(name)
-    from ppl_bnn.evaluation.comparison import figures
-
-    try:
-        at = figures.drawn_at(comparison.test_inputs, comparison.test_targets, prediction)
-        if at is None:
-            return None, None
-        return at, figures.predicted_for_drawing(posterior, at, comparison.data.get("seed", 0))
-    except Warning:
-        raise
-    except Exception:
-        # A model that refuses such inputs has no curve; its row of the table is not affected.
-        return None, None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.arrays import row_count
-from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.errors import BNNError, InputError
 from ppl_bnn.core.names import clean
 from ppl_bnn.core.processes import peak_memory
 from ppl_bnn.posterior.posterior import FitInfo, Posterior
@@ -27,8 +28,6 @@ MOST_VALUES = 2**26
 FEWEST_DRAWS = 100
 _LOO = ("elpd_loo", "elpd_loo_se", "elpd_loo_corrected", "pareto_k_corrected", "pareto_k_loo")
 _LOO += ("loo_rank", "loo_weight")
-# A gap of mean functions, or in a sentence why there is none.
-Gap = dict[str, float] | str
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,9 @@ class Record:
     """The results of one method, made by `fitted`.
 
     `figures` and `notes` are by column of `COLUMNS`; `tree` is used for leave-one-out; `pointwise` is the log score of
-    each test row, (N,); `gap` is that to the reference and `floor`, of the reference, its noise floor, once they are
-    measured; `failure` is the reason of a failure, or "".
+    each test row, (N,); `moments` are those of the mean function; `failure` is the reason of a failure, or "".
     """
 
-    name: str
     ppl: str = ""
     posterior: Posterior | None = None
     prediction: Prediction | None = None
@@ -58,26 +55,25 @@ class Record:
     figures: dict[str, Any] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     pointwise: np.ndarray | None = None
-    gap: Gap | None = None
-    floor: Gap | None = None
+    moments: dict[str, np.ndarray] = field(default_factory=dict)
     failure: str = ""
 
 
-def fitted(name: str, fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, device: str) -> Record:
+def fitted(fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, device: str) -> Record:
     """The results of one method that need no other method, on test rows x, y. An error is the record's `failure`."""
     with peak_memory() as peak:
         try:
-            record = _fitted(name, fit, x, y, seed, device)
+            record = _fitted(fit, x, y, seed, device)
         except Warning:
             # A caller who has turned warnings into errors wants to see them.
             raise
         except Exception as error:
-            record = Record(name, failure=reason(error))
+            record = Record(failure=reason(error))
     record.figures["peak_memory"] = peak()
     return record
 
 
-def _fitted(name: str, fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, device: str) -> Record:
+def _fitted(fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, device: str) -> Record:
     posterior = fit()
     started = time.perf_counter()
     prediction = posterior.predict(x, seed=seed, device=device)
@@ -88,23 +84,22 @@ def _fitted(name: str, fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed
         **scores.scores_of(prediction, y),
         "kind": posterior.kind,
         "target": posterior.target,
-        "log_score_se": standard_error(pointwise),
+        "log_score_se": scores.paired_difference(pointwise, np.zeros_like(pointwise))[1],
         "compile_seconds": info.compile_seconds,
         "run_seconds": info.run_seconds,
         "predict_seconds": seconds,
         "gradient_evaluations": info.gradient_evaluations,
         "parameters": float(posterior.with_problem(lambda problem: problem.program.parameter_count)),
     }
-    record = Record(name, info.ppl, posterior, prediction, figures=figures, pointwise=pointwise)
-    notes = record.notes
+    record = Record(info.ppl, posterior, prediction, figures=figures, pointwise=pointwise)
     if posterior.weights is not None:
-        notes["target"] = stacking_weights(posterior)
+        record.notes["target"] = stacking_weights(posterior)
     if info.warnings:
-        notes["run_seconds"] = " ".join(f"{text.rstrip('.')}." for text in info.warnings)
+        record.notes["run_seconds"] = " ".join(f"{text.rstrip('.')}." for text in info.warnings)
     if info.gradient_evaluations is None:
-        notes["gradient_evaluations"] = f"{info.method} does not count its gradients."
+        record.notes["gradient_evaluations"] = f"{info.method} does not count its gradients."
     if len(y) < 2:
-        notes["log_score_se"] = "One test row has no standard error."
+        record.notes["log_score_se"] = "One test row has no standard error."
     if prediction.censored and not set(VALUE_SCORES) <= set(figures):
         of = f"{np.count_nonzero(y[:, 1] != 1.0)} of {len(y)}"
         note = f"Of {of} test rows a bound is known and not the value: they were censored."
@@ -197,18 +192,26 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:] + "."
 
 
+def _moments(record: Record, posterior: Posterior, x_test: Any) -> None:
+    """Mean and variance of the mean function, and if there are enough draws those of two halves of them."""
+    prediction: Any = record.prediction
+    record.moments = {"mean": prediction.mean, "variance": prediction.mean_function_variance}
+    chains, draws = posterior.shape
+    of_draws = np.repeat(np.arange(chains), draws) if prediction.draws == chains * draws else None
+    with contextlib.suppress(BNNError):
+        halves = scores.halves(prediction, of_draws)
+        record.moments |= {
+            "half_means": np.stack([half.mean for half in halves]),
+            "half_variances": np.stack([half.mean_function_variance for half in halves]),
+        }
+
+
 _PARTS = (
     (_export, "The export to ArviZ", ("elpd_loo",)),
     (_diagnose, "The diagnosis", ("converged", "r_hat", "ess_min", "r_hat_test", "ess_min_test", "k_hat")),
     (_leave_one_out, "Leave-one-out cross-validation", _LOO),
+    (_moments, "The mean function", ("gap_mean",)),
 )
-
-
-def standard_error(values: np.ndarray) -> float:
-    """Standard error of the mean; NaN for one value, and if a value is infinite."""
-    if len(values) < 2 or not np.isfinite(values).all():
-        return math.nan
-    return float(np.std(values, ddof=1) / math.sqrt(len(values)))
 
 
 def reason(error: BaseException) -> str:

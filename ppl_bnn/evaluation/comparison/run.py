@@ -153,9 +153,9 @@ def compare(
         for name, method in methods.items():
             try:
                 fit = functools.partial(method.fit, model, x, y, **options)
-                record = fitted(name, fit, x_test, y_test, int(seed), device)
+                record = fitted(fit, x_test, y_test, int(seed), device)
                 record.ppl = record.ppl or method.ppl
-                latest = run.add(record)
+                latest = run.add(name, record)
             except KeyboardInterrupt as error:
                 raise run.interrupted(name) from error
         if folder is not None:
@@ -279,9 +279,9 @@ class _Run:
             **given,
         )
 
-    def add(self, record: Record) -> Comparison:
+    def add(self, name: str, record: Record) -> Comparison:
         """Add a method, and write its files and the table; the methods are ranked when the last one has finished."""
-        self.records[record.name] = record
+        self.records[name] = record
         latest = self.comparison(ranked=len(self.records) == len(self.names))
         if self.folder is not None:
             files.write_parts(self.folder, latest)

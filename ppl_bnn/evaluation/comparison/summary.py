@@ -26,6 +26,19 @@ MARGIN = 0.01
 # Method -> how far it is behind the best method, and the standard error.
 Lags = Mapping[str, tuple[float, float]]
 IN_WORDS = f"two standard errors and {MARGIN:g} nats per test row"
+# The table's word on convergence -> the doubt about a reference in a cell, and the problem as the end of a sentence.
+_PROBLEMS = {
+    "yes": ("", ""),
+    "no": ("not converged", "has not converged"),
+    NOT_AT_TEST_ROWS: ("not converged at the test rows", "has not converged at the test rows"),
+    "per mode": (
+        "converged per mode only",
+        "has converged per mode only: its chains are in different modes, whose weights are not known",
+    ),
+    "in doubt": ("in doubt", "may have converged, but its sampler reported problems"),
+}
+NO_TRUE_GAPS = "the gaps to it cannot be taken for gaps to the posterior"
+_UNKNOWN = ("convergence not known", "could not be checked for convergence")
 
 
 def standing(row: Mapping[str, Any]) -> str:
@@ -34,13 +47,29 @@ def standing(row: Mapping[str, Any]) -> str:
         return "reference (an approximation)"
     if row.get("converged") == "yes":
         return "reference (of another target)" if row.get("target") else "reference"
-    doubts = {
-        "no": "not converged",
-        NOT_AT_TEST_ROWS: "not converged at the test rows",
-        "per mode": "converged per mode only",
-        "in doubt": "in doubt",
-    }
-    return f"reference ({doubts.get(row.get('converged', ''), 'convergence not known')})"
+    return f"reference ({_PROBLEMS.get(row.get('converged', ''), _UNKNOWN)[0]})"
+
+
+def problem_of(row: Mapping[str, Any]) -> str:
+    """What is wrong with the convergence of a fit by its row, as the end of a sentence; "" for nothing."""
+    unknown = _UNKNOWN if row["kind"] == "chains" else ("", "")
+    return _PROBLEMS.get(row["converged"], unknown)[1]
+
+
+def doubt_of(row: Mapping[str, Any]) -> str:
+    """Why gaps to a reference of this row are not gaps to the posterior, as the end of a sentence; "" if they are."""
+    problem = problem_of(row)
+    if row["kind"] != "chains":
+        return " and ".join(filter(None, (problem, "is itself an approximation")))
+    other_target = f"converged, but not to the posterior ({row['target']})" if row["target"] else ""
+    return problem or other_target
+
+
+def no_reference(reference: str | None, failed: bool) -> str:
+    """Why there is no reference to measure gaps by, as the beginning of a sentence."""
+    if reference is None:
+        return "No reference was named"
+    return f"The reference {reference} {'failed' if failed else 'was not fitted'}"
 
 
 def is_difference(difference: float, error: float, margin: float = MARGIN) -> bool:
@@ -120,11 +149,10 @@ def _distance(comparison: Comparison) -> str:
     both: Any = table["compile_seconds"] + table["run_seconds"]
     seconds = {name: float(both[name]) for name in comparison.predictions}
     if reference is None or reference not in seconds:
-        gave = "gave no posterior" if reference in comparison.failures else "was not fitted"
-        why = "no reference was named" if reference is None else f"the reference {reference} {gave}"
         price = listed([f"{name} {duration(value)}" for name, value in seconds.items()])
         took = f"; the fits took: {price}." if price else "."
-        return f"How far any method is from the exact posterior is not known, as {why}{took}"
+        why = no_reference(reference, reference in comparison.failures)
+        return f"{why}, so how far any method is from the posterior is not known{took}"
     own, parts = seconds[reference], []
     floors: Any = table["gap_mean_floor"]
     for name in [each for each in seconds if each != reference]:
@@ -182,25 +210,13 @@ def _standing(comparison: Comparison) -> str:
         result = "cannot be said to have converged" if bad else "converged"
         return f"The chains of {listed(bad or chains)} {result}{failed}"
     row = table.loc[reference]
-    figures = measured(row)
-    converged, gaps = row["converged"], "so the gaps are not gaps to the truth"
-    perhaps = "so the gaps may not be gaps to the truth (the notes say more)"
-    of_another = f", but not to the posterior ({row['target']}), {gaps}" if row["target"] else ""
-    training_only = "converged at the training rows, not at the test rows"
-    told = {
-        "yes": f"converged{figures}{of_another}",
-        "per mode": f"has converged per mode only{figures}, {gaps}: its chains sit in modes of their own",
-        NOT_AT_TEST_ROWS: f"{training_only}{figures}, {gaps}: run it longer before relying on them",
-        "no": f"has NOT converged{figures}, {gaps}: run it longer before relying on them",
-        "in doubt": f"may have converged, but its sampler complained{figures}, {perhaps}",
-    }
-    found = told.get(converged, f"could not be judged as to convergence{figures}, {perhaps}")
-    if row["kind"] != "chains":
-        found = f"is itself an approximation, {gaps}"
-    return f"The reference {reference} {found}{failed}"
+    doubt = doubt_of(row)
+    gaps = f", so {NO_TRUE_GAPS}" if doubt else ""
+    longer = ": run it longer" if row["converged"] in ("no", NOT_AT_TEST_ROWS) else ""
+    return f"The reference {reference} {doubt or 'converged'}{measured(row)}{gaps}{longer}{failed}"
 
 
-def measured(row: Mapping[str, Any], digits: int = 3, size_is: str = "at least") -> str:
+def measured(row: Mapping[str, Any], digits: int = 3) -> str:
     """R-hat and effective sample size of chains in brackets, as far as the row of the table has them.
 
     Those at the test rows, where the chains have not converged there.
@@ -208,7 +224,7 @@ def measured(row: Mapping[str, Any], digits: int = 3, size_is: str = "at least")
     where = "_test" if row["converged"] == NOT_AT_TEST_ROWS else ""
     r_hat, size = float(row[f"r_hat{where}"]), float(row[f"ess_min{where}"])
     figures = [] if math.isnan(r_hat) else [f"R-hat up to {r_hat:.{digits}f}"]
-    figures += [] if math.isnan(size) else [f"effective sample size {size_is} {size:.0f}"]
+    figures += [] if math.isnan(size) else [f"effective sample size at least {size:.0f}"]
     return f" ({' and '.join(figures)} in function space)" if figures else ""
 
 

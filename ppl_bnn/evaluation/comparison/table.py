@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.warning_filters import recorded
-from ppl_bnn.evaluation.comparison.record import Gap, Record, reason
-from ppl_bnn.evaluation.comparison.summary import standing
-from ppl_bnn.posterior.posterior import Posterior
+from ppl_bnn.evaluation.comparison.record import Record, reason
+from ppl_bnn.evaluation.comparison.summary import no_reference, standing
 from ppl_bnn.prediction import scores
-from ppl_bnn.prediction.prediction import Prediction
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,7 +69,6 @@ COLUMNS: dict[str, str] = {
 REGRESSION_SCORES = ("rmse", "crps", "coverage_90", "width_90", "concordance")
 CLASSIFICATION_SCORES = ("accuracy", "brier", "ece")
 WORDS = ("reference", "kind", "ppl", "target", "converged", "failure")
-Notes = dict[tuple[str, str], str]
 NOT_RANKED = "Methods are ranked when the last one has finished."
 
 
@@ -88,32 +85,33 @@ def typed(table: Any, words: Collection[str]) -> pd.DataFrame:
 
 def table_of(
     records: Mapping[str, Record], reference: str | None, task: str, *, ranked: bool = True
-) -> tuple[pd.DataFrame, Notes]:
+) -> tuple[pd.DataFrame, dict[tuple[str, str], str]]:
     """The table of the methods so far, and (method, column) -> a note.
 
     `ranked` compares the methods by leave-one-out, which takes longer than all the rest.
     """
     import pandas as pd
 
-    notes = {(name, column): note for name, each in records.items() for column, note in each.notes.items()}
+    notes = {name: dict(each.notes) for name, each in records.items()}
     rows = {name: {"ppl": one.ppl, "failure": one.failure, **one.figures} for name, one in records.items()}
     if ranked:
         _rank(records, rows, notes)
     else:
         for name in (name for name, each in records.items() if each.elpd is not None):
-            notes |= dict.fromkeys([(name, "loo_rank"), (name, "loo_weight")], NOT_RANKED)
-    if reference in rows and not rows[reference]["failure"]:
-        rows[reference]["reference"] = standing(rows[reference])
-    _measure_gaps(records, reference, rows, notes)
+            notes[name] |= {"loo_rank": NOT_RANKED, "loo_weight": NOT_RANKED}
+    measure_gaps(reference, rows, notes, lambda name: records[name].moments, task == "classification")
     left_out = {*(CLASSIFICATION_SCORES if task == "regression" else REGRESSION_SCORES)}
     if not any("concordance" in row for row in rows.values()):
         left_out.add("concordance")
     columns = [name for name in COLUMNS if name not in left_out]
     index = pd.Index(list(rows), name="method")
-    return typed(pd.DataFrame(list(rows.values()), index, columns), WORDS), notes
+    found = {(name, column): note for name, each in notes.items() for column, note in each.items()}
+    return typed(pd.DataFrame(list(rows.values()), index, columns), WORDS), found
 
 
-def _rank(records: Mapping[str, Record], rows: dict[str, dict[str, Any]], notes: Notes) -> None:
+def _rank(
+    records: Mapping[str, Record], rows: dict[str, dict[str, Any]], notes: dict[str, dict[str, str]]
+) -> None:
     """ArviZ's ranking and stacking weights of the methods for which leave-one-out is defined."""
     results = {name: record.elpd for name, record in records.items() if record.elpd is not None}
     if not results:
@@ -138,46 +136,55 @@ def _rank(records: Mapping[str, Record], rows: dict[str, dict[str, Any]], notes:
         if ranking is not None:
             rows[name] |= {f"loo_{each}": float(ranking.loc[name, each]) for each in ("rank", "weight")}
         if texts:
-            notes[name, "loo_weight"] = "ArviZ: " + " ".join(texts)
+            notes[name]["loo_weight"] = "ArviZ: " + " ".join(texts)
 
 
-def _measure_gaps(
-    records: Mapping[str, Record], reference: str | None, rows: dict[str, dict[str, Any]], notes: Notes
+def measure_gaps(
+    reference: str | None,
+    rows: Mapping[str, dict[str, Any]],
+    notes: Mapping[str, dict[str, str]],
+    moments: Callable[[str], Mapping[str, np.ndarray]],
+    classes: bool,
 ) -> None:
-    target = None if reference is None else records.get(reference)
-    if target is None or target.prediction is None or target.posterior is None:
-        why = "has not been fitted" if target is None else "failed"
-        note = "No reference was named." if reference is None else f"The reference, {reference}, {why}."
-        notes |= {(name, "gap_mean"): note for name, record in records.items() if not record.failure}
+    """Write into the row of each method its gap to the reference and the noise floor, or into its notes why not.
+
+    rows, notes, moments: by method; `moments` are those of `record.Record`. The row of the reference gets its standing.
+    """
+    fitted = [name for name, row in rows.items() if not row["failure"]]
+    if reference not in fitted:
+        for name in fitted:
+            notes[name].setdefault("gap_mean", f"{no_reference(reference, reference in rows)}.")
         return
-    # What has been measured is kept in the records for the table of more methods.
-    if target.floor is None:
-        chains = chain_of_draws(target.posterior, target.prediction)
-        target.floor = _gap(scores.noise_floor, target.prediction, chains)
-        target.gap = "The reference has no gap to itself."
-    for name, record in records.items():
-        if record.prediction is None:
-            continue
-        if record.gap is None:
-            record.gap = _gap(scores.fidelity, record.prediction, target.prediction)
-        for found, mean, ratio in (
-            (target.floor, "gap_mean_floor", "gap_sd_floor"),
-            (record.gap, "gap_mean", "gap_sd_ratio"),
-        ):
-            if isinstance(found, str):
-                notes[name, mean] = found
-            else:
-                rows[name] |= {mean: found["mean_gap"], ratio: found["sd_ratio"]}
+    rows[reference]["reference"] = standing(rows[reference])
+    # Another label of the same fit has the same notes, and a gap.
+    notes[reference]["gap_mean"] = "The reference has no gap to itself."
+    of = moments(reference)
+    both = zip(of.get("half_means", ()), of.get("half_variances", ()), strict=True)
+    halves = [{"mean": mean, "variance": variance} for mean, variance in both] or [{}, {}]
+    for name in fitted:
+        pairs: dict[tuple[str, str], Any] = {("gap_mean_floor", "gap_sd_floor"): halves}
+        if name != reference:
+            pairs["gap_mean", "gap_sd_ratio"] = [moments(name), of]
+        for columns, pair in pairs.items():
+            try:
+                rows[name].update(zip(columns, gap(*pair, classes=classes), strict=True))
+                notes[name].pop(columns[0], None)
+            except InputError as error:
+                notes[name].setdefault(columns[0], reason(error))
 
 
-def chain_of_draws(posterior: Posterior, prediction: Prediction) -> np.ndarray | None:
-    """The chain of each draw of a prediction, (S,); None if it was not made from all draws of the posterior."""
-    chains, draws = posterior.shape
-    return np.repeat(np.arange(chains), draws) if prediction.draws == chains * draws else None
+def gap(
+    ours: Mapping[str, np.ndarray], theirs: Mapping[str, np.ndarray], classes: bool
+) -> tuple[float, float]:
+    """Gap of means and ratio of standard deviations (`scores.fidelity`) of two mean functions at equal rows.
 
-
-def _gap(measure: Callable[..., dict[str, float]], *arguments: Any) -> Gap:
-    try:
-        return measure(*arguments)
-    except (InputError, UnsupportedError) as error:
-        return f"{type(error).__name__}: {error}"
+    With `classes`, mean functions are (N, C). Raises InputError for missing moments, other shapes, or a reference
+    without spread.
+    """
+    known, expected = "mean" in ours and "mean" in theirs, "two mean functions with their variances"
+    InputError.check(known, "", expected, "one at most", "predictions of more draws")
+    shape, wanted = ours["mean"].shape, theirs["mean"].shape
+    InputError.check(shape == wanted, "", f"a mean function of shape {wanted}", shape, "the same rows")
+    moments = (each[name] for each in (ours, theirs) for name in ("mean", "variance"))
+    found = scores.mean_function_gap(*moments, classes=classes)
+    return found["mean_gap"], found["sd_ratio"]

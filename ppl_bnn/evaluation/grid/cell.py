@@ -30,14 +30,13 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core import processes, stored
-from ppl_bnn.core.errors import BNNError, DamagedError, InputError, UnsupportedError
+from ppl_bnn.core.errors import DamagedError, InputError, UnsupportedError
 from ppl_bnn.core.plain_values import encoded
 from ppl_bnn.core.warning_filters import ignored, recorded
 from ppl_bnn.evaluation.comparison.record import Record, fitted, reason
-from ppl_bnn.evaluation.comparison.table import chain_of_draws
 from ppl_bnn.inference.fingerprint import identity, source
 from ppl_bnn.inference.method import Method, versions
-from ppl_bnn.prediction import reliability, scores
+from ppl_bnn.prediction import reliability
 from ppl_bnn.zoo import Sketch
 
 FORMAT = 1
@@ -151,10 +150,10 @@ def computed(
         try:
             fit = _read(work)
             of_rows = functools.partial(fit, x[train], y[train], seed=seed)
-            record = fitted("", of_rows, x[test], y[test], seed, fit.keywords["device"])
+            record = fitted(of_rows, x[test], y[test], seed, fit.keywords["device"])
             arrays = _kept(record, y[test])
         except Exception as error:
-            record, arrays = Record("", failure=reason(error)), {}
+            record, arrays = Record(failure=reason(error)), {}
     texts = [" ".join(str(each.message).split()) for each in caught if issubclass(each.category, UserWarning)]
     prediction = record.prediction
     words = {
@@ -179,46 +178,16 @@ def packed(words: Mapping[str, Any], parts: str, arrays: Mapping[str, np.ndarray
 
 
 def _kept(record: Record, y: np.ndarray) -> dict[str, np.ndarray]:
-    """The arrays of a finished fit; missing ones get a note. y: the test targets."""
-    posterior, prediction = record.posterior, record.prediction
-    if posterior is None or prediction is None:
+    """The arrays of a finished fit, those that it has. y: the test targets."""
+    prediction = record.prediction
+    if prediction is None or record.pointwise is None:
         return {}
-    arrays = {} if record.pointwise is None else {"log_score": record.pointwise}
+    arrays = {"log_score": record.pointwise, **record.moments}
     with suppress(UnsupportedError, InputError):
         # Only for predictions that have a distribution function.
         of = reliability.Event if prediction.is_classes else reliability.Transform
         arrays |= of.of(prediction, y).arrays()
-    try:
-        arrays |= {"mean": prediction.mean, "variance": prediction.mean_function_variance}
-    except BNNError as error:
-        record.notes["gap_mean"] = reason(error)
-        return arrays
-    try:
-        halves = scores.halves(prediction, chain_of_draws(posterior, prediction))
-        arrays |= {
-            "half_means": np.stack([half.mean for half in halves]),
-            "half_variances": np.stack([half.mean_function_variance for half in halves]),
-        }
-    except BNNError as error:
-        record.notes["gap_mean_floor"] = reason(error)
     return arrays
-
-
-# --- distance to another cell ---------------------------------------------------------------------------------
-
-
-def gap(arrays: Mapping[str, np.ndarray], of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float]:
-    """Gap of means and ratio of standard deviations (`scores.fidelity`) of two cells' mean functions, at equal rows.
-
-    With `classes`, mean functions are (N, C). Raises InputError for missing arrays, other shapes, or a reference
-    without spread.
-    """
-    both, expected = "mean" in arrays and "mean" in of, "two mean functions with their variances"
-    InputError.check(both, "", expected, "one at most", "a prediction of draws")
-    shape, wanted = arrays["mean"].shape, of["mean"].shape
-    InputError.check(shape == wanted, "", f"a mean function of shape {wanted}", shape, "the same rows")
-    found = scores.mean_function_gap(arrays["mean"], arrays["variance"], of["mean"], of["variance"], classes)
-    return found["mean_gap"], found["sd_ratio"]
 
 
 # --- storage --------------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ connections are refused, within minutes if Ray does not answer. Two faults of Ra
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import os
 import re
@@ -27,6 +26,7 @@ from typing import Any
 
 from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.core.errors import DeviceError, InputError, MissingFrameworkError, unknown_name
+from ppl_bnn.core.processes import machine_memory
 from ppl_bnn.core.settings import whole
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.grid import clusters
@@ -120,18 +120,6 @@ def device_inside(engine: Engine, device: str) -> str:
     """Name of `device` inside the process that does the work: another process sees only its own GPU, as the first."""
     kind, _ = resolve_device(device)
     return device if engine.kind == "sequential" or kind != "cuda" else kind
-
-
-def machine_memory() -> int | None:
-    """Bytes of memory of this machine, or of the container of this process; None if unknown."""
-    try:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):
-        return None
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):
-            total = min(total, int(Path(file).read_text()))
-    return total
 
 
 def check(engine: Engine, jobs: int | None = None, device: str = "auto", memory: int | None = None) -> None:

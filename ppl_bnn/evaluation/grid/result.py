@@ -22,9 +22,7 @@ from ppl_bnn.core.errors import InputError, check_known
 from ppl_bnn.core.files import writable, write_whole
 from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import shown
-from ppl_bnn.evaluation.comparison.record import reason
-from ppl_bnn.evaluation.comparison.summary import standing
-from ppl_bnn.evaluation.comparison.table import COLUMNS, WORDS, typed
+from ppl_bnn.evaluation.comparison.table import COLUMNS, WORDS, measure_gaps, typed
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.prediction import scores
 
@@ -343,44 +341,13 @@ def _measure_gaps(
     for cell in finished:
         groups.setdefault((cell.model, cell.data, cell.split, cell.seed), []).append(cell)
     for group in groups.values():
-        target = next((cell for cell in group if cell.method == reference), None)
-        fitted = [cell for cell in group if not found[cell.key]["failure"]]
-        if target not in fitted:
-            why = f"The reference, {reference}, " + ("has not been fitted." if target is None else "failed.")
-            for cell in fitted:
-                notes[cell.key].setdefault("gap_mean", why)
-            continue
-        rows[target]["reference"] = standing(rows[target])
-        classes = found[target.key]["task"] == "classification"
-        of = store.arrays(target.key)
-        floor = _floor(of, classes)
-        for cell in fitted:
-            row, texts = rows[cell], notes[cell.key]
-            if isinstance(floor, str):
-                texts.setdefault("gap_mean_floor", floor)
-            else:
-                row["gap_mean_floor"], row["gap_sd_floor"] = floor
-            if cell is target:
-                # The same fit under another label has a gap, which is zero, and shares these notes.
-                if sum(other.key == cell.key for other in group) == 1:
-                    texts["gap_mean"] = "The reference has no gap to itself."
-                continue
-            try:
-                row["gap_mean"], row["gap_sd_ratio"] = cells.gap(store.arrays(cell.key), of, classes)
-            except InputError as error:
-                texts.setdefault("gap_mean", reason(error))
-
-
-def _floor(of: Mapping[str, np.ndarray], classes: bool) -> tuple[float, float] | str:
-    """The gap between two halves of the reference's draws, which is sampling noise alone."""
-    if "half_means" not in of:
-        return "The draws of the reference have no halves."
-    halves = zip(of["half_means"], of["half_variances"], strict=True)
-    first, second = ({"mean": mean, "variance": variance} for mean, variance in halves)
-    try:
-        return cells.gap(first, second, classes)
-    except InputError as error:
-        return reason(error)
+        keys = {cell.method: cell.key for cell in group}
+        of_rows = {cell.method: rows[cell] for cell in group}
+        of_notes = {method: notes[key] for method, key in keys.items()}
+        classes = any(found[key].get("task") == "classification" for key in keys.values())
+        measure_gaps(
+            reference, of_rows, of_notes, lambda method, keys=keys: store.arrays(keys[method]), classes
+        )
 
 
 def _settings(finished: list[cells.Cell], store: cells.Store, manifest: Mapping[str, Any]) -> dict[str, Any]:

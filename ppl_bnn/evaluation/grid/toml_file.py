@@ -86,10 +86,6 @@ class _Reader:
     def grid(self, kind: type[Grid]) -> Grid:
         with self._at():
             check_known("key", self.content, _KEYS)
-        for key in _OF:
-            if key not in self.content:
-                where = f"{self.name}, {key}"
-                raise InputError.of(where, f"the {key} of the grid", "none", f"{key} = [...]")
         entries = {axis: self._axis(axis) for axis in _OF}
         models = {label: self._model(label, entry) for label, entry in entries["models"].items()}
         data = {label: self._data(label, entry) for label, entry in entries["data"].items()}
@@ -103,21 +99,23 @@ class _Reader:
 
     def _axis(self, key: str) -> dict[str, dict[str, Any]]:
         """Label -> entry of an axis; a name stands for an entry without further settings."""
-        word, given = _OF[key][0], self.content[key]
+        word, given = _OF[key][0], self.content.get(key, ())
         if isinstance(given, Mapping):
             pairs = [(name, {word: each} if isinstance(each, str) else each) for name, each in given.items()]
         else:
-            names = given if isinstance(given, list) else [None]
+            names = given if isinstance(given, list | tuple) else [None]
             pairs = [(_label(key, name) if isinstance(name, str) else "", {word: name}) for name in names]
         found: dict[str, dict[str, Any]] = {}
-        where = f"{self.name}, {key}"
-        for name, entry in pairs:
-            if not isinstance(entry, dict) or not isinstance(entry.get(word, ""), str) or not name:
-                expected = f"a list of names, or tables [{key}.LABEL]"
-                raise InputError.of(where, expected, repr(entry), f"[{key}.{name or 'LABEL'}]")
-            if name in found:
-                raise InputError.of(where, "labels that differ", f"{name!r} twice", f"[{key}.LABEL]")
-            found[name] = entry
+        with self._at(key):
+            InputError.check(key in self.content, "", f"the {key} of the grid", "none", f"{key} = [...]")
+            for name, entry in pairs:
+                good = isinstance(entry, dict) and isinstance(entry.get(word, ""), str) and name
+                expected, advice = f"a list of names, or tables [{key}.LABEL]", f"[{key}.{name or 'LABEL'}]"
+                InputError.check(good, "", expected, repr(entry), advice)
+                InputError.check(
+                    name not in found, "", "labels that differ", f"{name!r} twice", f"[{key}.LABEL]"
+                )
+                found[name] = entry
         return found
 
     def _model(self, label: str, entry: Mapping[str, Any]) -> Any:

@@ -17,6 +17,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.inference.curvature.jacobian import hessian_product
+from ppl_bnn.inference.flat_vector import minus_log_joint
 
 # The most coordinates for which the curvature is measured: each takes a product of the Hessian with a vector.
 LARGEST = 300
@@ -66,8 +67,7 @@ def conditioning(problem: Problem, flat: np.ndarray) -> Conditioning | None:
     if size > LARGEST:
         return None
 
-    def loss(at: Any, x: Any, y: Any) -> Any:
-        return -program.log_joint(program.unravel(at), x, y)
+    loss = minus_log_joint(program)
 
     def product(at: Any, direction: Any, x: Any, y: Any) -> Any:
         return hessian_product(system, loss, at, x, y)(direction)

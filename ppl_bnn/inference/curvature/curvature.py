@@ -12,7 +12,6 @@ The prior's curvature is in `prior.py`.
 from __future__ import annotations
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -25,6 +24,7 @@ import scipy
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import chunks
 from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError
+from ppl_bnn.core.processes import machine_memory
 from ppl_bnn.inference.curvature import jacobian, structures
 from ppl_bnn.inference.curvature.gaussians import check_finite
 from ppl_bnn.inference.curvature.jacobian import Factors, JacobianPlan, padded_rows, plan_of
@@ -99,7 +99,7 @@ def check_blocks_fit(problem: Problem, u: Values, sites: tuple[str, ...]) -> Non
     sides |= {weight: linear.shape for weight, linear in plan.maps.items() if weight in sides}
     numbers = {name: sum(side**2 for side in each) for name, each in sides.items()}
     # A sum, the term to be added to it, and later the factor of the precision.
-    needed, available = 3 * 8 * sum(numbers.values()), _machine_memory()
+    needed, available = 3 * 8 * sum(numbers.values()), machine_memory() or math.inf
     if needed <= available:
         return
     largest = max(numbers, key=lambda name: numbers[name])
@@ -112,14 +112,6 @@ def check_blocks_fit(problem: Problem, u: Values, sites: tuple[str, ...]) -> Non
         got += "; no linear map of this site is known, as inside of bnn.module"
         advice = f"the layer in the language (bnn.dense, bnn.conv2d), {advice}"
     raise UnsupportedError.of(f"structure='kron', site {largest!r}", expected, got, advice)
-
-
-def _machine_memory() -> float:
-    """Bytes of memory of this machine, infinity if the system does not report it."""
-    try:
-        return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    except (AttributeError, ValueError, OSError):
-        return math.inf
 
 
 def check_fisher(problem: Problem, fisher: str) -> None:

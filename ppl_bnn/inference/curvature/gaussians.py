@@ -304,10 +304,14 @@ class LowRankCovariance(FlatGaussian):
     factor: np.ndarray
 
     @classmethod
-    def of(cls, scale: np.ndarray, factor: np.ndarray) -> LowRankCovariance:
-        """From S = diag(scale^2) + F' F with F (K, P)."""
+    def of(cls, scale: np.ndarray, factor: np.ndarray, middle: np.ndarray | None = None) -> LowRankCovariance:
+        """From S = diag(scale^2) + F' G F with F (K, P) and G = `middle`, by default the identity.
+
+        Raises `LinAlgError` if S is not positive definite.
+        """
         basis, upper = np.linalg.qr((factor / scale).T)
-        return cls(scale, basis, np.linalg.cholesky(np.eye(len(upper)) + upper @ upper.T))
+        inner = upper @ upper.T if middle is None else upper @ middle @ upper.T
+        return cls(scale, basis, np.linalg.cholesky(np.eye(len(upper)) + 0.5 * (inner + inner.T)))
 
     @property
     def log_determinant(self) -> float:

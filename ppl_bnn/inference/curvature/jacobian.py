@@ -21,7 +21,15 @@ from ppl_bnn.backends.protocol import System
 from ppl_bnn.core.arrays import chunks, map_data, padded, row_count
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import check_finite
-from ppl_bnn.inference.flat_vector import Values, Where, first_rows, latent_names, site_slices, system_values
+from ppl_bnn.inference.flat_vector import (
+    Values,
+    Where,
+    first_rows,
+    latent_names,
+    site_slices,
+    system_values,
+    untransformed,
+)
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import RecordLinear, network_output, recorded_linear, used_elsewhere
 
@@ -116,7 +124,7 @@ def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianP
 
     with RecordLinear(values=w) as record:
         network_output(program.model, w, row)
-    same = _untransformed(problem, values, w)
+    same = untransformed(problem).intersection(latent_names(problem))
     added: dict[Use, tuple[int, ...]] = {}
     found = defaultdict[str, list[tuple[Use, Any]]](list)
     counts = Counter[str]()
@@ -148,25 +156,13 @@ def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianP
     mapped = {site for linear in maps.values() for site in (linear.weight, linear.bias)}
     inputs = sum(math.prod(map(int, part.shape)) for parts in record.inputs.values() for part in parts)
     activations = max(1, sum(map(math.prod, added.values())) + inputs)
-    moved = _depends(problem, w, row, sites)
-    reached = _depends(problem, w, row, [name for name in sites if name in mapped]) if maps else moved
+    moved = depends(problem, w, row, sites)
+    reached = depends(problem, w, row, [name for name in sites if name in mapped]) if maps else moved
     rest = site_slices(problem, [name for name in sites if name not in mapped])
     return JacobianPlan(slices, maps, rest, reached, moved, activations, eta)
 
 
-def _untransformed(problem: Problem, values: Mapping[str, Any], w: Mapping[str, Any]) -> set[str]:
-    """Latent sites whose unconstrained coordinates are those of the program, at u and at another point."""
-    program, system = problem.program, problem.system
-    other = {name: value + 0.7 for name, value in values.items()}
-    pairs = ((values, w), (other, program.constrain(other, *first_rows(problem))))
-    same = {site.name for site in program.latents if site.shape == site.unconstrained_shape}
-    as_numpy = system.to_numpy
-    for u, constrained in pairs:
-        same = {name for name in same if np.array_equal(as_numpy(u[name]), as_numpy(constrained[name]))}
-    return same
-
-
-def _depends(problem: Problem, w: Mapping[str, Any], row: Any, names: Sequence[str]) -> np.ndarray:
+def depends(problem: Problem, w: Mapping[str, Any], row: Any, names: Sequence[str]) -> np.ndarray:
     """Which outputs (D,) depend on the sites: those that NaN in their place reaches."""
     missing = {**w, **{name: w[name] * math.nan for name in names}}
     eta = problem.system.to_numpy(problem.program.predictor(missing, row))

@@ -18,7 +18,7 @@ from ppl_bnn.inference.flat_vector import Values, Where, site_slices
 from ppl_bnn.inference.laplace.computed_weights import computed_names, given, linearised_weights
 from ppl_bnn.inference.laplace.linearised import KINDS, joint_predictive, predictive
 from ppl_bnn.language.transforms import GaussianPrior, with_precision_factors
-from ppl_bnn.posterior.approximation import Approximation
+from ppl_bnn.posterior.approximation import Approximation, Point
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
 # This order is part of the storage format: predictives are stored as numbers.
@@ -58,8 +58,7 @@ class LaplaceGaussian(Approximation):
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
         flat = np.tile(self.flat_mode, (count, 1))
         flat[:, self._where] += self.covariance.sample(count, rng)
-        held = {name: np.repeat(value[None], count, axis=0) for name, value in self.held.items()}
-        return self._unravel(flat) | held
+        return self._unravel(flat) | Point(self.held).draw(count, rng)
 
     def log_prob(self, u: Values) -> np.ndarray:
         """Log density of the positions that the Gaussian is over."""

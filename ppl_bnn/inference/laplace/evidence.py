@@ -45,6 +45,7 @@ INDEFINITE = 1e-8
 LOG_TWO_PI = float(np.log(2.0 * np.pi))
 # Limits of every factor and of s.
 LIMITS = (1e-8, 1e8)
+LOG_LIMITS = (float(np.log(LIMITS[0])), float(np.log(LIMITS[1])))
 # 1 - tau prior (A^-1)_ii is a difference of numbers near one: a value below this, per weight, is rounding.
 ROUNDING = 1e-12
 # Fractions of a step of the alternation, tried in turn.
@@ -163,13 +164,13 @@ class EvidenceState:
         # The evidence does not depend on this factor, which stays unchanged.
         flat = np.isneginf(up) & np.isneginf(down)
         ratio = np.subtract(up, down, out=np.zeros_like(self.z), where=~flat)
-        return np.clip(self.z + ratio, *_bounds()) - self.z
+        return np.clip(self.z + ratio, *LOG_LIMITS) - self.z
 
     def result(self, history: list[float], found: tuple[str, ...]) -> Tuned:
         """The result, which has converged if no warning is `found`."""
         converged, evidence = not found, self.evidence
         weights = np.arange(self.z.size) < evidence.tuned.sum()
-        low, high = _bounds()
+        low, high = LOG_LIMITS
         upper = (self.z >= high - 1e-9) & (self.gradient > 0.0)
         lower = (self.z <= low + 1e-9) & (self.gradient < 0.0)
         flat = (self.loss == 0.0) & ~self.has_influence & ~upper
@@ -239,7 +240,7 @@ class Evidence:
             smallest, largest = np.min(eigenvalues, initial=0.0), np.max(np.abs(eigenvalues), initial=0.0)
             _check_definite(smallest, largest, f"an eigenvalue of {smallest:.3g} beside {largest:.3g}")
         every = np.ones(len(self.chosen)) if start is None else start
-        return self.at_log(np.clip(np.log(every[self.chosen]), *_bounds()))
+        return self.at_log(np.clip(np.log(every[self.chosen]), *LOG_LIMITS))
 
     def hyperparameters(self, z: np.ndarray) -> tuple[np.ndarray, float]:
         """Factors and s at z = (log factors of the tuned groups, log s if there is noise)."""
@@ -331,7 +332,7 @@ def maximise(
         at = evidence.at_log(z)
         return -at.value, -at.gradient
 
-    low, high = _bounds()
+    low, high = LOG_LIMITS
     if point.z.size:
         result = scipy.optimize.minimize(
             negative,
@@ -422,11 +423,6 @@ def alternate(
         )
     result = state.evidence.begin(at).result(values, found)
     return result._replace(converged=change < tolerance or stuck)
-
-
-def _bounds() -> tuple[float, float]:
-    """The limits of every coordinate."""
-    return float(np.log(LIMITS[0])), float(np.log(LIMITS[1]))
 
 
 def _check_definite(value: float, scale: float, got: str) -> None:

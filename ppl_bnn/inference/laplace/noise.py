@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference import flat_vector
+from ppl_bnn.inference.curvature.jacobian import depends
 from ppl_bnn.inference.flat_vector import Values
 from ppl_bnn.inference.laplace.evidence import GaussianNoise
 from ppl_bnn.language.handlers import network_output
@@ -26,17 +26,13 @@ def noise_sites(problem: Problem, u: Values) -> tuple[str, ...]:
         return tuple(known)
     x, y = flat_vector.first_rows(problem)
     w = program.constrain(flat_vector.system_values(problem, u), x, y)
-
-    def finite(values: Mapping[str, Any]) -> tuple[bool, bool]:
-        f, log_noise = np.split(np.isfinite(system.to_numpy(program.predictor(values, x))[0]), 2)
-        return bool(f.all()), bool(log_noise.all())
-
     whole = program.language and not program.has_local
     noise = network_output(program.model, w, x).likelihood.noise if whole else None
     names = [] if isinstance(noise, int | float) else flat_vector.latent_names(problem)
-    found = [name for name in names if finite({**w, name: w[name] * float("nan")}) == (True, False)]
+    reached = {name: np.split(depends(problem, w, x, [name]), 2) for name in names}
+    found = [name for name, (f, log_noise) in reached.items() if log_noise.any() and not f.any()]
     # The outputs that a site affects are the same at every u, but not detectable where the network overflows.
-    if all(finite(w)):
+    if np.isfinite(system.to_numpy(program.predictor(w, x))[0]).all():
         program.cached("noise sites", dict)["all"] = found
     return tuple(found)
 

@@ -166,7 +166,7 @@ class TunedFit:
             if noise.site is None:
                 known = float(value)
             else:
-                u = self._with_value(u, noise.site, value)
+                u = flat_vector.with_values(self.problem, u, {noise.site: value})
         # The log joint under the tuned hyper-parameters: the evidence without the volume, and the held sites.
         density = fit.figures["log_evidence"] - gaussian.log_volume
         fit.figures["log_joint"] = float(density + fit.log_prior(u, fit.outside(self.positions)))
@@ -199,13 +199,6 @@ class TunedFit:
             found = alternate(evidence_at, ones, search, monotone=True, progress=fit.progress)
         fit.warnings += found.warnings
         return found, self.mode(best, found.factors, found.scale)
-
-    def _with_value(self, u: Values, site: str, value: np.ndarray) -> dict[str, np.ndarray]:
-        """u with one site at a constrained value."""
-        problem, draws = self.problem, {name: np.asarray(each)[None] for name, each in u.items()}
-        w = problem.program.constrain_draws(draws, problem.x, problem.y)
-        w = {name: each[0] for name, each in w.items()} | {site: value}
-        return problem.program.unconstrain(w, problem.x, problem.y)
 
     def _check_mode(self, u: Values, gaussian: FlatGaussian, changes: Changes) -> None:
         """Warn if the tuned hyper-parameters have moved the mode: a Newton step gains g' A^-1 g / 2 nats."""

@@ -389,9 +389,7 @@ class _Swarm:
 
         program, asarray, self.seed = problem.program, problem.system.asarray, problem.seed
         count = self._count = method.particles
-        units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
-        memory = CACHE if problem.device == "cpu" else DENSITY_MEMORY
-        at_once = int(np.clip(memory // (16 * units * program.rows), 1, count))
+        at_once = program.draws_at_once(count, CACHE if problem.device == "cpu" else DENSITY_MEMORY)
         data = (problem.x, problem.y)
         kernel = hmc.build_kernel()
 

@@ -20,31 +20,19 @@ from ppl_bnn.inference.optimisation.loops import chosen_rows, loop_of
 Loss = Callable[..., tuple[Any, tuple[Any, ...]]]
 
 
-@dataclass(frozen=True)
-class Stretch:
-    """The inputs of several steps, one entry per step: learning `rates`, weights of the complexity cost (`weights`),
-    whether the iterate is `averaged`, and the rows of the batches, `indices` (steps, B) or None for all rows.
-    """
-
-    rates: np.ndarray
-    averaged: np.ndarray
-    weights: np.ndarray
-    indices: np.ndarray | None = None
-
-
 @dataclass
 class Descent:
     """Adam over a dict of unconstrained arrays, which are passed in and out as NumPy arrays.
 
     `loss` maps (parameters, seed, weight of the complexity, x, y) to (loss, further costs). It begins at `start`.
-    `batch` is the rows per step, None for all. If `streamed`, batches are taken from the rows in host memory, one
-    stretch at a time. `key` is that of a `Loop`. `fused`: whether one operation updates all arrays.
+    If `streamed`, batches are taken from the rows in host memory, one stretch at a time. `key` is that of a `Loop`.
+    `fused`: whether one operation updates all arrays. `failed` are the parameters at which a loss or its gradient was
+    not finite.
     """
 
     problem: Problem
     loss: Loss
     start: Mapping[str, np.ndarray]
-    batch: int | None
     streamed: bool = False
     key: Any = None
     fused: bool = True
@@ -53,7 +41,7 @@ class Descent:
         data = (None, None) if self.streamed else (self.problem.x, self.problem.y)
         state = self._begun(self.start)
         self._loop = loop_of(self.problem, self._step, state, data, seed=0, stops=True, key=self.key)
-        self._count, self._failed = 0, {}
+        self._count, self.failed = 0, dict[str, np.ndarray]()
 
     @property
     def compile_seconds(self) -> float:
@@ -91,38 +79,37 @@ class Descent:
     def _numpy(self, values: Mapping[str, Any]) -> dict[str, np.ndarray]:
         return {name: np.array(self.problem.system.to_numpy(value)) for name, value in values.items()}
 
-    def _inputs(self, stretch: Stretch) -> dict[str, Any]:
-        """The inputs of the steps, with those of `chosen_rows`."""
-        averaged, index = stretch.averaged.astype(float), stretch.indices
-        given: dict[str, Any] = {"rates": stretch.rates, "averaged": averaged, "weights": stretch.weights}
-        if self.streamed:
-            inputs, targets = self.problem.inputs, self.problem.targets
-            rows = {"x": map_data(lambda a: np.asarray(a[index]), inputs), "y": np.asarray(targets[index])}
-            return given | rows
-        return given if index is None else given | {"rows": index}
-
     def begin(self, parameters: Mapping[str, np.ndarray], seed: int) -> None:
         """Discard the state and start at these parameters, with this seed of the random numbers of the loss."""
         self._loop.state, self._loop.random = self._begun(parameters), self.problem.system.seeds(seed, 1)[0]
         self._count = 0
 
-    def advance(self, stretch: Stretch) -> np.ndarray:
+    def advance(
+        self, rates: np.ndarray, averaged: np.ndarray, weights: np.ndarray, rows: np.ndarray | None = None
+    ) -> np.ndarray:
         """Take the steps of a stretch; return (loss, further costs) of each, shape (n, 1 + costs).
 
-        n < len(stretch) if a loss was not finite; that loss is the last row. If only the last gradient was not finite,
-        the row is NaN.
+        For each step: the learning rate, whether the iterate is averaged, the weight of the complexity cost, and the
+        rows of its batch, (steps, B), None for all. n < steps if a loss was not finite; that loss is the last row. If
+        only the last gradient was not finite, the row is NaN.
         """
+        given: dict[str, Any] = {"rates": rates, "averaged": averaged.astype(float), "weights": weights}
+        if self.streamed:
+            inputs, targets = self.problem.inputs, self.problem.targets
+            given |= {"x": map_data(lambda a: np.asarray(a[rows]), inputs), "y": np.asarray(targets[rows])}
+        elif rows is not None:
+            given["rows"] = rows
         # Pyro warns of a NaN loss; here the loop stops at it.
         with ignored("Encountered NaN"):
-            trail = self._loop.advance(self._inputs(stretch))
+            trail = self._loop.advance(given)
         # A gradient of the last step that was not finite, which no later loss would show.
         lost = np.isfinite(trail[-1, 0]) and not all(np.isfinite(a).all() for a in self.latest().values())
         if lost:
             trail[-1] = np.nan
         if np.isfinite(trail[-1, 0]):
-            self._count += int(stretch.averaged.sum())
+            self._count += int(averaged.sum())
         else:
-            self._failed = self._numpy(self._named(self._go_back(lost)))
+            self.failed = self._numpy(self._named(self._go_back(lost)))
         return trail
 
     def average(self) -> dict[str, np.ndarray]:
@@ -134,10 +121,6 @@ class Descent:
     def latest(self) -> dict[str, np.ndarray]:
         """The current parameters; after a loss that was not finite, those of the last step with a finite loss."""
         return self._numpy(self._named(self._loop.state[0]))
-
-    def failed(self) -> dict[str, np.ndarray]:
-        """The parameters at which a loss or its gradient was not finite."""
-        return self._failed
 
 
 def descent(problem: Problem, *arguments: Any, **options: Any) -> Descent:

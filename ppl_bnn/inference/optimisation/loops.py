@@ -40,28 +40,26 @@ def rows_per_step(
     """
     if batch_size is None or (batch_size == problem.rows and not streamed):
         return None
-    if batch_size > problem.rows:
-        where, wanted = f"{method} batch_size", f"at most the {problem.rows} rows there are"
-        raise InputError.of(where, wanted, repr(batch_size), ALL_ROWS)
+    where, wanted = f"{method} batch_size", f"at most the {problem.rows} rows there are"
+    InputError.check(batch_size <= problem.rows, where, wanted, batch_size, ALL_ROWS)
     program = problem.program
-    if program.has_local or program.coupled:
-        wanted = "a model whose rows can be taken apart, for mini-batches"
-        got = f"{'bnn.rows' if program.has_local else 'bnn.coupled'} in the model"
-        raise UnsupportedError.of(method, wanted, got, advice)
-    if not program.language and "population" not in inspect.signature(program.native).parameters:
-        wanted = (
-            "a plain model (x, y=None, *, population=None), which declares independent rows, for mini-batches"
-        )
-        raise UnsupportedError.of(method, wanted, "a model without that argument", advice)
+    together = program.has_local or program.coupled
+    wanted = "a model whose rows can be taken apart, for mini-batches"
+    got = f"{'bnn.rows' if program.has_local else 'bnn.coupled'} in the model"
+    UnsupportedError.check(not together, method, wanted, got, advice)
+    declared = program.language or "population" in inspect.signature(program.native).parameters
+    wanted = (
+        "a plain model (x, y=None, *, population=None), which declares independent rows, for mini-batches"
+    )
+    UnsupportedError.check(declared, method, wanted, "a model without that argument", advice)
     return batch_size
 
 
 def refuse_free_parameters(method: str, problem: Problem) -> None:
     """Refuse parameters without a prior, which have no posterior to approximate."""
     names = [site.name for site in problem.program.params]
-    if names:
-        got = f"parameters without a prior: {names}"
-        raise UnsupportedError.of(method, "a prior over everything", got, "a prior, or SVI()")
+    got = f"parameters without a prior: {names}"
+    UnsupportedError.check(not names, method, "a prior over everything", got, "a prior, or SVI()")
 
 
 # --- schedules and curves -------------------------------------------------------------------------

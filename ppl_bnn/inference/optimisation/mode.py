@@ -19,9 +19,9 @@ from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference.cost import Effort
-from ppl_bnn.inference.flat_vector import Values, flat_sites
+from ppl_bnn.inference.flat_vector import Values, by_site, flat_sites
 from ppl_bnn.inference.method import Stopwatch
-from ppl_bnn.inference.optimisation.adam import Stretch, descent
+from ppl_bnn.inference.optimisation.adam import descent
 from ppl_bnn.inference.optimisation.loops import STRETCH
 from ppl_bnn.inference.start import Start, central_start, resolve_start
 from ppl_bnn.posterior.posterior import Posterior
@@ -130,7 +130,7 @@ def find_mode(problem: Problem, *, held: Collection[str] = (), restart: int = 0,
         return -program.log_joint({**u, **fixed}, x, y, jacobian=jacobian), ()
 
     # Held values are part of the compiled steps, so these cannot be reused for another start.
-    adam = descent(problem, loss, u0, None, key=None if held else ("adam", jacobian), fused=False)
+    adam = descent(problem, loss, u0, key=None if held else ("adam", jacobian), fused=False)
     plateau = Plateau(search.learning_rate, search.tolerance)
     done = 0
     losses: list[np.ndarray] = []
@@ -138,7 +138,7 @@ def find_mode(problem: Problem, *, held: Collection[str] = (), restart: int = 0,
     with closing(search.progress.task(f"{search.title} ({problem.system.name})", steps)) as task:
         while done < steps and not plateau.reached:
             rates = np.full(STRETCH, plateau.rate)
-            values = adam.advance(Stretch(rates, np.zeros(STRETCH), np.ones(STRETCH)))[:, 0]
+            values = adam.advance(rates, np.zeros(STRETCH), np.ones(STRETCH))[:, 0]
             losses.append(values)
             done += len(values)
             mean = float(values.mean())
@@ -321,7 +321,7 @@ class Refinement:
         flat = begin.copy()
         if np.all(np.isfinite(result.x)) and result.fun <= self.value_and_grad(begin, changes)[0]:
             flat[free] = result.x
-        return {name: np.asarray(value) for name, value in self._problem.program.unravel(flat).items()}
+        return by_site(self._problem, flat)
 
 
 def kinks(problem: Problem) -> str:
@@ -338,6 +338,5 @@ def kinks(problem: Problem) -> str:
 
 def refuse_restarts_from_a_start(name: str, restarts: int, start: Start) -> None:
     """Refuse several starts at one given point."""
-    if restarts > 1 and start is not None:
-        wanted, got = "starts drawn from the prior", f"start= with restarts={restarts}"
-        raise InputError.of(f"{name} restarts", wanted, got, "start=None")
+    wanted, got = "starts drawn from the prior", f"start= with restarts={restarts}"
+    InputError.check(restarts == 1 or start is None, f"{name} restarts", wanted, got, "start=None")

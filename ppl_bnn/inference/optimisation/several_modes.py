@@ -12,7 +12,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import DivergenceError
-from ppl_bnn.inference.flat_vector import flat_sites
+from ppl_bnn.inference.flat_vector import by_site, flat_sites, minus_log_joint
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.optimisation.loops import STRETCH, adam, loop_of
 from ppl_bnn.inference.optimisation.mode import WAIT, Mode, Plateau, Refinement, Search, find_mode
@@ -81,7 +81,7 @@ def find_modes(
         if found[index] is not None:
             continue
         found[index] = Refinement(problem, jacobian).found(
-            {name: np.array(value) for name, value in program.unravel(flats[index]).items()},
+            by_site(problem, flats[index]),
             trails[: ended[index], index],
             search.polish and validation is None,
             converged=plateaus[index].reached,
@@ -110,11 +110,7 @@ def _adam_of_each(
         *data, axis = stacked_rows(problems, [left for left, _ in splits])
         data += stacked_rows(problems, [out for _, out in splits])[:2]
         state |= {"best": begins, "score": np.full(count, -np.inf), "at": np.zeros(count)}
-
-    def loss(flat: Any, x: Any, y: Any) -> Any:
-        return -program.log_joint(program.unravel(flat), x, y, jacobian=jacobian)
-
-    value_and_grad = system.value_and_grad(loss)
+    value_and_grad = system.value_and_grad(minus_log_joint(program, jacobian=jacobian))
 
     def step(state: Mapping[str, Any], given: Mapping[str, Any], key: Any, x: Any, y: Any, *out: Any) -> Any:
         value, gradient = value_and_grad(state["flat"], x, y)

@@ -19,7 +19,7 @@ from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import conditioning
 from ppl_bnn.inference.curvature.gaussians import LowRankCovariance
-from ppl_bnn.inference.flat_vector import flat_sites
+from ppl_bnn.inference.flat_vector import by_site, flat_sites, minus_log_joint
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.optimisation.mode import Mode, effort_of_mode, starting_point
@@ -304,16 +304,10 @@ class SWAG(Method):
         return DivergenceError.of(self.name, "finite losses and weights", got, advice)
 
     def _outcome(self, path: _Trajectory) -> Outcome:
-        problem = path.problem
-
-        def by_site(flat: np.ndarray) -> dict[str, np.ndarray]:
-            return {name: np.array(value) for name, value in problem.program.unravel(flat).items()}
-
-        moments = path.moments
+        problem, moments = path.problem, path.moments
         variance = moments.squares / moments.count
-        approximation = SWAGGaussian(
-            *map(by_site, (moments.mean, variance, np.stack(list(moments.deviations))))
-        )
+        parts = (moments.mean, variance, np.stack(list(moments.deviations)))
+        approximation = SWAGGaussian(*(by_site(problem, part) for part in parts))
         u = {name: value[None] for name, value in approximation.mean.items()}
         log_joint = float(problem.log_joint_draws(u)[0])
         # Whether the mean losses of the two halves of the collections agree.
@@ -432,13 +426,9 @@ def gradient_noise(problem: Problem, flat: np.ndarray) -> tuple[float, float]:
 def _descent_of_each(paths: Sequence[_Trajectory], size: int, length: int) -> Any:
     """The loop of gradient descent on several paths at once, on batches of `size` rows."""
     first = paths[0].problem
-    program, scale = first.program, first.rows / size
+    scale = first.rows / size
     x, y, axis = stacked_rows([path.problem for path in paths])
-
-    def loss(flat: Any, x: Any, y: Any) -> Any:
-        return -program.log_joint(program.unravel(flat), x, y, scale)
-
-    value_and_grad = first.system.value_and_grad(loss)
+    value_and_grad = first.system.value_and_grad(minus_log_joint(first.program, scale))
 
     def step(flat: Any, given: Mapping[str, Any], key: Any, x: Any, y: Any) -> tuple[Any, Any]:
         value, gradient = value_and_grad(flat, *loops.chosen_rows(given, x, y))

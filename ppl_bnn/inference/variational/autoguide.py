@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.backends.many_draws import DENSITY_MEMORY
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model, Site
 from ppl_bnn.core.arrays import iterate_seeds, map_data, site_seed
@@ -22,6 +21,7 @@ from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.variational.families.base import inverse_softplus
 from ppl_bnn.inference.variational.mean_field import MeanField
+from ppl_bnn.language import ops
 from ppl_bnn.posterior.approximation import Approximation, Drawn
 
 # Draws of a hand-written guide that a posterior stores, because it cannot create more later.
@@ -67,10 +67,6 @@ class _Normal(SystemGuide):
     def _names(self, site: Site) -> list[str]:
         return [name.format(site.name) for name in self.named]
 
-    @abstractmethod
-    def _scale(self, parameter: np.ndarray) -> np.ndarray:
-        """The standard deviations of a site from the parameter of its scale, by the softplus of the system."""
-
     def start(self, u0: Mapping[str, np.ndarray], scale: Mapping[str, np.ndarray], seed: int) -> Arrays:
         program = self._problem.program
         found = {site.name: np.asarray(u0[site.name], float) for site in program.params}
@@ -87,7 +83,7 @@ class _Normal(SystemGuide):
                 continue
             name, of_scale = self._names(site)
             loc[site.name] = parameters[name].reshape(site.unconstrained_shape)
-            scale[site.name] = self._scale(parameters[of_scale]).reshape(site.unconstrained_shape)
+            scale[site.name] = ops.softplus(parameters[of_scale]).reshape(site.unconstrained_shape)
         return MeanField(loc, scale)
 
 
@@ -97,10 +93,9 @@ def _first(problem: Problem, batch: int | None) -> tuple[Any, Any]:
 
 def _check_sites(problem: Problem, found: set[str]) -> None:
     missing = [site.name for site in problem.program.latents if site.name not in found]
-    if missing:
-        wanted = "a guide that samples every latent site of the model"
-        advice = "sampling them in the guide under the same names"
-        raise InputError.of("SVI guide", wanted, f"none of {', '.join(missing)}", advice)
+    wanted = "a guide that samples every latent site of the model"
+    advice = "sampling them in the guide under the same names"
+    InputError.check(not missing, "SVI guide", wanted, f"none of {', '.join(missing)}", advice)
 
 
 def _coordinates(problem: Problem, w: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
@@ -121,9 +116,6 @@ class _NumPyroNormal(_Normal):
 
     def __init__(self, problem: Problem, model: Model, guide: Any, particles: int, batch: int | None):
         self._problem, self._model, self._particles = problem, model, particles
-
-    def _scale(self, parameter: np.ndarray) -> np.ndarray:
-        return np.logaddexp(0.0, parameter)
 
     def __call__(self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any) -> Costs:
         import jax
@@ -272,12 +264,6 @@ class _PyroNormal(_PyroLoss, _Normal):
         model = typed(model)
         super().__init__(problem, model, AutoNormal(model), particles, batch)
 
-    def _scale(self, parameter: np.ndarray) -> np.ndarray:
-        import torch
-
-        system = self._problem.system
-        return system.to_numpy(torch.nn.functional.softplus(system.asarray(parameter)))
-
 
 class _PyroWritten(_PyroLoss):
     def __init__(self, problem: Problem, model: Model, guide: Any, particles: int, batch: int | None):
@@ -316,9 +302,7 @@ class _PyroWritten(_PyroLoss):
         """`_draw` mapped over the seeds, as many at a time as fit in memory with the model's activations."""
         import torch
 
-        program = self._problem.program
-        units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
-        at_once = int(np.clip(DENSITY_MEMORY // (16 * units * program.rows), 1, len(seeds)))
+        at_once = self._problem.program.draws_at_once(len(seeds))
         mapped: Any = torch.func.vmap(self._draw, randomness="different", chunk_size=at_once)
         # torch warns of operations that it maps one by one; the user cannot change this.
         with _out_of_place(), ignored("There is a performance drop"):
@@ -377,14 +361,11 @@ def _functional_draw(distribution: Any) -> Any:
 
 def _check_names(names: list[str]) -> None:
     """Refuse a site name that continues another one after a dot."""
+    wanted = "site names of which none continues another after a dot, as Pyro's AutoNormal keeps them as attributes"
+    advice = "another name, guide='diagonal', or ppl='numpyro'"
     for name, other in itertools.permutations(names, 2):
-        if other.startswith(f"{name}."):
-            wanted = (
-                "site names of which none continues another after a dot (Pyro's AutoNormal keeps them as "
-                "attributes of attributes)"
-            )
-            advice = "another name, guide='diagonal', or ppl='numpyro'"
-            raise UnsupportedError.of("SVI", wanted, f"{name!r} and {other!r}", advice)
+        good, got = not other.startswith(f"{name}."), f"{name!r} and {other!r}"
+        UnsupportedError.check(good, "SVI", wanted, got, advice)
 
 
 # (system, whether the guide is written by hand) -> the class: AutoNormal or that guide, under the Trace_ELBO of the

@@ -122,17 +122,14 @@ class Guide:
             taken |= {site.name: pattern for site in chosen}
             blocks += family.bind(chosen)
         missing = [site.name for site in latent if site.name not in taken]
-        if missing:
-            got, advice = f"none for {', '.join(missing)}", "'*': 'normal' as the last entry"
-            raise InputError.of("guide", "a family for every random variable", got, advice)
+        got, advice = f"none for {', '.join(missing)}", "'*': 'normal' as the last entry"
+        InputError.check(not missing, "guide", "a family for every random variable", got, advice)
         guide = cls(latent, families, tuple(blocks))
-        if guide.strata > STRATA_LIMIT:
-            wanted = (
-                f"at most {STRATA_LIMIT} combinations of components of mixtures, each of which is a pass through the "
-                "network"
-            )
-            advice = "one mixture over the sites jointly, or fewer components"
-            raise InputError.of("guide", wanted, f"{guide.strata}", advice)
+        wanted = (
+            f"at most {STRATA_LIMIT} combinations of components of mixtures, each a pass through the network"
+        )
+        advice = "one mixture over the sites jointly, or fewer components"
+        InputError.check(guide.strata <= STRATA_LIMIT, "guide", wanted, guide.strata, advice)
         return guide
 
     # -- sites, sizes and blocks

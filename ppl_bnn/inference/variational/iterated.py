@@ -16,7 +16,7 @@ from ppl_bnn.core.arrays import chunks, site_seed
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
-from ppl_bnn.inference.flat_vector import flat_sites
+from ppl_bnn.inference.flat_vector import flat_sites, minus_log_joint
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.start import Start
@@ -87,11 +87,7 @@ class IteratedMethod(Method):
 
     def gradients(self, problem: Problem) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
         """(points (n, P), x, y) -> minus the log joint (n,), scaled from a batch to all rows, and its gradients."""
-        program, system, scale = problem.program, problem.system, self.scale(problem)
-
-        def loss(flat: Any, x: Any, y: Any) -> Any:
-            return -program.log_joint(program.unravel(flat), x, y, scale)
-
+        system, loss = problem.system, minus_log_joint(problem.program, self.scale(problem))
         return system.vmap(system.value_and_grad(loss), in_axes=(0, None, None))
 
     @final
@@ -156,11 +152,6 @@ class IteratedMethod(Method):
             warnings=warnings,
             figures=ended.figures | {"converged": float(flat and enough)},
         )
-
-
-def by_site(problem: Problem, flat: np.ndarray) -> dict[str, np.ndarray]:
-    """Flat vectors (..., P) as copies by site."""
-    return {name: np.array(value) for name, value in problem.program.unravel(flat).items()}
 
 
 def separated(

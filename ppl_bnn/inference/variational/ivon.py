@@ -14,7 +14,7 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import between, setting, whole
 from ppl_bnn.inference.curvature.conditioning import conditioning
-from ppl_bnn.inference.flat_vector import flat_sites
+from ppl_bnn.inference.flat_vector import by_site, flat_sites
 from ppl_bnn.inference.method import Outcome
 from ppl_bnn.inference.optimisation.loops import State, first_half
 from ppl_bnn.inference.optimisation.mode import starting_point
@@ -120,7 +120,7 @@ class IVON(iterated.IteratedMethod):
 
     def _finish(self, problem: Problem, state: Mapping[str, np.ndarray]) -> Outcome:
         mean, precision, excess = (state[name] for name in self.averaged)
-        parts = (iterated.by_site(problem, flat) for flat in (mean, precision**-0.5))
+        parts = (by_site(problem, flat) for flat in (mean, precision**-0.5))
         approximation = MeanField(*parts)
         draws, seed = self.elbo_draws, problem.seed
         figures, *_ = evidence_bound(self.name, problem, approximation, draws, seed, self.advice)

@@ -13,7 +13,7 @@ from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.core.errors import UnsupportedError, unknown_name
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import between, optional, setting, whole
-from ppl_bnn.inference.flat_vector import flat_sites, system_values
+from ppl_bnn.inference.flat_vector import by_site, flat_sites, minus_log_joint, untransformed
 from ppl_bnn.inference.method import Outcome
 from ppl_bnn.inference.optimisation.loops import State, adam
 from ppl_bnn.inference.optimisation.mode import starting_point
@@ -139,17 +139,13 @@ class MCDropout(iterated.IteratedMethod):
         rates, weights = (dict.fromkeys(each, float(self.rate)) for each in (dropped, dropped.values()))
 
         def rule(state: State, now: State, x: Any, y: Any, randomness: Any) -> tuple[State, Any]:
-            masked = _with_dropout(program, rates, randomness)
-
-            def loss(flat: Any) -> Any:
-                return -masked.log_joint(program.unravel(flat), x, y, scale)
-
-            value, gradient = system.value_and_grad(loss)(state["u"])
+            loss = minus_log_joint(_with_dropout(program, rates, randomness), scale)
+            value, gradient = system.value_and_grad(loss)(state["u"], x, y)
             direction, moments = adam(state, gradient, now["step"])
             return {"u": state["u"] - now["rate"] * direction, **moments}, value
 
         def finish(state: Mapping[str, np.ndarray]) -> Outcome:
-            return Outcome(Dropped(iterated.by_site(problem, state["u"]), weights))
+            return Outcome(Dropped(by_site(problem, state["u"]), weights))
 
         zeros = np.zeros_like(u0)
         return iterated.Plan(rule, {"u": u0, "first": zeros, "second": zeros}, finish)
@@ -184,7 +180,7 @@ class MCDropout(iterated.IteratedMethod):
             got = f"{site!r}, used more than once"
         elif used_elsewhere(problem.program.model, w, row, [site]):
             got = f"{site!r}, with another use outside of linear maps"
-        elif not _is_unconstrained(problem, site):
+        elif site not in untransformed(problem):
             got = f"{site!r}, which has a constraint and cannot be zero"
         if got is not None:
             others = [other for other in dict.fromkeys(use.name for use in uses) if other != name]
@@ -203,18 +199,3 @@ def _with_dropout(program: Program, rates: Mapping[str, float], randomness: Any)
 
     native = program.system.native(model, record=False)
     return dataclasses.replace(program, model=model, native=native, _compiled={})
-
-
-def _is_unconstrained(problem: Problem, site: str) -> bool:
-    """Whether the coordinates of the site, in which draws are stored, equal its values (checked at 0 and 1)."""
-    program, system = problem.program, problem.system
-    described = program.sites[site]
-    if described.shape != described.unconstrained_shape:
-        return False
-
-    def equal(number: float) -> bool:
-        u = {name: np.full(each.unconstrained_shape, number) for name, each in program.sites.items()}
-        w = program.constrain(system_values(problem, u), problem.x, problem.y)
-        return bool(np.all(system.to_numpy(w[site]) == number))
-
-    return equal(0.0) and equal(1.0)

@@ -19,7 +19,7 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.core.errors import DivergenceError, UnsupportedError
-from ppl_bnn.inference.flat_vector import first_rows, somewhere, system_values
+from ppl_bnn.inference.flat_vector import first_rows, somewhere, system_values, untransformed
 from ppl_bnn.inference.variational.autoguide import Costs
 from ppl_bnn.inference.variational.families.blocks import Normal
 from ppl_bnn.inference.variational.guides import Guide, GuideApproximation, strip_prefix
@@ -63,12 +63,12 @@ class Objective:
         closed = ", ".join(self.divergence.crosses)
         if not closed and any(self.divergence.entropies):
             closed = "the entropy"
-        if guide.strata > 1 and (self.objective != "elbo" or self.estimator != "plain"):
-            wanted = (
-                "objective='elbo' and estimator='plain' with a mixture, whose components are drawn one by one"
-            )
-            got = f"{self.objective!r} and {self.estimator!r}"
-            raise UnsupportedError.of("SVI", wanted, got, "another guide")
+        single = guide.strata == 1 or (self.objective == "elbo" and self.estimator == "plain")
+        wanted = (
+            "objective='elbo' and estimator='plain' with a mixture, whose components are drawn one by one"
+        )
+        got = f"{self.objective!r} and {self.estimator!r}"
+        UnsupportedError.check(single, "SVI", wanted, got, "another guide")
         if self.sticking_the_landing and closed:
             wanted = "divergence='monte_carlo' with sticking_the_landing, which is about the score of log q at the draw"
             raise UnsupportedError.of("SVI", wanted, f"a closed form for {closed}", "one of the two")
@@ -79,12 +79,9 @@ class Objective:
             special = sorted({program.sites[name].family for name in self.divergence.crosses})
             got = f"{', '.join(special)} over {closed}"
             raise UnsupportedError.of("SVI", wanted, got, "objective='elbo'")
-        if self.estimator != "plain" and not program.language:
-            wanted = (
-                f"a model in the language, whose linear maps can be seen, for estimator={self.estimator!r}"
-            )
-            got = f"a plain {problem.system.name} model"
-            raise UnsupportedError.of("SVI", wanted, got, "estimator='plain'")
+        seen, got = self.estimator == "plain" or program.language, f"a plain {problem.system.name} model"
+        wanted = f"a model in the language, whose linear maps can be seen, for estimator={self.estimator!r}"
+        UnsupportedError.check(seen, "SVI", wanted, got, "estimator='plain'")
         self.strata = guide.strata
         # Shared weights that a local estimator treats as if each row used them once.
         self.shared: tuple[str, ...] = ()
@@ -117,15 +114,14 @@ class Objective:
         if not (program.coupled or program.has_local):
             x = map_data(lambda a: ops.concatenate([a, a], 0), x)
         used = {site for use in uses for site in (use.weight, use.bias) if site is not None}
-        same = {name for name, site in program.sites.items() if site.shape == site.unconstrained_shape}
-        self._weights = tuple(name for name in guide.normal_sites if name in used & same)
+        self._weights = tuple(name for name in guide.normal_sites if name in used & untransformed(problem))
         if not self._weights:
             got = "none with " + ", ".join(sorted({type(block).__name__ for block in guide.blocks}))
             advice = "guide='normal', or {'hidden*': 'normal', ...}"
             if not used:
                 got = "none that can be seen: a module keeps its own, and a product written out is no bnn.linear"
                 advice = "estimator='plain', or bnn.dense in its place"
-            wanted = f"independent normals on weights of linear maps, for estimator={self.estimator!r}"
+            wanted = f"independent normals on unconstrained weights of linear maps, for estimator={self.estimator!r}"
             raise UnsupportedError.of("SVI", wanted, got, advice)
         shared = shared_weights(program.model, w, x, self._weights)
         refuse_shared(shared, self.estimator, self.approximate)

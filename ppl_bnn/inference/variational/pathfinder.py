@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 
-from ppl_bnn.backends.many_draws import DENSITY_MEMORY
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import ravel, site_seed, unravel
 from ppl_bnn.core.errors import DivergenceError, UnsupportedError
@@ -18,12 +17,13 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import between, flag, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.gaussians import LowRankCovariance
+from ppl_bnn.inference.flat_vector import by_site
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation.loops import refuse_free_parameters
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.sampling.sampler import tempered, tempered_log_joint
 from ppl_bnn.inference.start import Start, resolve_start
-from ppl_bnn.inference.variational.iterated import by_site, separated
+from ppl_bnn.inference.variational.iterated import separated
 from ppl_bnn.language.transforms import GaussianPrior
 from ppl_bnn.posterior.approximation import Approximation, Drawn, checked_weights
 from ppl_bnn.posterior.pareto import K_LIMIT, smoothed
@@ -429,15 +429,12 @@ def _gaussian(u: Any, slope: Any, alpha: Any, beta: Any, gamma: Any) -> tuple[np
     """(m, scale, basis, factor) of N(u + S g, S), S = diag(alpha) + B G B', with the slope g; () if S is not positive
     definite.
     """
-    scale = np.sqrt(alpha)
-    basis, upper = np.linalg.qr(beta / scale[:, None])
-    inner = np.eye(len(upper)) + upper @ gamma @ upper.T
     try:
-        factor = np.linalg.cholesky(0.5 * (inner + inner.T))
+        covariance = LowRankCovariance.of(np.sqrt(alpha), beta.T, gamma)
     except np.linalg.LinAlgError:
         return ()
     mean = u + alpha * slope + beta @ (gamma @ (beta.T @ slope))
-    return mean, scale, basis, factor
+    return mean, covariance.scale, covariance.basis, covariance.factor
 
 
 def _path(method: Pathfinder, problem: Problem) -> Callable[..., tuple[Any, ...]]:
@@ -452,8 +449,7 @@ def _path(method: Pathfinder, problem: Problem) -> Callable[..., tuple[Any, ...]
     from blackjax.optimizers.lbfgs import bfgs_sample, lbfgs_inverse_hessian_factors, minimize_lbfgs
 
     program, memory = problem.program, method.history
-    units = sum(site.shape[-1] if len(site.shape) > 1 else 1 for site in program.sites.values())
-    at_once = int(np.clip(DENSITY_MEMORY // (16 * units * program.rows), 1, method.elbo_draws))
+    at_once = program.draws_at_once(method.elbo_draws)
 
     def run(start: Any, key: Any, data: Any) -> tuple[Any, ...]:
         def log_joint(flat: Any) -> Any:

@@ -16,6 +16,7 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import BAD, conditioning
+from ppl_bnn.inference.flat_vector import by_site
 from ppl_bnn.inference.method import Outcome
 from ppl_bnn.inference.optimisation.loops import State, adam
 from ppl_bnn.inference.optimisation.mode import trainable
@@ -211,7 +212,7 @@ class SVGD(iterated.IteratedMethod):
             figures["converged"] = 0.0
             slow = f"{self.name} has not converged: its kernel has one bandwidth for all directions. "
             warnings = (slow + scaling.explanation(), *warnings)
-        return Outcome(Particles(iterated.by_site(problem, particles)), figures=figures, warnings=warnings)
+        return Outcome(Particles(by_site(problem, particles)), figures=figures, warnings=warnings)
 
     def _collapse(self, count: int, size: int) -> tuple[str, ...]:
         """A warning if there are no more particles than dimensions."""

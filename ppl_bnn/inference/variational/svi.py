@@ -27,9 +27,10 @@ from ppl_bnn.core.settings import OneOf, between, from_to, is_number, optional, 
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
+from ppl_bnn.inference.flat_vector import constrained
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.inference.optimisation import loops
-from ppl_bnn.inference.optimisation.adam import Descent, Stretch, descent
+from ppl_bnn.inference.optimisation.adam import Descent, descent
 from ppl_bnn.inference.optimisation.mode import starting_point
 from ppl_bnn.inference.start import Start, check_start
 from ppl_bnn.inference.variational.autoguide import KEPT, SYSTEM_GUIDES, SystemGuide
@@ -339,7 +340,7 @@ class _Fit:
             options |= {"analytic": method.divergence == "analytic", "population": batch and problem.rows}
             self.objective = Objective(problem, guide, **options)
         shapes = self._beginning(0, None)
-        self.descent: Descent = descent(problem, self.objective, shapes, batch, method.stream)
+        self.descent: Descent = descent(problem, self.objective, shapes, method.stream)
 
     def _seed(self, index: int) -> int:
         return self.problem.seed if index == 0 else site_seed(f"restart {index}", self.problem.seed) % 2**31
@@ -420,13 +421,12 @@ class _Fit:
             while (done := len(losses)) < total:
                 count = min(loops.STRETCH, total - done)
                 steps = done + np.arange(count)
-                stretch = Stretch(
+                latest = loop.advance(
                     rates=loops.falling(method.learning_rate, steps, constant, total),
                     averaged=steps >= constant,
                     weights=method.kl_weight * np.minimum(1.0, (steps + 1.0) / warm),
-                    indices=None if batches is None else np.stack(list(islice(batches, count))),
+                    rows=None if batches is None else np.stack(list(islice(batches, count))),
                 )
-                latest = loop.advance(stretch)
                 losses = np.concatenate([losses, latest])
                 self._refuse_divergence(losses)
                 done += count
@@ -446,16 +446,14 @@ class _Fit:
         if math.isfinite(losses[-1, 0]):
             return
         approximation = self.objective.approximation(self.descent.latest())
-        failed, blamed = self.descent.failed(), approximation
+        failed, blamed = self.descent.failed, approximation
         if all(np.all(np.isfinite(value)) for value in failed.values()):
             blamed = self.objective.approximation(failed)
         slower = f"learning_rate={self.method.learning_rate / 10:g}"
         advice = f"{slower}, a smaller init_scale, or standardise=True"
         error = loops.divergence("SVI", losses[:, 0], advice, self._blamed(blamed))
         assert error is not None
-        centre = {name: value[None] for name, value in approximation.centre().items()}
-        w = self.problem.program.constrain_draws(centre, self.problem.x, self.problem.y)
-        error.last = {name: value[0] for name, value in w.items()}
+        error.last = constrained(self.problem, approximation.centre())
         raise error
 
     def _blamed(self, approximation: Approximation) -> str:

@@ -28,13 +28,14 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.datasets import splits
 from ppl_bnn.datasets.tables import Splits, Table
 from ppl_bnn.evaluation.comparison.run import compare
+from ppl_bnn.evaluation.comparison.table import gap
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import grid as grid_module
 from ppl_bnn.evaluation.grid.grid import Grid, GridInterrupted
 from ppl_bnn.evaluation.grid.result import COSTS, GridResult
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior.approximation import Chains, Point
-from ppl_bnn.prediction.reliability import Event
+from ppl_bnn.prediction.reliability import Event, Transform
 from ppl_bnn.reporting.grid_findings import GridFindings
 from ppl_bnn.reporting.pictures import calibration
 
@@ -311,12 +312,12 @@ def test_gaps_from_moments_are_those_of_whole_predictions() -> None:
     for one, other in (numbers, several, labelled, binary, (binary[0], certain), (point, numbers[0])):
         arrays = [{"mean": each.mean, "variance": each.mean_function_variance} for each in (one, other)]
         truth = scores.fidelity(one, other)
-        found = cells.gap(arrays[0], arrays[1], one.is_classes)
+        found = gap(arrays[0], arrays[1], one.is_classes)
         np.testing.assert_allclose(found, [truth["mean_gap"], truth["sd_ratio"]], rtol=1e-12)
     with pytest.raises(InputError, match="epistemic spread"):
-        cells.gap(arrays[1], arrays[0], False)
+        gap(arrays[1], arrays[0], False)
     with pytest.raises(InputError, match="the same rows"):
-        cells.gap({"mean": np.zeros(3), "variance": np.ones(3)}, arrays[1], False)
+        gap({"mean": np.zeros(3), "variance": np.ones(3)}, arrays[1], False)
 
 
 def test_gaps_can_be_measured_against_another_method(finished: Any) -> None:
@@ -610,12 +611,12 @@ def test_what_ends_after_a_fit_is_a_row_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def greedy(*_: Any) -> None:
-        raise MemoryError("no room for two halves")
+        raise MemoryError("no room for a transform")
 
-    monkeypatch.setattr(scores, "halves", greedy)
+    monkeypatch.setattr(Transform, "of", greedy)
     result = one().run(tmp_path, engine="sequential")
     assert result.missing == 0
-    assert "no room for two halves" in result.cells["failure"][0]
+    assert "no room for a transform" in result.cells["failure"][0]
 
 
 def test_nothing_goes_on_behind_a_run_that_was_stopped(

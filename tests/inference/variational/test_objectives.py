@@ -53,6 +53,13 @@ def images(x: Any, y: Any = None) -> None:
     bnn.observe(y, bnn.dense("output", h, 1, priors.Normal(0.0, 0.7)), likelihoods.Gaussian(0.5))
 
 
+def positive(x: Any, y: Any = None) -> None:
+    """A weight that is positive, so that its coordinates are not its values, and a bias."""
+    weight = bnn.sample("weight", dist.HalfNormal(1.0).expand((x.shape[1], 1)).to_event())
+    bias = bnn.sample("bias", dist.Normal(0.0, 0.7).expand((1,)).to_event())
+    bnn.observe(y, bnn.linear("output", x, weight, bias), likelihoods.Gaussian(0.5))
+
+
 def student(x: Any, y: Any = None) -> None:
     """A prior whose cross entropy has no closed form."""
     bnn.observe(y, bnn.mlp(x, [1], prior=priors.StudentT(4.0)), likelihoods.Gaussian(0.5))
@@ -515,6 +522,15 @@ def test_combinations_without_a_meaning_are_refused() -> None:
         fixed(empirical, "normal", objective="iwelbo", particles=3)
     with pytest.raises(UnsupportedError, match=r"EmpiricalBayes.*independent normals"):
         fixed(empirical, "fullrank")
+
+
+@pytest.mark.parametrize("estimator", ["local", "flipout"])
+def test_a_weight_with_a_constraint_is_drawn_as_in_plain(estimator: str) -> None:
+    """Its independent normals are over its coordinates, and the output of a map is linear in its values."""
+    fixed = Fixed("pyro", positive, TRUTH.x, TRUTH.y, estimator=estimator)
+    assert fixed.loss._weights == ("bias",)
+    plain = Fixed("pyro", positive, TRUTH.x, TRUTH.y)
+    agree(plain.sample(4000, seed=1)[0], fixed.sample(4000, seed=2)[0])
 
 
 def test_only_independent_normals_take_part_in_a_row_wise_estimator() -> None:

@@ -1166,7 +1166,7 @@ def test_blocks_that_do_not_fit_into_memory_are_refused_before_training(
     """In a memory that holds three copies of the largest block of the module, and so all of those of linear maps."""
     x, y = regression_data(20, FEATURES)
     size = FEATURES * WIDTH
-    monkeypatch.setattr(curvature, "_machine_memory", lambda: float(3 * 8 * size**2))
+    monkeypatch.setattr(curvature, "machine_memory", lambda: 3 * 8 * size**2)
     method = bnn.Laplace(ppl="pyro", structure="kron", steps=30, polish=False)
     assert bnn.fit(with_noise(in_the_language), x, y, method, seed=0).info.figures["log_evidence"] < 0.0
 

@@ -56,6 +56,8 @@ class Family(ABC):
     name: ClassVar[str]
     # Not a field, for it is no option: `over` sets it on a block.
     sites: ClassVar[tuple[Site, ...]] = ()
+    # K, the number of stratified draws in one sample; above one only for a mixture.
+    strata: ClassVar[int] = 1
     # Whether `centre` is the mean of the whole block.
     has_centre: ClassVar[bool] = True
 
@@ -64,7 +66,12 @@ class Family(ABC):
 
     def bind(self, sites: Sequence[Site]) -> list[Family]:
         """The blocks that together cover some sites; `InputError` if the family does not support them."""
-        return [self.over(sites)]
+        block = self.over(sites)
+        block.check_size()
+        return [block]
+
+    def check_size(self) -> None:  # noqa: B027 - only families with large arrays have limits
+        """Raise `InputError` if this block has more coordinates than the family supports."""
 
     def over(self, sites: Sequence[Site]) -> Self:
         """This family as one block over some sites."""
@@ -85,11 +92,6 @@ class Family(ABC):
     def size(self) -> int:
         """P, the number of coordinates."""
         return sum(site.size for site in self.sites)
-
-    @property
-    def strata(self) -> int:
-        """K, the number of stratified draws in one sample; above one only for a mixture."""
-        return 1
 
     @property
     def noise_size(self) -> int:

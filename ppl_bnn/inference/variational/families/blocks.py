@@ -11,6 +11,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -146,12 +147,10 @@ class LowRank(Gaussian):
         """R, the number of columns of F."""
         return max(1, round(math.sqrt(self.size))) if self.rank is None else int(self.rank)
 
-    def bind(self, sites: Sequence[Site]) -> list[Family]:
-        block = self.over(sites)
-        if block.columns > block.size:
-            wanted = f"at most the {block.size} coordinates there are"
-            raise InputError.of("LowRank rank", wanted, repr(block.columns), f"rank={block.size}")
-        return [block]
+    def check_size(self) -> None:
+        wanted = f"at most the {self.size} coordinates there are"
+        good, got = self.columns <= self.size, repr(self.columns)
+        InputError.check(good, "LowRank rank", wanted, got, f"rank={self.size}")
 
     @property
     def noise_size(self) -> int:
@@ -207,12 +206,11 @@ class LowRank(Gaussian):
 
 
 def _check_dense(family: str, what: str, size: int) -> None:
-    if size > DENSE_LIMIT:
-        wanted = f"at most {DENSE_LIMIT} {what}, because the factor is dense"
-        advice = (
-            "'lowrank', 'normal', or {'output': 'fullrank', '*': 'normal'} with only some layers in one block"
-        )
-        raise InputError.of(family, wanted, f"{size}", advice)
+    wanted = f"at most {DENSE_LIMIT} {what}, because the factor is dense"
+    advice = (
+        "'lowrank', 'normal', or {'output': 'fullrank', '*': 'normal'} with only some layers in one block"
+    )
+    InputError.check(size <= DENSE_LIMIT, family, wanted, size, advice)
 
 
 @dataclass(frozen=True)
@@ -231,10 +229,8 @@ class FullRank(Affine):
 
     name: ClassVar[str] = "fullrank"
 
-    def bind(self, sites: Sequence[Site]) -> list[Family]:
-        block = self.over(sites)
-        _check_dense("FullRank", "coordinates", block.size)
-        return [block]
+    def check_size(self) -> None:
+        _check_dense("FullRank", "coordinates", self.size)
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return super().start(loc, scale, rng) | {"lower": np.zeros((self.size, self.size))}
@@ -380,14 +376,11 @@ class Mixture(Family):
 
     name: ClassVar[str] = "mixture"
     components: int = setting(3, whole())
+    strata = property(attrgetter("components"))  # type: ignore[misc]
     has_centre: ClassVar[bool] = False
 
     def bind(self, sites: Sequence[Site]) -> list[Family]:
         return [(Normal() if self.components == 1 else self).over(sites)]
-
-    @property
-    def strata(self) -> int:
-        return self.components
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # Equal components would always move together, so they start apart, by a quarter of the variance per coordinate.
@@ -445,10 +438,7 @@ class Delta(Family):
     """
 
     name: ClassVar[str] = "delta"
-
-    @property
-    def noise_size(self) -> int:
-        return 0
+    noise_size: ClassVar[int] = 0  # type: ignore[override]
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {"loc": np.array(loc)}

@@ -15,13 +15,11 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from ppl_bnn.backends.protocol import Site
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.settings import between, optional, setting, whole
 from ppl_bnn.inference.variational.families.base import Array, Family, Parameters
@@ -123,14 +121,12 @@ class Flow(Family):
     # The final affine map as a normal: the distribution of the flow if all layers are the identity.
     final: ClassVar[Affine] = Normal()
 
-    def bind(self, sites: Sequence[Site]) -> list[Family]:
-        block = self.over(sites)
-        if block.weight_count > WEIGHT_LIMIT:
-            wanted = f"at most {WEIGHT_LIMIT} weights in the networks of a flow, which grow with the square of its size"
-            got = f"{block.weight_count} weights over {block.size} coordinates ({', '.join(block.names)})"
-            advice = f"the flow on the last layer alone, guide={{'output': {self.name!r}, '*': 'normal'}}"
-            raise InputError.of(self.name, wanted, got, f"{advice}, or a smaller hidden")
-        return [block]
+    def check_size(self) -> None:
+        wanted = f"at most {WEIGHT_LIMIT} weights in the networks of a flow, which grow with the square of its size"
+        got = f"{self.weight_count} weights over {self.size} coordinates ({', '.join(self.names)})"
+        advice = f"the flow on the last layer alone, guide={{'output': {self.name!r}, '*': 'normal'}}"
+        good = self.weight_count <= WEIGHT_LIMIT
+        InputError.check(good, self.name, wanted, got, f"{advice}, or a smaller hidden")
 
     @property
     @abstractmethod
@@ -154,12 +150,13 @@ class Flow(Family):
     def inverse_layer(self, params: Parameters, layer: int, y: Array) -> tuple[Array, Array]:
         """The inverse of `forward_layer`: x (..., P) and log |det dy/dx| at x (...)."""
 
-    def _end(self, params: Parameters) -> Affine:
-        """The final map as a block: `final`, or without A in a flow that was stored without it."""
-        return (FullRank() if "lower" in params else Normal()).over(self.sites)
+    @functools.cached_property
+    def _end(self) -> Affine:
+        """The final map as a block."""
+        return self.final.over(self.sites)
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        params = self.final.over(self.sites).start(loc, np.asarray(scale) / self.gain**self.layers, rng)
+        params = self._end.start(loc, np.asarray(scale) / self.gain**self.layers, rng)
         for layer in range(self.layers):
             params |= {f"{layer}.{name}": value for name, value in self.start_layer(layer, rng).items()}
         return params
@@ -169,12 +166,12 @@ class Flow(Family):
         for layer in range(self.layers):
             z, log_det = self.forward_layer(params, layer, z)
             total = total + log_det
-        u, at_z = self._end(params).draw(params, z)
+        u, at_z = self._end.draw(params, z)
         # The end treats z as a standard normal, but the standard normal is eps.
         return u, at_z + 0.5 * (ops.sum(z * z, -1) - ops.sum(eps * eps, -1)) - total
 
     def log_prob(self, params: Parameters, u: Array) -> Array:
-        end = self._end(params)
+        end = self._end
         z, at_u = end.noise(params, end.scale(params), u - params["loc"]), end.log_prob(params, u)
         eps, total = z, ops.zeros_like(z[..., 0])
         for layer in reversed(range(self.layers)):
@@ -396,9 +393,10 @@ class NeuralSpline(Flow):
         if given.shape[-1]:
             h = ops.tanh(given @ params[f"{layer}.in.weight"] + params[f"{layer}.in.bias"])
             raw = h @ params[f"{layer}.out.weight"] + raw
-        # Flows that were stored without a matrix were fitted without this factor.
-        raw, bins = raw * (QUIET if "lower" in params else 1.0), self.bins
-        raw = ops.broadcast_to(raw, (*lead, moved * (3 * bins - 1))).reshape((*lead, moved, 3 * bins - 1))
+        bins = self.bins
+        raw = ops.broadcast_to(QUIET * raw, (*lead, moved * (3 * bins - 1))).reshape(
+            (*lead, moved, 3 * bins - 1)
+        )
         room = 1.0 - NARROWEST * bins
         widths = NARROWEST + room * ops.softmax(raw[..., :bins])
         heights = NARROWEST + room * ops.softmax(raw[..., bins : 2 * bins])
