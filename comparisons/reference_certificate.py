@@ -201,13 +201,18 @@ def virials(values: np.ndarray, dimensions: Mapping[str, int]) -> list[Check]:
     ]
 
 
-def evidence(estimates: Sequence[float], integral: float, error: float) -> list[Check]:
-    """The log evidence by runs of SMC, as the log of their mean, against thermodynamic integration."""
+def log_mean(estimates: Sequence[float]) -> tuple[float, float]:
+    """The logarithm of the mean of estimates of an evidence, given by their logarithms, and its standard error."""
     each = np.asarray(estimates, dtype=np.float64)
     top = each.max()
     weights = np.exp(each - top)
-    found = top + math.log(weights.mean())
     spread = float(weights.std(ddof=1) / weights.mean() / math.sqrt(len(each)))
+    return top + math.log(weights.mean()), spread
+
+
+def evidence(estimates: Sequence[float], integral: float, error: float) -> list[Check]:
+    """The log evidence by runs of SMC, as the log of their mean, against thermodynamic integration."""
+    found, spread = log_mean(estimates)
     both = math.hypot(spread, error)
     return [
         Check.below("log evidence by SMC: standard error, in nats", spread, EVIDENCE),
@@ -248,11 +253,12 @@ def recompute(stored: Mapping[str, np.ndarray]) -> list[Check]:
         names = ("energy", "diverging", "reached_max_tree_depth")
         checks += trajectories(f"NUTS {run}", {name: stored[name][at] for name in names})
     for index, run in enumerate(("a", "b")):
-        other = {name: stored[f"smc_{name}"][index] for name in whole}
-        checks += agreement(f"SMC, run {run}", whole, other, floor, pairs, whole["sd"])
-        integral, spread = stored["integral"][index], stored["integral_error"][index]
-        checks += [
-            Check(f"{check.name}, run {run}", check.value, check.limit, check.holds)
-            for check in evidence(stored["log_evidence"][index], float(integral), float(spread))
-        ]
+        other = {name: stored[f"second_{name}"][index] for name in whole}
+        checks += agreement(f"{stored['second']}, run {run}", whole, other, floor, pairs, whole["sd"])
+        if "log_evidence" in stored:
+            integral, spread = stored["integral"][index], stored["integral_error"][index]
+            checks += [
+                Check(f"{check.name}, run {run}", check.value, check.limit, check.holds)
+                for check in evidence(stored["log_evidence"][index], float(integral), float(spread))
+            ]
     return checks

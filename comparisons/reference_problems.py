@@ -25,7 +25,7 @@ import numpy as np
 
 import ppl_bnn as bnn
 from ppl_bnn.core.errors import InputError, unknown_name
-from ppl_bnn.core.settings import check_settings, setting, whole
+from ppl_bnn.core.settings import OneOf, check_settings, setting, whole
 
 FOLDER = Path(__file__).parent / "references"
 ENTRIES = FOLDER / "entries.toml"
@@ -65,6 +65,9 @@ class Entry:
         Of each of the two runs of NUTS.
     target_accept, mass_matrix
         As in `NUTS`.
+    second : {"smc", "mclmc"}
+        The second sampler: tempered SMC, or adjusted MCLMC, which has no log evidence, above some 150 weights, and
+        wherever the log evidence of SMC has a standard error of 0.1 nats or more.
     particles, moves : int
         Of tempered SMC.
     scale_targets : bool
@@ -84,6 +87,7 @@ class Entry:
     chains: int = setting(8, whole(8))
     target_accept: float = 0.9
     mass_matrix: str = "diagonal"
+    second: str = setting("smc", OneOf(("smc", "mclmc")))
     particles: int = setting(1000, whole(100))
     moves: int = setting(5, whole(1))
     scale_targets: bool = True

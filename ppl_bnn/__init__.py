@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ppl_bnn.inference.registry import MODULES
 
 if TYPE_CHECKING:
-    from ppl_bnn import zoo
+    from ppl_bnn import references, zoo
     from ppl_bnn.backends.numpyro import as_numpyro, enable_compilation_cache
     from ppl_bnn.backends.pyro import as_pyro
     from ppl_bnn.core import errors

@@ -199,8 +199,8 @@ def prior(
     plan = plan_of(model, data, target, drop or [], task, set_ or [], seed, False, folder)
     table = plan.table
     console.show_reading(console.new_console(error=True), table)
+    from ppl_bnn.core.figures import save
     from ppl_bnn.diagnostics.prior_draws import prior_predictive
-    from ppl_bnn.evaluation.comparison.drawing import save
     from ppl_bnn.reporting.prior_figures import prior_figure
 
     # Pyro draws without compiling first, unlike JAX; a plain NumPyro model runs in NumPyro in any case.

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from ppl_bnn import __version__
-from ppl_bnn.cli import catalogue, compare, report
+from ppl_bnn.cli import catalogue, compare, references, report
 from ppl_bnn.cli.console import in_options, new_console
 from ppl_bnn.core.errors import BNNError
 from ppl_bnn.core.names import clean_lines
@@ -99,6 +99,8 @@ register(catalogue.models)
 register(catalogue.show)
 register(catalogue.prior)
 register(catalogue.data)
+register(references.references)
+register(references.grade)
 
 
 def main() -> None:

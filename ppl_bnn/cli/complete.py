@@ -15,6 +15,7 @@ from ppl_bnn.core.errors import BNNError
 from ppl_bnn.datasets import tables
 from ppl_bnn.datasets.columns import header_of
 from ppl_bnn.inference.registry import ROWS
+from ppl_bnn.references import library
 from ppl_bnn.zoo.studies import studies as known_studies
 
 
@@ -33,6 +34,7 @@ def _words(names: Callable[[], Iterable[str]], several: bool = False) -> Callabl
 models = _words(zoo.names)
 datasets = _words(tables.datasets)
 studies = _words(known_studies)
+references = _words(library.entries)
 tasks = _words(lambda: tables.TASKS)
 method = _words(lambda: ROWS)
 methods = _words(lambda: ROWS, several=True)

@@ -69,18 +69,26 @@ def _local_file(folder: Path, path: str, accepted: tuple[str, ...]) -> Path:
 
 
 def _download(name: str, path: str, sha256: str) -> Path:
+    base = os.environ.get("PPL_BNN_DATA_URL") or "https://raw.githubusercontent.com"
+    advice = "a mirror in PPL_BNN_DATA_URL, or a folder of files in PPL_BNN_DATA"
+    return downloaded(f"{base.rstrip('/')}/{path}", sha256, name, advice)
+
+
+def downloaded(url: str, sha256: str, name: str, advice: str) -> Path:
+    """A file by its address and SHA-256, from the folder `name` of the cache if it is there.
+
+    Raises `DownloadError`, which gives the `advice`, and `ChecksumError`.
+    """
     import pooch
     import requests
 
-    base = os.environ.get("PPL_BNN_DATA_URL") or "https://raw.githubusercontent.com"
-    url = f"{base.rstrip('/')}/{path}"
     cache = Path(os.environ.get("PPL_BNN_CACHE") or pooch.os_cache("ppl-bnn")) / name
     downloader: Any = pooch.HTTPDownloader(timeout=(5, 60))
-    file_name = path.rpartition("/")[2]
+    file_name = url.rpartition("/")[2]
     try:
         return Path(pooch.retrieve(url, f"sha256:{sha256}", file_name, cache, downloader=downloader))
     except requests.RequestException as problem:
-        advice = "again with a network, a mirror in PPL_BNN_DATA_URL, or a folder of files in PPL_BNN_DATA"
+        advice = f"again with a network, {advice}"
         raise DownloadError.of("", f"to download {url}", str(problem), advice) from problem
     except ValueError as problem:  # how pooch reports a hash that does not match; it did not keep the file
         advice = "again; if it persists, do not trust the source"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError
-from ppl_bnn.prediction.arguments import check_numbers
-from ppl_bnn.prediction.crps import row_cdf
-from ppl_bnn.prediction.prediction import Prediction
+
+if TYPE_CHECKING:
+    from ppl_bnn.prediction.prediction import Prediction
 
 
 def fidelity(prediction: Prediction, reference: Prediction) -> dict[str, float]:
@@ -180,6 +180,9 @@ def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
     ndarray
         Units of y, (N,) or (N, K).
     """
+    from ppl_bnn.prediction.arguments import check_numbers
+    from ppl_bnn.prediction.crps import row_cdf
+
     _check_comparable(prediction, reference)
     check_numbers(prediction, "wasserstein")
     ours, theirs = prediction.marginals(), reference.marginals()

@@ -12,8 +12,8 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.core.figures import BLUE, FILLED, GREY, NOISE, VERMILION
 from ppl_bnn.evaluation.comparison.comparison import Comparison
-from ppl_bnn.evaluation.comparison.drawing import BLUE, FILLED, GREY, NOISE, VERMILION
 from ppl_bnn.reporting.findings import Findings
 from ppl_bnn.reporting.panels import Panel, Picture, finish, rows_of
 

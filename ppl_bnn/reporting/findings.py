@@ -16,6 +16,7 @@ from ppl_bnn.diagnostics.diagnose import INADEQUATE, UNDECIDED
 from ppl_bnn.diagnostics.importance import K_LIMIT, LeaveOneOut, leave_one_out
 from ppl_bnn.evaluation.comparison import summary
 from ppl_bnn.evaluation.comparison.comparison import Comparison
+from ppl_bnn.evaluation.comparison.record import STORED
 from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS, Lags, lags_of
 from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.reliability import LEVELS, Event, Transform
@@ -132,6 +133,8 @@ class Findings(UnitBlock):
         return len((self.left_out_rows if score == ELPD else self.row_scores[score])[first])
 
     def problem(self, name: str) -> str:
+        if self.table.loc[name, "ppl"] == STORED:
+            return "is a stored posterior, which predicts at the rows of its grid only"
         return summary.problem_of(self.table.loc[name])
 
     @cached_property

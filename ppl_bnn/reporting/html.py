@@ -24,6 +24,7 @@ import pandas as pd
 from markupsafe import Markup, escape
 
 from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.figures import INK, new_figure
 from ppl_bnn.core.files import writable, write_whole
 from ppl_bnn.core.names import for_spreadsheet, from_figure
 from ppl_bnn.core.warning_filters import ignored
@@ -43,7 +44,7 @@ MOST_ROWS = 4000
 # Largest number of feature names that a card of data shows.
 MOST_NAMES = 40
 _STYLE: Any = dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width"), 0.8)
-_STYLE |= {"svg.fonttype": "none", "svg.hashsalt": "ppl_bnn", "font.size": 8.5, "text.color": drawing.INK}
+_STYLE |= {"svg.fonttype": "none", "svg.hashsalt": "ppl_bnn", "font.size": 8.5, "text.color": INK}
 
 
 # --- files ------------------------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ class TableCell:
 class Sheet:
     """One sortable table.
 
-    `columns` are (heading, explanation) of all but the first, the method; `rows` are name, remark and
+    `columns` are (heading, explanation) of all but the first, whose heading is `first`; `rows` are name, remark and
     cells; `foot` has a text per column; `below` is a sentence below the table.
     """
 
@@ -108,6 +109,7 @@ class Sheet:
     rows: Sequence[tuple[str, str, Sequence[TableCell]]]
     foot: Sequence[str] = ()
     below: str = ""
+    first: str = "method"
 
 
 def cell_of(row: Mapping[Any, Any], column: Column, mark: str = "", notes: tuple[int, ...] = ()) -> TableCell:
@@ -168,14 +170,14 @@ def _drawn(panel: Panel, prefix: str) -> tuple[str, dict[str, str]]:
     """A panel as SVG that takes its colours from the page, and label -> SVG of each entry of its legend."""
     # Characters that matplotlib's font does not have are drawn by the browser.
     with matplotlib.rc_context(_STYLE), ignored("Glyph .* missing from"):
-        figure = drawing.new_figure(WIDTH, panel.height)
+        figure = new_figure(WIDTH, panel.height)
         axes = figure.subplots()
         panel.draw(axes)
         axes.set_facecolor("none")
         svg = _svg(figure, prefix, f'role="img" aria-label="{escape(panel.words)}"')
         swatches = {}
         for index, (label, handle) in enumerate(drawing.legend_entries([axes]).items()):
-            small = drawing.new_figure(0.36, 0.17)
+            small = new_figure(0.36, 0.17)
             small.set_layout_engine("none")
             bare = dict.fromkeys(("borderpad", "handletextpad", "borderaxespad"), 0.0)
             one = {"numpoints": 1, "scatterpoints": 1, "handlelength": 2.2}

@@ -20,9 +20,11 @@ from ppl_bnn.evaluation.comparison.table import COLUMNS
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult
 from ppl_bnn.prediction.reliability import LEVELS
+from ppl_bnn.references.grade import Grade
 from ppl_bnn.reporting import html
 from ppl_bnn.reporting.columns import Column, noise_floors, number, of_grid, tables
 from ppl_bnn.reporting.findings import Findings, comparison_verdict
+from ppl_bnn.reporting.grade_page import GRADE_PICTURES, content_of_grade
 from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings, grid_verdict
 from ppl_bnn.reporting.html import Sheet, TableCell, data_card, download, in_words, minus
 from ppl_bnn.reporting.panels import Picture
@@ -45,27 +47,28 @@ MEANINGS = {
     "_to_best": "mean over splits of the paired differences to the best method: this method minus the best",
     "_se": "standard error over splits, corrected for the training rows that splits share",
 }
-# What only the page of a comparison, or of a grid, has.
-PARTS = {"not_fitted": "", "explained": "", "whole": None, "intervals": None, "notes": [], "gaps": None}
+# What not every page has.
+PARTS = {"why_title": "Why", "problems": True, "not_fitted": "", "explained": "", "whole": None}
+PARTS |= {"intervals": None, "notes": [], "gaps": None}
 # Largest number of rows of a list on a page; the file of all cells has the rest.
 MOST_LISTED = 100
 
 
 def report(
-    result: Comparison | GridResult,
+    result: Comparison | GridResult | Grade,
     path: str | os.PathLike[str],
     *,
     title: str | None = None,
     numbers: bool = False,
 ) -> Path:
-    """Write a comparison, or the result of a grid, as one self-contained HTML file.
+    """Write a comparison, the result of a grid, or a grade as one self-contained HTML file.
 
     The page has a verdict in words; tables, which mark a value only if it differs from the others by twice the standard
     error; pictures; data, settings and versions; and for a grid failures and missing cells.
 
     Parameters
     ----------
-    result : Comparison or GridResult
+    result : Comparison, GridResult or Grade
         What to report.
     path : str or PathLike
         A file whose name ends in .html; its folder is made if needed. The file appears whole or not at all.
@@ -86,9 +89,12 @@ def report(
         Another type of result, a path that cannot be written, or `numbers` of another type. Raised before anything is
         drawn.
     """
-    known = isinstance(result, Comparison | GridResult)
-    got, advice = type(result).__name__, "the result of bnn.compare(...) or of a grid's run(...)"
-    InputError.check(known, "report", "a Comparison or a GridResult", got, advice)
+    known = isinstance(result, Comparison | GridResult | Grade)
+    got, advice = (
+        type(result).__name__,
+        "the result of bnn.compare(...), of a grid's run(...) or of grade(...)",
+    )
+    InputError.check(known, "report", "a Comparison, a GridResult or a Grade", got, advice)
     InputError.check(isinstance(numbers, bool), "numbers", "True or False", repr(numbers), "numbers=True")
     target = html.checked_path(path)
     found = _findings(result)
@@ -100,15 +106,19 @@ def report(
     return target
 
 
-def _findings(result: Comparison | GridResult | Findings | GridFindings) -> Findings | GridFindings:
+# What a page is made from.
+Found = Findings | GridFindings | Grade
+
+
+def _findings(result: Comparison | GridResult | Found) -> Found:
     if isinstance(result, Comparison):
         return Findings(result)
     return GridFindings(result) if isinstance(result, GridResult) else result
 
 
-def _pictures(found: Findings | GridFindings) -> dict[str, Picture]:
+def _pictures(found: Found) -> dict[str, Picture]:
     """All pictures by their keys. One that cannot be drawn holds the reason, and the others are still drawn."""
-    functions: Any = PICTURES if isinstance(found, Findings) else GRID_PICTURES
+    functions: Any = {Findings: PICTURES, GridFindings: GRID_PICTURES, Grade: GRADE_PICTURES}[type(found)]
     called = {key: key.replace("_", " ").capitalize() for key in functions}
     return {key: html.or_why_not(partial(functions[key], found), title) for key, title in called.items()}
 
@@ -121,7 +131,10 @@ def all_numbers(result: Any, pictures: Mapping[str, Picture] | None = None) -> d
     """
     found = _findings(result)
     frames = {"table": found.table.reset_index()}
-    frames |= {"rows": _rows(found)} if isinstance(found, Findings) else {"cells": found.result.cells}
+    if isinstance(found, Findings):
+        frames["rows"] = _rows(found)
+    elif isinstance(found, GridFindings):
+        frames["cells"] = found.result.cells
     if isinstance(found, Findings) and len(found.intervals):
         frames["intervals"] = found.intervals
     drawn = _pictures(found) if pictures is None else pictures
@@ -141,9 +154,12 @@ def _rows(found: Findings) -> pd.DataFrame:
 
 
 def page(result: Any, *, title: str | None = None, pictures: Mapping[str, Picture] | None = None) -> str:
-    """The page of a comparison or of the result of a grid as text (see `report`)."""
+    """The page of a comparison, of the result of a grid or of a grade as text (see `report`)."""
     found = _findings(result)
-    content = _of_comparison(found) if isinstance(found, Findings) else _of_grid(found)
+    if isinstance(found, Findings):
+        content = _of_comparison(found)
+    else:
+        content = _of_grid(found) if isinstance(found, GridFindings) else content_of_grade(found)
     content["title"] = title or content["title"]
     drawn = _pictures(found) if pictures is None else pictures
     content["pictures"] = [html.shown(key, picture) for key, picture in drawn.items()]

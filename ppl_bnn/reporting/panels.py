@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from ppl_bnn.core.figures import BAR, BLUE, GUIDE, NOISE, ORANGE, grid_lines
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.evaluation.comparison import drawing
-from ppl_bnn.evaluation.comparison.drawing import BAR, BLUE, GUIDE, NOISE
 from ppl_bnn.evaluation.comparison.summary import STANDARD_ERRORS
 
 # In inches; about the width of a panel on a phone.
@@ -79,7 +79,7 @@ def draw_costs(axes: Axes, points: Mapping[str, tuple[float, float, float]], hea
     axes.set_xlim(seconds.min() / 1.8, seconds.max() * 1.8)
     along = [*seconds[front], axes.get_xlim()[1]], [*lags[front], lags[front][-1]]
     label = "front: nothing is better and faster"
-    axes.step(*along, where="post", color=drawing.ORANGE, linewidth=1.6, label=label, zorder=2)
+    axes.step(*along, where="post", color=ORANGE, linewidth=1.6, label=label, zorder=2)
     axes.vlines(seconds, lags - half, lags + half, **BAR, label="two standard errors of the difference")
     axes.plot(seconds, lags, **DOT, label="a method", zorder=4)
     label_points(axes, seconds, lags, list(points))
@@ -232,7 +232,7 @@ def with_error(value: float, error: float) -> str:
 
 def finish(axes: Axes, x: str, y: str = "") -> None:
     """Label the axes and style them: grid, no upper and right spines, small labels."""
-    drawing.grid_lines(axes)
+    grid_lines(axes)
     axes.spines[["top", "right"]].set_visible(False)
     axes.tick_params(labelsize=8)
     axes.set_xlabel(x, fontsize=8.5)

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from ppl_bnn.core.figures import BAR, BLUE, GUIDE, VERMILION
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.diagnostics.importance import K_LIMIT
-from ppl_bnn.evaluation.comparison.drawing import BAR, BLUE, GUIDE, MANY, VERMILION, draw_reliability
+from ppl_bnn.evaluation.comparison.drawing import MANY, draw_reliability
 from ppl_bnn.evaluation.comparison.summary import duration, listed
 from ppl_bnn.prediction.reliability import LEVELS, Transform
 from ppl_bnn.reporting import panels as parts

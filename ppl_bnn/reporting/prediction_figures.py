@@ -11,9 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.core.figures import BLUE, GUIDE, SKY, VERMILION
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.evaluation.comparison import drawing, figures
-from ppl_bnn.evaluation.comparison.drawing import BLUE, GUIDE, LEVEL, MANY, SKY, VERMILION
+from ppl_bnn.evaluation.comparison.drawing import LEVEL, MANY
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.reporting.findings import Findings
 from ppl_bnn.reporting.panels import HEIGHT, Panel, Picture, finish, rows_of, short

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from ppl_bnn.core.figures import BLUE, FILLED, INK, SKY, grid_lines, new_figure
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.evaluation.comparison import drawing
-from ppl_bnn.evaluation.comparison.drawing import BLUE, CURVES, FILLED, INK, LEVEL, MAPS, PLACES, SKY
+from ppl_bnn.evaluation.comparison.drawing import CURVES, LEVEL, MAPS, PLACES
 from ppl_bnn.prediction.prediction import Prediction
 
 Predict = Callable[[np.ndarray], Prediction]
@@ -33,7 +34,7 @@ def prior_figure(
     intervals and the distribution of observations; for other classes, how certain draws are and the share of each
     class.
     """
-    figure, first, target = drawing.new_figure(), predict(x[:1]), for_figure(target_name)
+    figure, first, target = new_figure(), predict(x[:1]), for_figure(target_name)
     names = list(map(for_figure, feature_names or ()))
     if not first.is_classes and drawing.single_input(x):
         _draw_curves(figure, predict, x, y, names[0] if names else "x", target)
@@ -138,5 +139,5 @@ def _draw_classes(figure: Figure, prediction: Prediction, y: np.ndarray) -> None
 
 def _finish(figure: Figure, *panels: Any) -> None:
     for axes in panels:
-        drawing.grid_lines(axes)
+        grid_lines(axes)
     drawing.add_legend(figure, panels)

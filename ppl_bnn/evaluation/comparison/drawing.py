@@ -1,18 +1,16 @@
-"""Drawings of one prediction: curves, intervals, class maps, reliability; colours and sizes of all figures."""
+"""Drawings of one prediction: curves, intervals, class maps, reliability; sizes of all figures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
-from ppl_bnn.core.files import write_whole
+from ppl_bnn.core.figures import BAR, BLUE, FILLED, GREY, GUIDE, INK, ORANGE, SKY, VERMILION, grid_lines
 from ppl_bnn.core.names import for_figure
-from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import Event
 
@@ -23,14 +21,6 @@ if TYPE_CHECKING:
     from ppl_bnn.evaluation.comparison.comparison import Comparison
 
 
-# Okabe and Ito's colours, distinguishable with any kind of colour vision; meaning is never in colour alone.
-BLUE, SKY, ORANGE, VERMILION, GREY = "#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#666666"
-INK, LINES_OF_GRID = "black", "0.92"
-# Lines that guide the eye, the range of sampling noise, the filled interval and the bar of an estimate.
-GUIDE: dict[str, Any] = {"color": GREY, "linewidth": 1.0, "linestyle": "--"}
-NOISE: dict[str, Any] = {"color": GREY, "alpha": 0.18, "linewidth": 0}
-FILLED: dict[str, Any] = {"color": SKY, "alpha": 0.35, "linewidth": 0}
-BAR: dict[str, Any] = {"color": BLUE, "linewidth": 1.6, "alpha": 0.6, "zorder": 2}
 LEVEL = 0.9
 # Above MANY, marks are drawn as pixels; above MOST_POINTS, they would not be distinguishable.
 MANY, MOST_POINTS = 400, 300
@@ -254,28 +244,6 @@ def draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) -> 
 
 
 # --- figures ----------------------------------------------------------------------------------------------
-
-
-def new_figure(width: float = 12.0, height: float = 8.0) -> Figure:
-    """An empty figure of the given size in inches, by default 1200 x 800 pixels, on its own canvas."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def save(figure: Figure, file: Path) -> None:
-    """Write a figure as a PNG file, whole or not at all."""
-    # Characters that Matplotlib's font does not have are drawn as boxes.
-    with ignored("Glyph .* missing from"):
-        write_whole(file, lambda path: figure.savefig(path, dpi=100, format="png"))
-
-
-def grid_lines(axes: Axes) -> None:
-    axes.grid(color=LINES_OF_GRID, zorder=0)
-    axes.set_axisbelow(True)
 
 
 def legend_entries(panels: Iterable[Axes]) -> dict[str, Any]:

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ppl_bnn.core.figures import BLUE, GREY, SKY, VERMILION, grid_lines, new_figure
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.evaluation.comparison import drawing
-from ppl_bnn.evaluation.comparison.drawing import BLUE, ENOUGH, GREY, LEVEL, SKY, VERMILION
+from ppl_bnn.evaluation.comparison.drawing import ENOUGH, LEVEL
 from ppl_bnn.posterior.posterior import DRAWN, Posterior
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import BINS
@@ -30,7 +31,7 @@ def predictions_figure(comparison: Comparison) -> Figure:
     Numbers: means with 90 % intervals, or curves over a single input. Classes: reliability above the probabilities
     given to the class that occurred. A method that failed has a panel with its reason.
     """
-    figure = drawing.new_figure()
+    figure = new_figure()
     if comparison.task == "classification":
         _draw_classes(figure, comparison)
     else:
@@ -97,7 +98,7 @@ def _draw_numbers(figure: Figure, comparison: Comparison) -> None:
         else:
             found.draw(axes, name)
         axes.set_title(_title(comparison, name, prediction), fontsize=10)
-        drawing.grid_lines(axes)
+        grid_lines(axes)
     if found is None:
         below, beside = for_figure(names[0]) if names else "x", target
         title = f"Predictions of {target}, with bands of 90 %, and {rows} test rows"
@@ -158,7 +159,7 @@ def _draw_classes(figure: Figure, comparison: Comparison) -> None:
         lower.axvline(float(np.mean(chosen)), color=VERMILION, linewidth=1.6, label="mean")
         lower.set_xlabel("probability given to the class\nthat occurred", fontsize=9)
         lower.set_ylabel("test rows")
-        drawing.grid_lines(lower)
+        grid_lines(lower)
         if index % columns:
             for axes in (upper, lower):
                 axes.set_ylabel("")

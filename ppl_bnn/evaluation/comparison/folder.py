@@ -13,10 +13,11 @@ import numpy as np
 
 from ppl_bnn.core import stored
 from ppl_bnn.core.errors import BNNError, UnsupportedError
+from ppl_bnn.core.figures import save
 from ppl_bnn.core.files import write_arrays, write_tree, write_whole
 from ppl_bnn.core.names import for_spreadsheet
 from ppl_bnn.core.plain_values import encoded
-from ppl_bnn.evaluation.comparison import drawing, figures
+from ppl_bnn.evaluation.comparison import figures
 from ppl_bnn.evaluation.comparison.record import reason
 from ppl_bnn.prediction.prediction import Prediction
 
@@ -62,7 +63,7 @@ def write_figure(folder: Path, comparison: Comparison) -> None:
     """Write figure.png; if it cannot be drawn, warn and keep everything else."""
     try:
         figure = comparison.figure()
-        drawing.save(figure, folder / FIGURE)
+        save(figure, folder / FIGURE)
     except (Warning, OSError):
         # A caller who has turned warnings into errors wants to see them; a full disk is not an error of the figure.
         raise

@@ -15,10 +15,14 @@ from ppl_bnn.core.arrays import row_count
 from ppl_bnn.core.errors import BNNError, InputError
 from ppl_bnn.core.names import clean
 from ppl_bnn.core.processes import peak_memory
+from ppl_bnn.language.likelihoods.base import Likelihood
 from ppl_bnn.posterior.posterior import FitInfo, Posterior
 from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.prediction import Prediction
+from ppl_bnn.references.reference import Reference
 
+# The system of a stored reference, which nothing ran.
+STORED = "stored"
 # Figures that need the value of a target: the bound that a censored row gives is not enough.
 VALUE_SCORES = ("rmse", "crps", "coverage_90")
 # What the table says of chains that have converged at the training rows only.
@@ -114,6 +118,31 @@ def _fitted(fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, devi
     return record
 
 
+def stored_record(reference: Reference, likelihood: Likelihood, y: np.ndarray) -> Record:
+    """The results of a stored reference at its test rows; its times are those of the runs that made it."""
+    prediction = Prediction(*likelihood.mixture_parameters(reference.predictor("test")))
+    pointwise = np.asarray(scores.log_score(prediction, y, pointwise=True))
+    cost = reference.cost
+    record = Record(STORED, prediction=prediction, pointwise=pointwise)
+    record.figures = {
+        **scores.scores_of(prediction, y),
+        "kind": "chains",
+        "log_score_se": scores.paired_difference(pointwise, np.zeros_like(pointwise))[1],
+        "converged": "yes",
+        "r_hat_test": reference.worst("R-hat"),
+        "ess_min_test": reference.worst("bulk ESS"),
+        "compile_seconds": 0.0,
+        "run_seconds": cost["seconds"],
+        "gradient_evaluations": cost["gradients"],
+        "parameters": float(reference.card["weights"]),
+    }
+    made = "A stored reference: times and gradients are those of the two runs that made it."
+    record.notes |= dict.fromkeys(("run_seconds", "gradient_evaluations"), made)
+    record.notes |= dict.fromkeys(_LOO, "The stored reference has draws at the rows of its grid only.")
+    _moments(record, reference.shape)
+    return record
+
+
 def stacking_weights(posterior: Posterior) -> str:
     """A sentence on the weights of a stacked posterior."""
     weights = posterior.weights
@@ -192,11 +221,11 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-def _moments(record: Record, posterior: Posterior, x_test: Any) -> None:
+def _moments(record: Record, shape: tuple[int, int]) -> None:
     """Mean and variance of the mean function, and if there are enough draws those of two halves of them."""
     prediction: Any = record.prediction
     record.moments = {"mean": prediction.mean, "variance": prediction.mean_function_variance}
-    chains, draws = posterior.shape
+    chains, draws = shape
     of_draws = np.repeat(np.arange(chains), draws) if prediction.draws == chains * draws else None
     with contextlib.suppress(BNNError):
         halves = scores.halves(prediction, of_draws)
@@ -210,7 +239,7 @@ _PARTS = (
     (_export, "The export to ArviZ", ("elpd_loo",)),
     (_diagnose, "The diagnosis", ("converged", "r_hat", "ess_min", "r_hat_test", "ess_min_test", "k_hat")),
     (_leave_one_out, "Leave-one-out cross-validation", _LOO),
-    (_moments, "The mean function", ("gap_mean",)),
+    (lambda record, posterior, _: _moments(record, posterior.shape), "The mean function", ("gap_mean",)),
 )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn import references
 from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.protocol import Model, resolve_device
 from ppl_bnn.backends.systems import system, written_in
@@ -23,7 +24,7 @@ from ppl_bnn.core.errors import (
     InputError,
     Interrupted,
     MissingFrameworkError,
-    unknown_name,
+    check_known,
 )
 from ppl_bnn.core.files import writable
 from ppl_bnn.core.names import LONGEST_FILE, clean, clean_all
@@ -31,9 +32,10 @@ from ppl_bnn.core.progress import Progress, resolve
 from ppl_bnn.core.settings import whole
 from ppl_bnn.evaluation.comparison import folder as files
 from ppl_bnn.evaluation.comparison.comparison import Comparison, file_names
-from ppl_bnn.evaluation.comparison.record import Record, fitted, reason
+from ppl_bnn.evaluation.comparison.record import Record, fitted, reason, stored_record
 from ppl_bnn.evaluation.comparison.table import table_of
 from ppl_bnn.inference.method import Method
+from ppl_bnn.references.reference import Reference
 
 
 class ComparisonInterrupted(Interrupted[Comparison]):
@@ -46,7 +48,7 @@ def compare(
     test: tuple[Any, Any],
     methods: Mapping[str, Method],
     *,
-    reference: str | None = None,
+    reference: str | Reference | None = None,
     seed: int = 0,
     device: str = "auto",
     progress: bool | Progress | None = None,
@@ -68,8 +70,9 @@ def compare(
         (x, y) in original units.
     methods : mapping of str to Method
         Name -> method, fitted in this order, all with the same seed. A name is also a file name.
-    reference : str, optional
-        Name of the method whose posterior the gaps of the others are measured against.
+    reference : str or Reference, optional
+        Name of the method whose posterior the gaps of the others are measured against; or a stored reference posterior
+        or its name (`bnn.references`), whose training and test rows `train` and `test` then have to be.
     seed : int
         Seed of all fits.
     device : str
@@ -105,8 +108,8 @@ def compare(
     methods = _checked_methods(methods)
     feature_names, class_names = clean_all(feature_names), clean_all(class_names)
     card = {name: clean(value) if isinstance(value, str) else value for name, value in (card or {}).items()}
-    if reference is not None and reference not in methods:
-        raise unknown_name("reference", reference, methods)
+    stored_one = _stored_reference(reference, methods)
+    reference = stored_one.name if isinstance(stored_one, Reference) else stored_one
     if whole(0, 2**31 - 1)(seed):
         raise InputError.of("seed", "a whole number from 0 to 2**31 - 1", repr(seed), "seed=0")
     resolve_device(device)
@@ -121,8 +124,11 @@ def compare(
     model = bind_classes(model, y, class_names)
     folder = None if out is None else stored.Folder(writable(out))
     ppls = [method.ppl for method in methods.values()]
+    program = _check_model(model, x, y, y_test, ppls, device, observed)
+    if isinstance(stored_one, Reference):
+        _check_same(stored_one, program, (x, y), (x_test, y_test), standardise)
     data = {
-        "task": _check_model(model, x, y, y_test, ppls, device, observed),
+        "task": program.likelihood.task,
         "train_rows": len(y),
         "test_rows": len(y_test),
         "target_name": "y" if target_name is None else clean(target_name) or "y",
@@ -135,10 +141,11 @@ def compare(
         **card,
     }
     if folder is not None:
-        for file in sorted(file_names(methods)):
+        for file in sorted(file_names([*methods, *([reference] if reference else [])])):
             (folder.path / file).unlink(missing_ok=True)
     given = {"reference": reference, "data": data, "test_inputs": x_test, "test_targets": y_test}
-    run = _Run(tuple(methods), folder, given)
+    names = (*([reference] if isinstance(stored_one, Reference) else []), *methods)
+    run = _Run(tuple(map(str, names)), folder, given)
     options: dict[str, Any] = {
         "seed": int(seed),
         "device": device,
@@ -150,6 +157,8 @@ def compare(
     }
     latest = run.comparison(ranked=False)
     try:
+        if isinstance(stored_one, Reference):
+            run.add(stored_one.name, stored_record(stored_one, program.likelihood, y_test))
         for name, method in methods.items():
             try:
                 fit = functools.partial(method.fit, model, x, y, **options)
@@ -163,6 +172,31 @@ def compare(
     except OSError as error:
         raise run.not_written(error) from error
     return latest
+
+
+def _stored_reference(
+    reference: str | Reference | None, methods: Mapping[str, Method]
+) -> str | Reference | None:
+    """The name of a method, or a stored reference by its name or as it is."""
+    if reference is None or isinstance(reference, Reference) or reference in methods:
+        return reference
+    check_known("reference", [reference], [*methods, *references.entries()])
+    return references.load(reference)
+
+
+def _check_same(
+    reference: Reference, program: Program, train: tuple[Any, Any], test: tuple[Any, Any], standardise: bool
+) -> None:
+    """Refuse a comparison of another model, or of other rows, than those of a stored reference."""
+    where, advice = f"reference {reference.name}", "reference.model(), reference.train and reference.test"
+    InputError.check(not standardise, where, "standardise=False: its rows are standardised", "True", advice)
+    for name, ours, theirs in (("training", train, reference.train), ("test", test, reference.test)):
+        same = all(np.shape(a) == b.shape and np.allclose(a, b) for a, b in zip(ours, theirs, strict=True))
+        InputError.check(same, where, f"its {name} rows", "others", advice)
+    sites = {name: site.size for name, site in program.sites.items()}
+    InputError.check(
+        sites == reference.card["sites"], where, f"sites {reference.card['sites']}", sites, advice
+    )
 
 
 def bind_classes(model: Model, y: np.ndarray, class_names: Sequence[str] | None = None) -> Model:
@@ -218,8 +252,8 @@ def _checked_rows(name: str, rows: Any, like: tuple[Any, np.ndarray] | None = No
 
 def _check_model(
     model: Model, x: Any, y: np.ndarray, y_test: np.ndarray, ppls: list[str], device: str, observed: Any
-) -> str:
-    """Trace the model once and return the task, so that errors common to all methods come before the first fit.
+) -> Program:
+    """Trace the model once, so that errors common to all methods come before the first fit.
 
     A missing system or device that only some methods need is reported in their rows.
     """
@@ -238,14 +272,14 @@ def _check_model(
             language = spoken == "language"
             program = Program.of(chosen, model, *arrays, language=language, observed=observed)
             if program.likelihood.task == "regression":
-                return "regression"
+                return program
             classes = program.classes(y)
         checks.check_labels(y, classes)
         if (y_test != np.floor(y_test)).any() or y_test.min() < 0 or y_test.max() >= classes:
             got = f"values from {y_test.min()} to {y_test.max()}"
             advice = "the labels of training, or a model with as many classes"
             raise InputError.of("test y", f"labels 0..{classes - 1}", got, advice)
-        return "classification"
+        return program
     assert failure is not None
     raise failure
 

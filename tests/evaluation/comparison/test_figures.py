@@ -20,12 +20,10 @@ from sklearn.calibration import calibration_curve
 
 from ppl_bnn import scores
 from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.core.figures import BLUE, ORANGE, VERMILION
 from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.drawing import (
-    BLUE,
     CURVES,
-    ORANGE,
-    VERMILION,
     draw_class_map,
     draw_classes,
     draw_curve,

@@ -1,0 +1,201 @@
+"""Finds the stored references: in a folder, in a checkout, or at an address, each file checked by its SHA-256.
+
+`index.json` of this folder has the SHA-256 of every file of every reference of the project. `PPL_BNN_REFERENCES` names
+a folder of references, which may hold others; these are checked against their own certificates.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.errors import DamagedError, InputError, UnsupportedError, check_known
+from ppl_bnn.core.stored import digest
+from ppl_bnn.references.reference import ARRAYS, Reference
+
+FOLDER, ADDRESS = "PPL_BNN_REFERENCES", "PPL_BNN_REFERENCES_URL"
+SCHEMA = 1
+CERTIFICATE, CARD, DRAWS = "certificate.json", "card.json", "reference.npz"
+FILES = (CARD, DRAWS, CERTIFICATE)
+INDEX = Path(__file__).with_name("index.json")
+_CHECKOUT = Path(__file__).resolve().parents[2] / "comparisons" / "references"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One reference in the list: what it is of, and its grade.
+
+    Attributes
+    ----------
+    name : str
+        Its name, "<model>-<data>".
+    grade : str
+        "certified", or "failed" for a record of failure, which has no draws.
+    model, data : str
+        Names of the model of the zoo and of the data.
+    weights, rows, outputs : int
+        Numbers of weights, of training rows, and of outputs of the network.
+    """
+
+    name: str
+    grade: str
+    model: str
+    data: str
+    weights: int
+    rows: int
+    outputs: int
+
+    @classmethod
+    def of(cls, card: Mapping[str, Any]) -> Entry:
+        """The entry of a card."""
+        counts = {name: int(card[name]) for name in ("weights", "rows")}
+        model, data, count = card["model"]["name"], card["data"]["name"], len(card["outputs"]["columns"])
+        return cls(card["name"], card["grade"], model, data, outputs=count, **counts)
+
+
+@functools.cache
+def index() -> dict[str, dict[str, Any]]:
+    """Name -> the entry, and the SHA-256 of each file, of every reference of the project."""
+    return json.loads(INDEX.read_text(encoding="utf-8"))
+
+
+def folder_here() -> Path | None:
+    """The folder of references on this machine: `PPL_BNN_REFERENCES`, else that of a checkout, else None."""
+    if named := os.environ.get(FOLDER):
+        path = Path(named)
+        InputError.check(path.is_dir(), FOLDER, "a folder of references", named, f"unsetting {FOLDER}")
+        return path
+    return _CHECKOUT if _CHECKOUT.is_dir() else None
+
+
+def entries() -> dict[str, Entry]:
+    """The references that can be loaded, and records of failure, by name.
+
+    Returns
+    -------
+    dict of str to Entry
+        Those of the project, in the order in which they were declared, then others of the folder.
+    """
+    found = {name: Entry(name, **each["entry"]) for name, each in index().items()}
+    here = folder_here()
+    for card in sorted(here.glob(f"*/{CARD}")) if here is not None else ():
+        if card.parent.name not in found:
+            found[card.parent.name] = Entry.of(_json(card))
+    return found
+
+
+def load(name: str, folder: str | os.PathLike[str] | None = None) -> Reference:
+    """Load a reference posterior.
+
+    Parameters
+    ----------
+    name : str
+        Its name; `entries()` lists them.
+    folder : str or PathLike, optional
+        A folder of references. By default that in `PPL_BNN_REFERENCES`, else the one of a checkout; without either the
+        files are downloaded from the address in `PPL_BNN_REFERENCES_URL` and kept in the cache (`PPL_BNN_CACHE`).
+
+    Returns
+    -------
+    Reference
+
+    Raises
+    ------
+    UnknownNameError
+        If there is no such reference.
+    UnsupportedError
+        If it is a record of failure, which has no draws.
+    DamagedError
+        If a file has another SHA-256 than the index, or than its certificate, says, or does not have what a reference
+        has.
+    InputError
+        If there is neither a folder nor an address.
+
+    Examples
+    --------
+    >>> reference = bnn.references.load("regression_mlp-diabetes")
+    >>> reference.x["test"].shape
+    (32, 10)
+    """
+    if folder is not None:
+        place = Path(folder)
+        names = sorted(card.parent.name for card in place.glob(f"*/{CARD}"))
+        InputError.check(names, "folder", "a folder of references", folder, "folder=None")
+        check_known("reference", [name], names)
+        return _read(place / name)
+    known = entries()
+    check_known("reference", [name], known)
+    certified = known[name].grade != "failed"
+    UnsupportedError.check(certified, name, "a reference with draws", "a record of failure", "another one")
+    here = folder_here()
+    if here is not None and (here / name).is_dir():
+        return _read(here / name)
+    return _read(_downloaded(name))
+
+
+def _downloaded(name: str) -> Path:
+    """The folder of a reference whose files were downloaded, or are in the cache."""
+    address = os.environ.get(ADDRESS, "").rstrip("/")
+    expected, advice = (
+        "a folder of references or their address",
+        f"a folder in {FOLDER}, or an address in {ADDRESS}",
+    )
+    InputError.check(address, name, expected, "neither", advice)
+    from ppl_bnn.datasets.readers import downloaded
+
+    place, advice = f"references/{name}", f"a folder in {FOLDER}"
+    files = [
+        downloaded(f"{address}/{name}/{file}", sha256, place, advice)
+        for file, sha256 in index()[name]["sha256"].items()
+    ]
+    return files[0].parent
+
+
+def _read(place: Path) -> Reference:
+    """A reference from its folder, after its files have been checked."""
+    certificate = _json(place / CERTIFICATE)
+    stated = index().get(place.name, {}).get("sha256", certificate.get("sha256"))
+    if not isinstance(stated, dict) or CARD not in stated:
+        raise DamagedError.of(str(place), "the SHA-256 of its files", "none", "a fresh copy")
+    for file, sha256 in stated.items():
+        try:
+            found = digest(place / file)
+        except OSError as error:
+            raise DamagedError.of(str(place), f"a file {file}", str(error), "a fresh copy") from error
+        DamagedError.check(found == sha256, str(place / file), f"SHA-256 {sha256}", found, "a fresh copy")
+    card = _json(place / CARD)
+    version = card.get("schema")
+    advice = "the version of ppl-bnn that made it"
+    UnsupportedError.check(version == SCHEMA, str(place), f"a reference of schema {SCHEMA}", version, advice)
+    failed = card.get("grade") == "failed"
+    UnsupportedError.check(
+        not failed, place.name, "a reference with draws", "a record of failure", "another one"
+    )
+    try:
+        with np.load(place / DRAWS, allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in archive.files}
+    except (OSError, ValueError) as error:
+        raise DamagedError.of(str(place / DRAWS), "arrays of NumPy", str(error), "a fresh copy") from error
+    missing = [name for name in ARRAYS if name not in arrays]
+    DamagedError.check(
+        not missing, str(place / DRAWS), f"the arrays {', '.join(ARRAYS)}", missing, "a fresh copy"
+    )
+    return Reference(card, certificate, arrays)
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DamagedError.of(str(file), "a JSON file of a reference", str(error), "a fresh copy") from error
+    DamagedError.check(
+        isinstance(found, dict), str(file), "an object in JSON", type(found).__name__, "a fresh copy"
+    )
+    return found
