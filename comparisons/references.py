@@ -3,11 +3,13 @@
     python comparisons/references.py make [NAME ...] [--work DIR] [--out DIR]
     python comparisons/references.py check [NAME ...] [--out DIR]
     python comparisons/references.py list [--out DIR]
+    python comparisons/references.py index
 
 `make` runs what `references/entries.toml` asks for: two runs of NUTS from prior draws, two fits by tempered SMC,
 thermodynamic integration, and the log joint in NumPyro, Pyro and NumPy. Each part is kept in the work folder as soon as
 it has finished, so an interrupted run goes on where it stopped. A reference that fails a check is stored as a record of
-failure: its card and certificate, without draws. `check` computes every check again from the stored arrays.
+failure: its card and certificate, without draws. `check` computes every check again from the stored arrays. `index`
+writes what the library knows of the stored references.
 """
 
 from __future__ import annotations
@@ -538,7 +540,7 @@ def check(name: str, folder: Path) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("action", choices=("make", "check", "list"))
+    parser.add_argument("action", choices=("make", "check", "list", "index"))
     parser.add_argument("names", nargs="*", metavar="NAME")
     work = Path(tempfile.gettempdir()) / "references"
     parser.add_argument("--work", type=Path, default=work, help="folder for finished parts")
@@ -552,6 +554,9 @@ def main() -> int:
             make(entries[name], options.work, options.out)
             if options.out == FOLDER:
                 write_index(entries, options.out)
+        return 0
+    if options.action == "index":
+        write_index(entries, FOLDER)
         return 0
     stored = [name for name in names if (options.out / name / CERTIFICATE).exists()]
     if options.action == "check":

@@ -201,7 +201,7 @@ def prior(
     console.show_reading(console.new_console(error=True), table)
     from ppl_bnn.core.figures import save
     from ppl_bnn.diagnostics.prior_draws import prior_predictive
-    from ppl_bnn.reporting.prior_figures import prior_figure
+    from ppl_bnn.reporting.figures.prior import prior_figure
 
     # Pyro draws without compiling first, unlike JAX; a plain NumPyro model runs in NumPyro in any case.
     names = {"feature_names": tuple(table.feature_names), "class_names": table.class_names}

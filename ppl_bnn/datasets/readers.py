@@ -75,10 +75,7 @@ def _download(name: str, path: str, sha256: str) -> Path:
 
 
 def downloaded(url: str, sha256: str, name: str, advice: str) -> Path:
-    """A file by its address and SHA-256, from the folder `name` of the cache if it is there.
-
-    Raises `DownloadError`, which gives the `advice`, and `ChecksumError`.
-    """
+    """A file, kept in the folder `name` of the cache. Raises `DownloadError` with the advice, or `ChecksumError`."""
     import pooch
     import requests
 

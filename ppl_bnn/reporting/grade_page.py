@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 
 from ppl_bnn.references.figure import draw_means, draw_spreads
 from ppl_bnn.references.grade import COLUMNS, Grade, cell_text
+from ppl_bnn.reporting.figures.panels import Panel, Picture, finish
 from ppl_bnn.reporting.html import Sheet, TableCell, download, minus
-from ppl_bnn.reporting.panels import Panel, Picture, finish
 from ppl_bnn.reporting.verdict import Verdict
 
 FLOORS = (

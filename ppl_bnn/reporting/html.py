@@ -30,7 +30,7 @@ from ppl_bnn.core.names import for_spreadsheet, from_figure
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.comparison import drawing
 from ppl_bnn.reporting.columns import Column, in_digits
-from ppl_bnn.reporting.panels import WIDTH, Panel, Picture
+from ppl_bnn.reporting.figures.panels import WIDTH, Panel, Picture
 
 # Colour in a picture -> variable of the page: one picture for light, dark and paper.
 _COLOURS = ("blue", "orange", "green", "vermilion", "sky", "pink", "grey", "yellow")

@@ -23,12 +23,12 @@ from ppl_bnn.prediction.reliability import LEVELS
 from ppl_bnn.references.grade import Grade
 from ppl_bnn.reporting import html
 from ppl_bnn.reporting.columns import Column, noise_floors, number, of_grid, tables
+from ppl_bnn.reporting.figures.panels import Picture
+from ppl_bnn.reporting.figures.pictures import GRID_PICTURES, PICTURES
 from ppl_bnn.reporting.findings import Findings, comparison_verdict
 from ppl_bnn.reporting.grade_page import GRADE_PICTURES, content_of_grade
 from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings, grid_verdict
 from ppl_bnn.reporting.html import Sheet, TableCell, data_card, download, in_words, minus
-from ppl_bnn.reporting.panels import Picture
-from ppl_bnn.reporting.pictures import GRID_PICTURES, PICTURES
 from ppl_bnn.reporting.verdict import standing
 
 Pairs = list[tuple[str, str]]

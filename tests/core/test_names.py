@@ -207,8 +207,8 @@ def test_labels_of_text_are_refused_where_no_file_takes_them(label: str) -> None
 
 
 def test_a_label_is_no_part_of_a_regular_expression() -> None:
+    from ppl_bnn.reporting.figures.panels import Panel, Picture
     from ppl_bnn.reporting.html import shown
-    from ppl_bnn.reporting.panels import Panel, Picture
 
     words = r"\1 \g<0> \g<none> \d"
     panel = Panel(words, lambda axes: axes.plot([0.0, 1.0], label=names.for_figure(words)), words)

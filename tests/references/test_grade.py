@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy.stats
 
+import ppl_bnn as bnn
 from ppl_bnn.core.errors import InputError, UnknownNameError
 from ppl_bnn.references.grade import COLUMNS, worth_text
 from ppl_bnn.references.reference import Reference
@@ -187,3 +190,29 @@ def test_unknown_regions_and_wrong_probabilities_are_refused(known: Known) -> No
     for wrong in (np.full((10, 3), 0.5), np.full((10, 3), -1.0), np.zeros((10, 2))):
         with pytest.raises(InputError, match=r"probabilities\['test'\]"):
             known("softmax", 3).grade(probabilities={"test": wrong})
+
+
+def test_the_page_of_a_grade(known: Known, tmp_path: Path) -> None:
+    reference = known()
+    grade = reference.grade(
+        draws={region: 20.0 * f for region, f in outputs(reference).items() if region != "far"}
+    )
+    text = bnn.report(grade, tmp_path / "grade.html", numbers=True).read_text()
+    for word in (
+        "Grade against known-line",
+        "Region by region",
+        "worth mean",
+        "Errors of the mean",
+        "region",
+    ):
+        assert word in text
+    assert "There are no known problems" not in text
+    assert {file.name for file in tmp_path.iterdir()} == {
+        "grade.html",
+        "grade.csv",
+        "grade-means.csv",
+        "grade-spreads.csv",
+    }
+    spreads = pd.read_csv(tmp_path / "grade-spreads.csv")
+    assert spreads["sd"].to_numpy() == pytest.approx(20.0, rel=1e-6)
+    assert len(spreads) == 20

@@ -28,7 +28,7 @@ from ppl_bnn.evaluation.grid import result as grid_result
 from ppl_bnn.evaluation.grid.result import GridResult
 from ppl_bnn.reporting import columns, grid_findings
 from ppl_bnn.reporting import page as module
-from ppl_bnn.reporting import pictures as figures
+from ppl_bnn.reporting.figures import pictures as figures
 from ppl_bnn.reporting.grid_findings import GridFindings, mean_ranks, words_of_ranks
 from ppl_bnn.reporting.page import all_numbers, page, report
 from ppl_bnn.reporting.verdict import BEST, LEVEL, Verdict

@@ -41,11 +41,11 @@ from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import Transform
 from ppl_bnn.reporting import findings
 from ppl_bnn.reporting import page as module
-from ppl_bnn.reporting import pictures as figures
-from ppl_bnn.reporting.chain_figures import function_draws, rank_curves
+from ppl_bnn.reporting.figures import pictures as figures
+from ppl_bnn.reporting.figures.chains import function_draws, rank_curves
+from ppl_bnn.reporting.figures.panels import pareto_front
 from ppl_bnn.reporting.findings import Findings
 from ppl_bnn.reporting.page import all_numbers, page, report
-from ppl_bnn.reporting.panels import pareto_front
 from ppl_bnn.reporting.verdict import BEST, LEVEL, Verdict, standing
 from tests.evaluation.comparison.test_comparison import (
     Approximate,

@@ -31,7 +31,7 @@ from ppl_bnn.evaluation.comparison.drawing import (
 )
 from ppl_bnn.evaluation.comparison.figures import predictions_figure
 from ppl_bnn.prediction.prediction import Prediction
-from ppl_bnn.reporting.prior_figures import prior_figure
+from ppl_bnn.reporting.figures.prior import prior_figure
 
 
 def comparison(

@@ -36,8 +36,8 @@ from ppl_bnn.evaluation.grid.result import COSTS, GridResult
 from ppl_bnn.inference.method import Method, Outcome
 from ppl_bnn.posterior.approximation import Chains, Point
 from ppl_bnn.prediction.reliability import Event, Transform
+from ppl_bnn.reporting.figures.pictures import calibration
 from ppl_bnn.reporting.grid_findings import GridFindings
-from ppl_bnn.reporting.pictures import calibration
 
 NOISE = 0.5
 

@@ -1,7 +1,7 @@
 """Pictures of a comparison (one block) and of a grid (a block for each model and data set).
 
 `PICTURES` and `GRID_PICTURES` list them in the order of the page. ArviZ's own plots can be drawn from the trees of a
-comparison, and in function space from `chain_figures.function_draws`.
+comparison, and in function space from `chains.function_draws`.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ppl_bnn.diagnostics.importance import K_LIMIT
 from ppl_bnn.evaluation.comparison.drawing import MANY, draw_reliability
 from ppl_bnn.evaluation.comparison.summary import duration, listed
 from ppl_bnn.prediction.reliability import LEVELS, Transform
-from ppl_bnn.reporting import panels as parts
-from ppl_bnn.reporting.chain_figures import losses, ranks_of_draws
+from ppl_bnn.reporting.figures import panels as parts
+from ppl_bnn.reporting.figures.chains import losses, ranks_of_draws
+from ppl_bnn.reporting.figures.panels import Panel, Picture, finish, height_for, listed_values, rows_of
+from ppl_bnn.reporting.figures.predictions import predictions, with_standing
 from ppl_bnn.reporting.findings import Findings
 from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings, Ranks, mean_ranks, words_of_ranks
-from ppl_bnn.reporting.panels import Panel, Picture, finish, height_for, listed_values, rows_of
-from ppl_bnn.reporting.prediction_figures import predictions, with_standing
 from ppl_bnn.reporting.verdict import ELPD, SCORE, UnitBlock
 
 Blocks = Findings | GridFindings

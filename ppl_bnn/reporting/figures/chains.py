@@ -14,8 +14,8 @@ from matplotlib.axes import Axes
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.figures import BLUE, FILLED, GREY, NOISE, VERMILION
 from ppl_bnn.evaluation.comparison.comparison import Comparison
+from ppl_bnn.reporting.figures.panels import Panel, Picture, finish, rows_of
 from ppl_bnn.reporting.findings import Findings
-from ppl_bnn.reporting.panels import Panel, Picture, finish, rows_of
 
 # Rows whose mean function is searched for the worst R-hat; number of simulations for the band of ranks.
 ROWS_RANKED, SIMULATIONS = 100, 1000

@@ -16,8 +16,8 @@ from ppl_bnn.core.names import for_figure
 from ppl_bnn.evaluation.comparison import drawing, figures
 from ppl_bnn.evaluation.comparison.drawing import LEVEL, MANY
 from ppl_bnn.prediction.prediction import Prediction
+from ppl_bnn.reporting.figures.panels import HEIGHT, Panel, Picture, finish, rows_of, short
 from ppl_bnn.reporting.findings import Findings
-from ppl_bnn.reporting.panels import HEIGHT, Panel, Picture, finish, rows_of, short
 
 ENDS = ("mean", "lower_90", "upper_90")
 

@@ -1,0 +1,1 @@
+"""Pictures of reports: panels that several share, and what each draws."""
