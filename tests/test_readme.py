@@ -44,7 +44,7 @@ def test_the_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_commands_and_their_options_exist():
     from typer.main import get_command
 
-    from ppl_bnn import data, zoo
+    from ppl_bnn import data, references, zoo
     from ppl_bnn.cli import plan
     from ppl_bnn.cli.commands import app
 
