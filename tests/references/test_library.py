@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
 import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from ppl_bnn.core.errors import DamagedError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.core.stored import digest
+from ppl_bnn.datasets.readers import ChecksumError
 from ppl_bnn.references import library as stored
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +97,40 @@ def test_neither_a_folder_nor_an_address(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(stored, "_CHECKOUT", ROOT / "nowhere")
     with pytest.raises(InputError, match=f"{stored.FOLDER}.*{stored.ADDRESS}"):
         stored.load(NAMES[0])
+
+
+def test_without_a_folder_files_are_downloaded_once_and_checked(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = library / "known-line"
+    sha256 = {file.name: digest(file) for file in folder.iterdir()}
+    entry = {"grade": "certified", "model": "m", "data": "d", "weights": 3, "rows": 6, "outputs": 1}
+    monkeypatch.setattr(stored, "index", lambda: {"known-line": {"entry": entry, "sha256": sha256}})
+    monkeypatch.delenv(stored.FOLDER)
+    monkeypatch.setattr(stored, "_CHECKOUT", tmp_path / "nowhere")
+    monkeypatch.setenv("PPL_BNN_CACHE", str(tmp_path / "cache"))
+    handler = functools.partial(Quiet, directory=str(library))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv(stored.ADDRESS, f"http://127.0.0.1:{server.server_port}/")
+        assert stored.load("known-line").name == "known-line"
+        assert len(Quiet.asked) == 3
+        assert stored.load("known-line").name == "known-line"
+        assert len(Quiet.asked) == 3
+        kept = tmp_path / "cache" / "references" / "known-line" / stored.CARD
+        kept.unlink()
+        (folder / stored.CARD).write_text("{}")
+        with pytest.raises(ChecksumError, match="SHA-256"):
+            stored.load("known-line")
+        assert not kept.exists()
+        server.shutdown()
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    asked: ClassVar[list[str]] = []
+
+    def log_message(self, format: str, *args: Any) -> None:
+        self.asked.append(self.path)
 
 
 def test_loading_and_grading_need_numpy_only(library: Path) -> None:
