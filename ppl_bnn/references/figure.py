@@ -50,8 +50,7 @@ def draw_spreads(axes: Axes, grade: Grade, region: str) -> None:
     """Ratios of standard deviations against the first input, on a logarithmic scale."""
     ratios, places = grade.errors[region]["sd"].ravel(), _places(grade, region)
     axes.set_yscale("log")
-    known = ratios[np.isfinite(ratios)]
-    reach = max([2.0, *(max(each, 1.0 / each) for each in known if RATIOS[0] <= each <= RATIOS[1])]) * 1.15
+    reach = _reach(grade)
     axes.set_ylim(1.0 / reach, reach)
     axes.axhline(1.0, **GUIDE, zorder=1)
     inside = (ratios >= RATIOS[0]) & (ratios <= RATIOS[1])
@@ -63,6 +62,13 @@ def draw_spreads(axes: Axes, grade: Grade, region: str) -> None:
     ticks = [tick for tick in (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0) if 1.0 / reach <= tick <= reach]
     axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
+
+
+def _reach(grade: Grade) -> float:
+    """The largest ratio of the scale, one for all regions."""
+    ratios = np.concatenate([errors["sd"].ravel() for errors in grade.errors.values()])
+    within = ratios[(ratios >= RATIOS[0]) & (ratios <= RATIOS[1])]
+    return 1.15 * max([2.0, *within, *(1.0 / within)])
 
 
 def _places(grade: Grade, region: str) -> np.ndarray:

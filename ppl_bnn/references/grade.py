@@ -158,15 +158,20 @@ def worth_text(value: float, limit: float) -> str:
 
 def _sentence(found: Mapping[str, float]) -> str:
     text = f"the mean is {found['mean_error']:.2f} standard deviations off (noise alone: {found['mean_floor']:.2f})"
-    text += f", worth {cell_text('worth_mean', found)} exact draws"
+    text += f", worth {_in_words(cell_text('worth_mean', found))} exact draws"
     if found["sd_ratio"] == 0.0:
         text += "; there is no spread"
     elif not math.isnan(found["sd_ratio"]):
-        text += f"; the spread is {found['sd_ratio']:.2f} times the reference's, worth {cell_text('worth_sd', found)}"
+        worth = _in_words(cell_text("worth_sd", found))
+        text += f"; the spread is {found['sd_ratio']:.2f} times the reference's, worth {worth}"
     if not math.isnan(found["elpd_loss"]):
         loss = f"{found['elpd_loss']:.3f} ± {found['elpd_loss_se']:.3f}"
         text += f"; it loses {loss} nats per row of held targets"
     return f"{text}."
+
+
+def _in_words(worth: str) -> str:
+    return worth.replace("≥", "at least").replace("<", "less than")
 
 
 # --- figures ------------------------------------------------------------------------------------------------

@@ -16,10 +16,6 @@ from ppl_bnn.reporting.figures.panels import Panel, Picture, finish
 from ppl_bnn.reporting.html import Sheet, TableCell, download, minus
 from ppl_bnn.reporting.verdict import Verdict
 
-FLOORS = (
-    "A floor is the same figure between halves of the chains of the reference: what noise alone amounts to."
-)
-
 
 def content_of_grade(grade: Grade) -> dict[str, Any]:
     """The parts of the page."""
@@ -36,11 +32,12 @@ def content_of_grade(grade: Grade) -> dict[str, Any]:
     return {
         "title": f"Grade against {grade.reference}",
         "subtitle": f"{rows_of_grid} rows of the grid, in {len(regions)} regions: {', '.join(regions)}",
-        "verdict": Verdict(headline=whole[0].upper() + whole[1:], why=why, limits=(FLOORS,)),
+        "verdict": Verdict(headline=whole[0].upper() + whole[1:], why=why),
         "why_title": "Region by region",
         "problems": False,
-        "explained": "A row is a region of the grid of the reference; worth: the number of independent exact draws "
-        "whose mean, or standard deviation, has the same error.",
+        "explained": "A row is a region of the grid of the reference. Worth: the number of independent exact draws "
+        "whose mean, or standard deviation, has the same error. Floor: the same figure between halves of the chains of "
+        "the reference, which is what noise alone amounts to.",
         "marked": None,
         "tables": [Sheet("Regions", headings, rows, first="region")],
         "downloads": [("grade.csv", download(grade.table.reset_index(), exact=True), "The table as CSV")],
