@@ -120,9 +120,9 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> Reference:
 
     Examples
     --------
-    >>> reference = bnn.references.load("regression_mlp-diabetes")
+    >>> reference = bnn.references.load("regression_mlp-curve")
     >>> reference.x["test"].shape
-    (32, 10)
+    (32, 1)
     """
     if folder is not None:
         place = Path(folder)

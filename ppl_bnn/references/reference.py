@@ -58,7 +58,7 @@ class Reference:
 
     Examples
     --------
-    >>> reference = bnn.references.load("regression_mlp-diabetes")
+    >>> reference = bnn.references.load("regression_mlp-curve")
     >>> x, y = reference.train
     >>> posterior = bnn.fit(reference.model(), x, y, bnn.Laplace())
     >>> print(reference.grade(posterior))
@@ -207,8 +207,8 @@ class Reference:
             Probabilities of classes: (rows, C), or draws of them (S, rows, C); for two classes also that of class 1,
             (rows,) or (S, rows).
         log_density : mapping of str to array, optional
-            Log predictive density of the held targets `y`, (rows,), in nats. From a posterior and from probabilities it
-            is computed.
+            Log predictive density of the held targets `y`, (rows,), in nats. It is computed from a posterior, and for
+            classes from draws and probabilities, too.
 
         Returns
         -------
@@ -233,6 +233,8 @@ class Reference:
         elif draws is not None:
             each = {region: self._checked("draws", region, values, 1) for region, values in draws.items()}
             found = {region: Candidate.of_draws(LINKS[self.link](f)) for region, f in each.items()}
+            if self.link != "identity":
+                found = {region: self._with_density(region, one) for region, one in found.items()}
         elif mean is not None and sd is not None:
             found = self._of_moments(mean, sd)
         else:
@@ -270,7 +272,7 @@ class Reference:
                 self._checked(name, region, value[region], 0) for name, value in (("mean", mean), ("sd", sd))
             )
             InputError.check(
-                (spread >= 0.0).all(), f"sd[{region!r}]", "no negative number", spread.min(), "its square"
+                (spread >= 0.0).all(), f"sd[{region!r}]", "no negative number", spread.min(), "its root"
             )
             found[region] = Candidate(centre, spread)
         return found

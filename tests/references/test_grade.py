@@ -117,6 +117,8 @@ def test_probabilities_with_and_without_draws(known: Known) -> None:
     y, q = three.y["test"], three.mean["test"]
     loss = three.grade(probabilities={"test": q}).figures["test"]["elpd_loss"]
     assert loss == pytest.approx(np.mean(-1.0 - np.log(q[np.arange(len(y)), y])))
+    of_draws = three.grade(draws={"test": outputs(three)["test"]}).figures["test"]["elpd_loss"]
+    assert of_draws == pytest.approx(loss)
     wrong = three.grade(probabilities={"test": np.full_like(q, 1.0 / 3.0)}).figures["test"]
     assert wrong["distance"] == pytest.approx(0.5 * np.abs(q - 1.0 / 3.0).sum(-1).mean())
 
