@@ -25,6 +25,7 @@ import numpy as np
 from claims import Verdict
 
 from ppl_bnn import data
+from ppl_bnn.core.figures import new_figure
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.inference.method import versions
 
@@ -178,16 +179,6 @@ def paired(differences: Sequence[float] | np.ndarray) -> tuple[float, float]:
     if len(values) < 2:
         return float(values.mean()), math.inf
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
-
-
-def new_figure(width: float, height: float) -> Any:
-    """A figure which no global of Matplotlib knows of."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
 
 
 def panels(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:

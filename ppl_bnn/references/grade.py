@@ -141,6 +141,7 @@ class Grade:
 
 
 def cell_text(name: str, figures: Mapping[str, float]) -> str:
+    """A figure of a region as text, "-" where it is not known."""
     value = figures[name]
     if math.isnan(value):
         return "-"
@@ -150,15 +151,19 @@ def cell_text(name: str, figures: Mapping[str, float]) -> str:
 
 
 def worth_text(value: float, limit: float) -> str:
-    """A number of draws as text: "at least" the limit of the reference, and "under 1"."""
+    """A number of draws as text, from "< 1" to "≥" the limit of the reference."""
     if value >= limit:
         return f"≥ {limit:.0f}"
     return "< 1" if value < 1.0 else f"{value:.1f}" if value < 10.0 else f"{value:.0f}"
 
 
+_LESS = "less than one"
+
+
 def _sentence(found: Mapping[str, float]) -> str:
     text = f"the mean is {found['mean_error']:.2f} standard deviations off (noise alone: {found['mean_floor']:.2f})"
-    text += f", worth {_in_words(cell_text('worth_mean', found))} exact draws"
+    worth = _in_words(cell_text("worth_mean", found))
+    text += f", worth {worth} exact draw{'' if worth == _LESS else 's'}"
     if found["sd_ratio"] == 0.0:
         text += "; there is no spread"
     elif not math.isnan(found["sd_ratio"]):
@@ -171,7 +176,7 @@ def _sentence(found: Mapping[str, float]) -> str:
 
 
 def _in_words(worth: str) -> str:
-    return worth.replace("≥", "at least").replace("<", "less than")
+    return _LESS if worth == "< 1" else worth.replace("≥", "at least")
 
 
 # --- figures ------------------------------------------------------------------------------------------------
@@ -184,18 +189,16 @@ def grade_of(reference: Reference, given: Mapping[str, Candidate]) -> Grade:
     counts = {len(each.draws) for each in given.values() if each.draws is not None}
     got, advice = f"{sorted(counts)} draws", "the s-th draw of each region from one network"
     InputError.check(len(counts) < 2, "draws", "as many draws in each region", got, advice)
+    rows = {region: np.r_[reference.slices[region]] for region in regions}
+    losses = {region: _losses(reference, region, given[region]) for region in regions}
     figures, errors = {}, {}
     for region in regions:
-        rows = np.arange(reference.slices[region].start, reference.slices[region].stop)
-        figures[region], errors[region] = _region(reference, rows, given[region])
+        figures[region], errors[region] = _region(reference, rows[region], given[region])
+        figures[region] |= _held([losses[region]])
     if len(regions) > 1:
-        rows = np.concatenate([np.arange(*reference.slices[each].indices(10**9)) for each in regions])
-        figures["all"], _ = _region(
-            reference, rows, _together([given[region] for region in regions]), held=False
-        )
-        figures["all"] |= _held([_losses(reference, region, given[region]) for region in regions])
-    for region in regions:
-        figures[region] |= _held([_losses(reference, region, given[region])])
+        together = _together([given[region] for region in regions])
+        figures["all"], _ = _region(reference, np.concatenate(list(rows.values())), together)
+        figures["all"] |= _held(losses.values())
     inputs = {region: reference.x[region].reshape(len(reference.x[region]), -1)[:, 0] for region in regions}
     return Grade(reference.name, reference.link != "identity", figures, errors, inputs)
 
@@ -211,7 +214,7 @@ def _together(parts: list[Candidate]) -> Candidate:
 
 
 def _region(
-    reference: Reference, rows: np.ndarray, given: Candidate, held: bool = True
+    reference: Reference, rows: np.ndarray, given: Candidate
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """The figures of rows of the grid, and the errors of each."""
     exact, classes = reference.graded(rows), reference.link != "identity"
