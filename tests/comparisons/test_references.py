@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ import ppl_bnn as bnn
 from comparisons import reference_certificate as certificate
 from comparisons import reference_problems as problems
 from ppl_bnn.core.errors import InputError, UnknownNameError
+from ppl_bnn.core.stored import digest
 
 ENTRIES = problems.Entry.read()
 PAIRS = np.array([[0, 1], [1, 2], [0, 3]])
@@ -221,6 +223,30 @@ def test_a_reference_is_made_resumed_and_checked(
     monkeypatch.setattr(references, "nuts", lambda *_: pytest.fail("it was computed again"))
     assert references.make(entry, tmp_path / "work", tmp_path / "out") == "certified"
     assert references.check("small", folder)
+
+
+STORED = sorted(file.parent.name for file in problems.FOLDER.glob("*/certificate.json"))
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_a_stored_certificate_is_computed_again(references: Any, name: str) -> None:
+    assert name in ENTRIES
+    assert references.check(name, problems.FOLDER / name)
+
+
+def test_an_altered_number_breaks_a_certificate(references: Any, tmp_path: Path) -> None:
+    """Also where the hash has been written anew."""
+    name = "linear_regression-surface"
+    folder = shutil.copytree(problems.FOLDER / name, tmp_path / name)
+    with np.load(folder / "reference.npz") as archive:
+        arrays = {each: archive[each] for each in archive.files}
+    arrays["f"][3, 5, 7] += 0.5
+    np.savez(folder / "reference.npz", **arrays)  # pyright: ignore[reportArgumentType]
+    assert not references.check(name, folder)
+    certificate = json.loads((folder / "certificate.json").read_text())
+    certificate["sha256"]["reference.npz"] = digest(folder / "reference.npz")
+    (folder / "certificate.json").write_text(json.dumps(certificate))
+    assert not references.check(name, folder)
 
 
 @pytest.mark.slow
