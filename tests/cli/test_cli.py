@@ -175,7 +175,7 @@ def test_methods_are_advised_before_a_fit(csv: Path) -> None:
     assert (code, err.count("\n")) == (0, 1)
     assert err.startswith("read: target y as numbers; ")
     assert "linear_regression on" in out
-    assert "Within 50.0 min on" in out
+    assert "Within 50 min on" in out
     assert "\nmap         yes " in out
     assert "\nmc-dropout  refused " in out
     assert sorted(Path().iterdir()) == before

@@ -767,7 +767,7 @@ def test_bad_arguments_are_told_before_anything_is_drawn(
     fitted: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_pictures", lambda findings: pytest.fail("something was drawn"))
-    with pytest.raises(InputError, match="a Comparison or a GridResult; got dict"):
+    with pytest.raises(InputError, match="a Comparison, a GridResult or a Grade; got dict"):
         report({}, tmp_path / "a.html")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"ends in .html; got .*a.pdf"):
         report(fitted, tmp_path / "a.pdf")
