@@ -5,11 +5,11 @@
     python comparisons/references.py list [--out DIR]
     python comparisons/references.py index
 
-`make` runs what `references/entries.toml` asks for: two runs of NUTS from prior draws, two fits by tempered SMC,
-thermodynamic integration, and the log joint in NumPyro, Pyro and NumPy. Each part is kept in the work folder as soon as
-it has finished, so an interrupted run goes on where it stopped. A reference that fails a check is stored as a record of
-failure: its card and certificate, without draws. `check` computes every check again from the stored arrays. `index`
-writes what the library knows of the stored references.
+`make` runs what `references/entries.toml` asks for: two runs of NUTS from prior draws; two fits by tempered SMC and
+thermodynamic integration, or two by adjusted MCLMC; and the log joint in NumPyro, Pyro and NumPy. Each part is kept in
+the work folder as soon as it has finished, so an interrupted run goes on where it stopped. A reference that fails a
+check is stored as a record of failure: its card and certificate, without draws. `check` computes every check again from
+the stored arrays. `index` writes what the library knows of the stored references.
 """
 
 from __future__ import annotations

@@ -70,9 +70,9 @@ class Ours:
     def epoch(self) -> float:
         """Seconds of one epoch."""
         indices = self.rng.permutation(self.rows)[: self.steps * self.batch].reshape(self.steps, -1)
-        told = np.full(self.steps, RATE), np.zeros(self.steps), np.ones(self.steps), indices
+        inputs = np.full(self.steps, RATE), np.zeros(self.steps), np.ones(self.steps), indices
         start = time.perf_counter()
-        trail = self.fit.descent.advance(*told)
+        trail = self.fit.descent.advance(*inputs)
         seconds = time.perf_counter() - start
         assert np.all(np.isfinite(trail))
         return seconds

@@ -50,9 +50,7 @@ def _show(screen: Any, reference: Reference) -> None:
         "weights": f"{card['weights']}: {', '.join(f'{name} {size}' for name, size in card['sites'].items())}",
         "data": f"{card['data']['name']}, {card['rows']} training rows; {card['data']['licence']}",
         "grid": ", ".join(f"{region} {count}" for region, count in card["regions"].items()),
-        "graded": {"identity": "the outputs f of the network"}.get(
-            reference.link, f"probabilities, {reference.link}(f)"
-        ),
+        "graded": "the outputs f" if reference.link == "identity" else f"probabilities, {reference.link}(f)",
         "draws": f"{len(reference.draws['test'])}, by {reference.shape[0]} chains of two runs",
     }
     screen.print(console.listing(("", ""), facts.items()))

@@ -39,11 +39,11 @@ def figure_of(grade: Grade) -> Figure:
 
 def draw_means(axes: Axes, grade: Grade, region: str) -> None:
     """Errors of the mean in standard deviations of the reference against the first input; a band for noise."""
-    errors = grade.errors[region]
-    noise = float(np.sqrt(np.nanmean(np.square(errors["mean_floor"]))))
-    axes.axhspan(-2.0 * noise, 2.0 * noise, **NOISE, label="noise of the reference")
+    # Halves of the draws differ by twice the standard error of the mean of all.
+    noise = grade.figures[region]["mean_floor"]
+    axes.axhspan(-noise, noise, **NOISE, label="noise of the reference")
     axes.axhline(0.0, **GUIDE, zorder=1)
-    axes.plot(_places(grade, region), errors["mean"].ravel(), **DOT, label="an output")
+    axes.plot(_places(grade, region), grade.errors[region]["mean"].ravel(), **DOT, label="an output")
 
 
 def draw_spreads(axes: Axes, grade: Grade, region: str) -> None:

@@ -64,7 +64,7 @@ class Candidate:
         return cls(draws.mean(axis=0), draws.std(axis=0), draws)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Grade:
     """How far an approximation is from a reference posterior.
 
@@ -79,7 +79,7 @@ class Grade:
         grid.
     errors : dict of str to dict
         Region -> "mean", errors of the mean in standard deviations of the reference, and "sd", ratios of standard
-        deviations, (rows, K); "mean_floor", errors of half of the reference's draws.
+        deviations, (rows, K).
     inputs : dict of str to ndarray
         Region -> the first input of each row, for figures.
 
@@ -232,8 +232,7 @@ def _region(
     )
     assert whole.sd is not None
     scale = np.where(whole.sd > 0.0, whole.sd, math.nan)
-    half = exact[: len(exact) // 2].mean(axis=0)
-    errors = {"mean": (given.mean - whole.mean) / scale, "mean_floor": (half - whole.mean) / scale}
+    errors = {"mean": (given.mean - whole.mean) / scale}
     errors["sd"] = np.full_like(errors["mean"], math.nan) if given.sd is None else given.sd / scale
     return found, errors
 

@@ -36,7 +36,7 @@ LINKS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reference:
     """A certified posterior of the outputs of a network at a frozen grid of inputs.
 

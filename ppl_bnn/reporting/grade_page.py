@@ -95,7 +95,7 @@ GRADE_PICTURES = {
         grade,
         "mean",
         "Errors of the mean",
-        "In standard deviations of the reference; the band is two standard errors of half of its draws.",
+        "In standard deviations of the reference; the band is two standard errors of its own means.",
         draw_means,
         "error (reference sd)",
     ),

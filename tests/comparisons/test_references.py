@@ -235,7 +235,7 @@ def test_a_stored_certificate_is_computed_again(references: Any, name: str) -> N
 
 
 def test_an_altered_number_breaks_a_certificate(references: Any, tmp_path: Path) -> None:
-    """Also where the hash has been written anew."""
+    """Also if the certificate has the hash of the altered file."""
     name = "linear_regression-surface"
     folder = shutil.copytree(problems.FOLDER / name, tmp_path / name)
     with np.load(folder / "reference.npz") as archive:

@@ -108,8 +108,8 @@ def compare(
     methods = _checked_methods(methods)
     feature_names, class_names = clean_all(feature_names), clean_all(class_names)
     card = {name: clean(value) if isinstance(value, str) else value for name, value in (card or {}).items()}
-    stored_one = _stored_reference(reference, methods)
-    reference = stored_one.name if isinstance(stored_one, Reference) else stored_one
+    certified = _stored_reference(reference, methods)
+    reference = reference if certified is None else certified.name
     if whole(0, 2**31 - 1)(seed):
         raise InputError.of("seed", "a whole number from 0 to 2**31 - 1", repr(seed), "seed=0")
     resolve_device(device)
@@ -125,8 +125,8 @@ def compare(
     folder = None if out is None else stored.Folder(writable(out))
     ppls = [method.ppl for method in methods.values()]
     program = _check_model(model, x, y, y_test, ppls, device, observed)
-    if isinstance(stored_one, Reference):
-        _check_same(stored_one, program, (x, y), (x_test, y_test), standardise)
+    if certified is not None:
+        _check_same(certified, program, (x, y), (x_test, y_test), standardise)
     data = {
         "task": program.likelihood.task,
         "train_rows": len(y),
@@ -140,12 +140,12 @@ def compare(
         "test_hash": checks.data_hash(x_test, y_test),
         **card,
     }
+    rows = tuple(methods) if certified is None else (certified.name, *methods)
     if folder is not None:
-        for file in sorted(file_names([*methods, *([reference] if reference else [])])):
+        for file in sorted(file_names(rows)):
             (folder.path / file).unlink(missing_ok=True)
     given = {"reference": reference, "data": data, "test_inputs": x_test, "test_targets": y_test}
-    names = (*([reference] if isinstance(stored_one, Reference) else []), *methods)
-    run = _Run(tuple(map(str, names)), folder, given)
+    run = _Run(rows, folder, given)
     options: dict[str, Any] = {
         "seed": int(seed),
         "device": device,
@@ -157,8 +157,8 @@ def compare(
     }
     latest = run.comparison(ranked=False)
     try:
-        if isinstance(stored_one, Reference):
-            run.add(stored_one.name, stored_record(stored_one, program.likelihood, y_test))
+        if certified is not None:
+            run.add(certified.name, stored_record(certified, program.likelihood, y_test))
         for name, method in methods.items():
             try:
                 fit = functools.partial(method.fit, model, x, y, **options)
@@ -174,12 +174,12 @@ def compare(
     return latest
 
 
-def _stored_reference(
-    reference: str | Reference | None, methods: Mapping[str, Method]
-) -> str | Reference | None:
-    """The name of a method, or a stored reference by its name or as it is."""
-    if reference is None or isinstance(reference, Reference) or reference in methods:
+def _stored_reference(reference: str | Reference | None, methods: Mapping[str, Method]) -> Reference | None:
+    """A stored reference, as it is or by its name; None without a reference, and for the name of a method."""
+    if isinstance(reference, Reference):
         return reference
+    if reference is None or reference in methods:
+        return None
     check_known("reference", [reference], [*methods, *references.entries()])
     return references.load(reference)
 

@@ -56,8 +56,6 @@ class Family(ABC):
     name: ClassVar[str]
     # Not a field, for it is no option: `over` sets it on a block.
     sites: ClassVar[tuple[Site, ...]] = ()
-    # K, the number of stratified draws in one sample; above one only for a mixture.
-    strata: ClassVar[int] = 1
     # Whether `centre` is the mean of the whole block.
     has_centre: ClassVar[bool] = True
 
@@ -92,6 +90,11 @@ class Family(ABC):
     def size(self) -> int:
         """P, the number of coordinates."""
         return sum(site.size for site in self.sites)
+
+    @property
+    def strata(self) -> int:
+        """K, the number of stratified draws in one sample; above one only for a mixture."""
+        return 1
 
     @property
     def noise_size(self) -> int:

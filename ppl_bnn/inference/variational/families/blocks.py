@@ -11,7 +11,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -376,11 +375,14 @@ class Mixture(Family):
 
     name: ClassVar[str] = "mixture"
     components: int = setting(3, whole())
-    strata = property(attrgetter("components"))  # type: ignore[misc]
     has_centre: ClassVar[bool] = False
 
     def bind(self, sites: Sequence[Site]) -> list[Family]:
         return [(Normal() if self.components == 1 else self).over(sites)]
+
+    @property
+    def strata(self) -> int:
+        return self.components
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         # Equal components would always move together, so they start apart, by a quarter of the variance per coordinate.
@@ -438,7 +440,10 @@ class Delta(Family):
     """
 
     name: ClassVar[str] = "delta"
-    noise_size: ClassVar[int] = 0  # type: ignore[override]
+
+    @property
+    def noise_size(self) -> int:
+        return 0
 
     def start(self, loc: np.ndarray, scale: Any, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return {"loc": np.array(loc)}
