@@ -1,7 +1,12 @@
 """What certifies a reference posterior: checks with limits that were set before the first reference was made.
 
-A reference is "certified" if all checks hold, and "failed" otherwise. Checks of the stored arrays can be computed again
-by anyone (`recompute`). Checks that need more than these arrays are recorded as numbers.
+A reference has the grade that was sought if all checks hold, and is "failed" otherwise. Checks of the stored arrays can
+be computed again by anyone (`recompute`). Checks that need more than these arrays are recorded as numbers. Grades:
+
+- "certified": NUTS from prior draws, twice, and a second sampler agree;
+- "mode-weighted": chains stay in modes. Each mode is certified by itself, and its mass comes from tempered SMC, twice;
+- "bracketed": the targets were drawn from the prior of the model. Annealing forwards, and backwards from the exact
+  draw, bounds the log evidence on both sides, and the draws are the weighted particles that went forwards, twice.
 """
 
 from __future__ import annotations
@@ -13,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.diagnostics.calibration import uniformity
 from ppl_bnn.posterior.convergence import by_arviz
 
 # Convergence of every grid function, the log likelihood, the log prior and every scale.
@@ -30,7 +36,12 @@ EVIDENCE = 0.1
 # Two estimates of one, in nats.
 APART = 0.3
 LOG_JOINT = 1e-10
+# Least p-value of all tests of the ranks together, in simulation-based calibration.
 CALIBRATION = 0.01
+# Distance of the bounds of a log evidence, in nats, and the least effective number of weighted particles of a run.
+BRACKET, PARTICLES = 0.5, 1000.0
+# Standard error of the mass of a mode.
+MASS = 0.02
 BINS = 20
 
 
@@ -201,7 +212,7 @@ def virials(values: np.ndarray, dimensions: Mapping[str, int]) -> list[Check]:
     ]
 
 
-def log_mean(estimates: Sequence[float]) -> tuple[float, float]:
+def log_mean(estimates: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """The logarithm of the mean of estimates of an evidence, given by their logarithms, and its standard error."""
     each = np.asarray(estimates, dtype=np.float64)
     top = each.max()
@@ -229,29 +240,126 @@ def evidence(estimates: Sequence[float], integral: float, error: float) -> list[
     ]
 
 
+def bounds(forwards: np.ndarray, backwards: np.ndarray) -> tuple[float, float]:
+    """Lower and upper bound of a log evidence from the log weights of annealing in both directions."""
+    return log_mean(forwards)[0], -log_mean(-np.asarray(backwards, dtype=np.float64))[0]
+
+
+def bracket(name: str, forwards: np.ndarray, backwards: np.ndarray) -> list[Check]:
+    """Whether the bounds are close together, and in order but for Monte-Carlo error, and many particles have weight."""
+    lower, upper = bounds(forwards, backwards)
+    weights = np.exp(np.asarray(forwards, dtype=np.float64) - np.max(forwards))
+    effective = weights.sum() ** 2 / np.square(weights).sum()
+    return [
+        Check.below(f"{name}: upper less lower bound of the log evidence, in nats", upper - lower, BRACKET),
+        Check.above(f"{name}: upper less lower bound of the log evidence, in nats", upper - lower, -APART),
+        Check.above(f"{name}: effective number of particles", effective, PARTICLES),
+    ]
+
+
+def masses_of(log_evidence: np.ndarray, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The masses of modes (M,) and their covariance, from runs of SMC: log evidence (R,), shares of particles (R, M).
+
+    A run counts by its evidence: mass = sum_r Z_r p_r / sum_r Z_r. The covariance is that of a ratio of means.
+    """
+    z = np.exp(np.asarray(log_evidence, dtype=np.float64) - np.max(log_evidence))
+    mass = z @ shares / z.sum()
+    residuals = z[:, None] * (shares - mass) / z.mean()
+    return mass, residuals.T @ residuals / (len(z) * (len(z) - 1))
+
+
+def masses(log_evidence: np.ndarray, shares: np.ndarray) -> list[Check]:
+    """Whether the masses of modes are known, and two sets of runs agree on them; arrays (2, R) and (2, R, M)."""
+    pairs = [masses_of(*each) for each in zip(log_evidence, shares, strict=True)]
+    (one, spread), (other, spread_other) = (
+        (mass, np.sqrt(np.diag(covariance))) for mass, covariance in pairs
+    )
+    both = np.hypot(spread, spread_other)
+    apart = np.abs(one - other) / np.maximum(both, 1e-12)
+    evidences = [log_mean(each) for each in log_evidence]
+    error = math.hypot(*(each[1] for each in evidences))
+    checks = [
+        Check.below(f"SMC, run {run}: standard error of the log evidence, in nats", each[1], EVIDENCE)
+        for run, each in zip("ab", evidences, strict=True)
+    ]
+    difference = abs(evidences[0][0] - evidences[1][0])
+    return [
+        *checks,
+        Check.below(
+            "log evidence, two sets of runs, in standard errors", difference / error, STANDARD_ERRORS
+        ),
+        Check.below("largest standard error of the mass of a mode", float(0.5 * both.max()), MASS),
+        Check.below("masses of modes, two sets of runs, in standard errors", apart.max(), STANDARD_ERRORS),
+    ]
+
+
+def calibration(ranks: np.ndarray, draws: int) -> Check:
+    """Whether ranks (simulations, functions) of truths among `draws` posterior draws are uniform, by all their tests.
+
+    The limit is for the smallest p-value times the number of tests (Bonferroni).
+    """
+    tests = [uniformity(column, draws) for column in ranks.T]
+    name = f"calibration, {len(ranks)} simulations: smallest p-value times {3 * len(tests)} tests"
+    return Check.above(name, min(1.0, 3 * len(tests) * min(test.least for test in tests)), CALIBRATION)
+
+
 # --- all that the stored arrays say -------------------------------------------------------------------
 
 
 def recompute(stored: Mapping[str, np.ndarray]) -> list[Check]:
     """The checks that follow from the arrays of a reference alone; chains of both runs have one axis."""
-    f, pairs = stored["f"], stored["pairs"]
-    chains, half = f.shape[0], f.shape[0] // 2
-    checks = convergence("stored draws, f at the grid", f)
-    scalars = [stored["log_likelihood"][..., None], stored["log_prior"][..., None], stored["scales"]]
-    checks += convergence(
-        "stored draws, log likelihood, log prior and scales", np.concatenate(scalars, axis=-1)
-    )
+    sought = str(stored["sought"]) if "sought" in stored else "certified"
+    checks = {"certified": _certified, "mode-weighted": _by_mode, "bracketed": _bracketed}[sought](stored)
+    if "ranks" in stored:
+        checks.append(calibration(np.asarray(stored["ranks"]), int(stored["ranked_draws"])))
+    return checks
+
+
+def _pool(stored: Mapping[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, float]]:
+    """All draws of f (S, G), their moments, and the floor of differences between halves of them."""
+    f = stored["f"]
     pool = np.asarray(f, dtype=np.float64).reshape(-1, f.shape[-1])
+    return pool, moments(pool, stored["pairs"]), floor_of(pool, stored["pairs"])
+
+
+def _scalars(stored: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Log likelihood, log prior and scales of all draws (chain, draw, K)."""
+    parts = [stored["log_likelihood"][..., None], stored["log_prior"][..., None], stored["scales"]]
+    return np.concatenate(parts, axis=-1)
+
+
+def _runs_agree(
+    name: str, stored: Mapping[str, np.ndarray], floor: Mapping[str, float], scale: np.ndarray
+) -> list[Check]:
+    """Whether the chains of one run and those of the other agree."""
+    f, pairs, half = stored["f"], stored["pairs"], stored["f"].shape[0] // 2
     halves = [moments(each.reshape(-1, f.shape[-1]), pairs) for each in (f[:half], f[half:])]
-    whole, floor = moments(pool, pairs), floor_of(pool, pairs)
-    checks += agreement("NUTS, run a against run b", *halves, floor, pairs, whole["sd"])
-    error = 1.0 / np.sqrt(by_arviz("ess", np.asarray(f, dtype=np.float64), 0.0, method="bulk").min())
-    checks.append(Check.below("Monte-Carlo error of the worst mean, in standard deviations", error, ERROR))
+    return agreement(name, *halves, floor, pairs, scale)
+
+
+def _identities(stored: Mapping[str, np.ndarray], at: Any = slice(None)) -> list[Check]:
     dimensions = dict(zip(stored["sites"].tolist(), stored["dimensions"].tolist(), strict=True))
-    checks += virials(stored["virial"], dimensions)
-    for run, at in (("a", slice(0, half)), ("b", slice(half, chains))):
+    return virials(stored["virial"][:, at], dimensions)
+
+
+def _of_runs(stored: Mapping[str, np.ndarray]) -> list[Check]:
+    """Trajectories of the chains of either run."""
+    checks, half = [], stored["energy"].shape[0] // 2
+    for run, at in (("a", slice(0, half)), ("b", slice(half, None))):
         names = ("energy", "diverging", "reached_max_tree_depth")
         checks += trajectories(f"NUTS {run}", {name: stored[name][at] for name in names})
+    return checks
+
+
+def _certified(stored: Mapping[str, np.ndarray]) -> list[Check]:
+    f, pairs = stored["f"], stored["pairs"]
+    _, whole, floor = _pool(stored)
+    checks = convergence("stored draws, f at the grid", f)
+    checks += convergence("stored draws, log likelihood, log prior and scales", _scalars(stored))
+    checks += _runs_agree("NUTS, run a against run b", stored, floor, whole["sd"])
+    error = 1.0 / np.sqrt(by_arviz("ess", np.asarray(f, dtype=np.float64), 0.0, method="bulk").min())
+    checks.append(Check.below("Monte-Carlo error of the worst mean, in standard deviations", error, ERROR))
+    checks += _identities(stored) + _of_runs(stored)
     for index, run in enumerate(("a", "b")):
         other = {name: stored[f"second_{name}"][index] for name in whole}
         checks += agreement(f"{stored['second']}, run {run}", whole, other, floor, pairs, whole["sd"])
@@ -261,4 +369,35 @@ def recompute(stored: Mapping[str, np.ndarray]) -> list[Check]:
                 Check(f"{check.name}, run {run}", check.value, check.limit, check.holds)
                 for check in evidence(stored["log_evidence"][index], float(integral), float(spread))
             ]
+    return checks
+
+
+def _by_mode(stored: Mapping[str, np.ndarray]) -> list[Check]:
+    """Each mode by itself, with limits on effective sizes in proportion to its mass; masses; and SMC as a whole."""
+    f, pairs, mode = stored["f"], stored["pairs"], stored["mode"]
+    _, whole, floor = _pool(stored)
+    checks, scalars = masses(stored["log_evidence"], stored["mode_shares"]), _scalars(stored)
+    for index in np.unique(mode):
+        at, share = np.flatnonzero(mode == index), float(np.mean(mode == index))
+        limits = {"bulk": BULK * share, "tail": TAIL * share}
+        checks += convergence(f"stored draws of mode {index}, f at the grid", f[:, at], **limits)
+        checks += convergence(
+            f"stored draws of mode {index}, log densities and scales", scalars[:, at], **limits
+        )
+        checks += [
+            Check(f"mode {index}, {each.name}", each.value, each.limit, each.holds)
+            for each in _identities(stored, at)
+        ]
+    checks += _runs_agree("run a against run b", stored, floor, whole["sd"]) + _of_runs(stored)
+    for index, run in enumerate(("a", "b")):
+        other = {name: stored[f"second_{name}"][index] for name in whole}
+        checks += agreement(f"SMC, run {run}", whole, other, floor, pairs, whole["sd"])
+    return checks
+
+
+def _bracketed(stored: Mapping[str, np.ndarray]) -> list[Check]:
+    _, whole, floor = _pool(stored)
+    checks = _runs_agree("annealing, run a against run b", stored, floor, whole["sd"]) + _identities(stored)
+    for index, run in enumerate(("a", "b")):
+        checks += bracket(f"annealing {run}", stored["forwards"][index], stored["backwards"][index])
     return checks

@@ -26,10 +26,12 @@ import numpy as np
 import ppl_bnn as bnn
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.settings import OneOf, check_settings, setting, whole
+from ppl_bnn.diagnostics.prior_draws import PriorDraw
 
 FOLDER = Path(__file__).parent / "references"
 ENTRIES = FOLDER / "entries.toml"
 REGIONS = ("train", "test", "gap", "far")
+GRADES = ("certified", "mode-weighted", "bracketed")
 # Shares of the grid, and the number of outputs that a grid has at most.
 SHARES = {"train": 0.2, "test": 0.4, "gap": 0.2, "far": 0.2}
 GRID = 80
@@ -61,15 +63,21 @@ class Entry:
         The feature of a table whose middle is the gap.
     seed : int
         Seed of the split, and of simulated data.
+    sought : {"certified", "mode-weighted", "bracketed"}
+        The grade that the checks are for.
+    modes : int
+        Number of modes of a mode-weighted reference.
     draws, warmup, chains : int
         Of each of the two runs of NUTS.
-    target_accept, mass_matrix
+    target_accept, mass_matrix, max_tree_depth
         As in `NUTS`.
     second : {"smc", "mclmc"}
         The second sampler: tempered SMC, or adjusted MCLMC, which has no log evidence, above some 150 weights, and
         wherever the log evidence of SMC has a standard error of 0.1 nats or more.
     particles, moves : int
-        Of tempered SMC.
+        Of tempered SMC; of annealing, the particles that go forwards.
+    simulations : int
+        Number of simulations of the calibration, 0 where a fit is not cheap.
     scale_targets : bool
         Whether the targets of a regression table are standardised; counts and times are not.
     """
@@ -82,14 +90,18 @@ class Entry:
     outputs: int = setting(1, whole(1, 10))
     feature: int = setting(0, whole(0))
     seed: int = setting(0, whole(0))
+    sought: str = setting("certified", OneOf(GRADES))
+    modes: int = setting(2, whole(2))
     draws: int = setting(2000, whole(100))
     warmup: int = setting(1000, whole(100))
     chains: int = setting(8, whole(8))
     target_accept: float = 0.9
     mass_matrix: str = "diagonal"
+    max_tree_depth: int = setting(12, whole(1))
     second: str = setting("smc", OneOf(("smc", "mclmc")))
     particles: int = setting(1000, whole(100))
     moves: int = setting(5, whole(1))
+    simulations: int = setting(0, whole(0))
     scale_targets: bool = True
 
     def __post_init__(self) -> None:
@@ -107,13 +119,17 @@ class Entry:
 
 @dataclass(frozen=True)
 class Problem:
-    """The rows of a reference: training rows, and inputs and targets (where there are any) by region."""
+    """The rows of a reference: training rows, and inputs and targets (where there are any) by region.
+
+    `truth` has the values of all sites from which the targets were drawn, where these come from the prior of the model.
+    """
 
     x: np.ndarray
     y: np.ndarray
     grid: Rows
     targets: Rows
     source: Mapping[str, Any]
+    truth: Rows = field(default_factory=dict)
 
     @property
     def inputs(self) -> np.ndarray:
@@ -303,6 +319,73 @@ def smooth_surface(entry: Entry) -> Problem:
     return _simulated(entry, draw_x, draw_y, gap, far, str(smooth_surface.__doc__))
 
 
+def hat(entry: Entry) -> Problem:
+    """One input, y = 1.5 for |x| < 1 and -1.5 beyond, plus e ~ N(0, 0.3^2); |x| > 0.2, and (-x, y) with each (x, y).
+
+    One tanh unit has one step. It fits the rise on the left or the fall on the right, and not both, and by symmetry
+    each of these modes has half of the posterior mass.
+    """
+
+    def mirrored(half: np.ndarray, rows: int) -> np.ndarray:
+        return np.concatenate([half, half])[:rows]
+
+    def draw_x(rng: np.random.Generator, rows: int) -> np.ndarray:
+        x = rng.uniform(0.2, 2.0, (rows + 1) // 2)
+        return np.concatenate([x, -x])[:rows, None]
+
+    def draw_y(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+        noise = mirrored(rng.standard_normal((len(x) + 1) // 2), len(x))
+        return np.where(np.abs(x[:, 0]) < 1.0, 1.5, -1.5) + 0.3 * noise
+
+    count = sizes(entry.outputs)
+    gap, far = _line(-0.18, 0.18, count["gap"]), _ends(2.5, 4.0, count["far"])
+    return _simulated(entry, draw_x, draw_y, gap, far, str(hat.__doc__))
+
+
+# --- data from the prior ------------------------------------------------------------------------------
+
+
+def _from_the_prior(entry: Entry, base: Problem, words: str) -> Problem:
+    """The inputs of another problem, with targets of a network that is drawn from the prior of the model.
+
+    The weights of this network are then one exact draw from the posterior.
+    """
+    rng = np.random.default_rng([entry.seed, 2])
+    parts = {"": base.x, **{region: base.grid[region] for region in base.targets if region != "train"}}
+    run = PriorDraw(rng)
+    with run:
+        entry.function()(np.concatenate(list(parts.values())), None)
+    form = run.likelihood.form
+    prediction = bnn.Prediction(*form.mixture_parameters(np.asarray(run.predictor, dtype=float)[None]))
+    drawn = np.split(prediction.sample(1, rng)[0], np.cumsum([len(part) for part in parts.values()])[:-1])
+    y, held = drawn[0], dict(zip(list(parts)[1:], drawn[1:], strict=True))
+    # Rows of the region "train" are among the training rows.
+    places = {row.tobytes(): index for index, row in enumerate(base.x)}
+    chosen = [places[row.tobytes()] for row in base.grid["train"]]
+    source = dict(base.source) | {"name": entry.data, "provenance": words}
+    truth = {name: np.asarray(value) for name, (_, value) in run.drawn.items()}
+    return Problem(base.x, y, base.grid, {"train": y[chosen], **held}, source, truth)
+
+
+def prior_curve(entry: Entry) -> Problem:
+    """One input on two intervals with a gap, and targets of a network drawn from the prior of the model."""
+    return _from_the_prior(entry, curve_with_a_gap(entry), str(prior_curve.__doc__))
+
+
+def prior_surface(entry: Entry) -> Problem:
+    """Four inputs with a gap in the first, and targets of a network drawn from the prior of the model."""
+    return _from_the_prior(entry, smooth_surface(entry), str(prior_surface.__doc__))
+
+
 CURVES = {
-    each.__name__: each for each in (curve_with_a_gap, bayes_by_backprop_curve, two_classes, smooth_surface)
+    each.__name__: each
+    for each in (
+        curve_with_a_gap,
+        bayes_by_backprop_curve,
+        two_classes,
+        smooth_surface,
+        hat,
+        prior_curve,
+        prior_surface,
+    )
 }

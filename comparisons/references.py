@@ -5,22 +5,24 @@
     python comparisons/references.py list [--out DIR]
     python comparisons/references.py index
 
-`make` runs what `references/entries.toml` asks for: two runs of NUTS from prior draws; two fits by tempered SMC and
-thermodynamic integration, or two by adjusted MCLMC; and the log joint in NumPyro, Pyro and NumPy. Each part is kept in
-the work folder as soon as it has finished, so an interrupted run goes on where it stopped. A reference that fails a
-check is stored as a record of failure: its card and certificate, without draws. `check` computes every check again from
-the stored arrays. `index` writes what the library knows of the stored references.
+`make` runs what `references/entries.toml` asks for, everything twice, and the log joint in NumPyro, Pyro and NumPy:
+
+- "certified": NUTS from prior draws; tempered SMC and thermodynamic integration, or adjusted MCLMC;
+- "mode-weighted": NUTS from particles of each mode, in proportion to the masses that tempered SMC finds;
+- "bracketed", for targets that were drawn from the prior: annealing forwards, and backwards from the exact draw.
+
+Each part is kept in the work folder as soon as it has finished, so an interrupted run goes on where it stopped. A
+reference that fails a check is stored as a record of failure: its card and certificate, without draws. `check` computes
+every check again from the stored arrays. `index` writes what the library knows of the stored references.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,24 +30,39 @@ from typing import Any
 import numpy as np
 from reference_certificate import (
     EVIDENCE,
-    LOG_JOINT,
+    RHAT,
     Check,
     agreement_of_marginals,
     convergence,
     log_mean,
+    masses_of,
+    mixing,
     moments,
     plain,
     recompute,
-    trajectories,
+)
+from reference_parts import (
+    STORED,
+    Arrays,
+    annealing,
+    calibration,
+    integral_of,
+    integration,
+    joint_checks,
+    log_joints,
+    mclmc,
+    numpy_program,
+    nuts,
+    nuts_in_a_mode,
+    seed_of,
+    smc,
 )
 from reference_problems import FOLDER, REGIONS, Entry, Problem, problem
 from study import kept, stamp
 
 import ppl_bnn as bnn
 from ppl_bnn.backends.program import Program
-from ppl_bnn.backends.systems import system
-from ppl_bnn.core.arrays import map_data, site_seed
-from ppl_bnn.core.errors import InputError, check_known
+from ppl_bnn.core.errors import check_known
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.core.stored import digest
 from ppl_bnn.language.likelihoods.categorical import Bernoulli, Categorical
@@ -54,22 +71,13 @@ from ppl_bnn.references.library import CARD, CERTIFICATE, DRAWS, INDEX, SCHEMA
 from ppl_bnn.references.library import Entry as Listed
 from ppl_bnn.references.reference import LINKS, Reference
 
-# Draws of each run that are stored, and the rows of a batch of gradients.
-STORED, BATCH = 2000, 500
-# Nodes of the integral over inverse temperatures t = s^5, and the chains at each.
-NODES, POWER, NODE_CHAINS, NODE_WARMUP, NODE_DRAWS = 16, 5.0, 2, 1000, 5000
-POINTS = 1000
 # Draws from the prior that are stored.
 PRIOR_DRAWS = 200
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 RUNS = ("a", "b")
+# What has a value for each transition of a chain.
+TRANSITIONS = ("energy", "diverging", "reached_max_tree_depth")
 SECOND = {"smc": "SMC", "mclmc": "adjusted MCLMC"}
-Arrays = dict[str, np.ndarray]
-
-
-def seed_of(name: str, part: str) -> int:
-    """The seed of a part of a reference."""
-    return site_seed(f"{name}/{part}", 0) % 2**31
 
 
 def _save(part: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -81,264 +89,55 @@ def say(text: str) -> None:
     print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
 
 
-# --- what is recorded of draws ------------------------------------------------------------------------
-
-
-def recorded(posterior: Any, chosen: Problem) -> Arrays:
-    """What a reference keeps of the draws of a posterior, each with axes (chain, draw).
-
-    "f": outputs at the grid (chain, draw, G), row after row; "log_likelihood" and "log_prior" (with the Jacobian of the
-    unconstrained coordinates); "virial": u . grad U for each site; "scales": the scalar random variables.
-    """
-    eta = posterior.predictor(chosen.inputs)
-    moving = [not np.array_equal(c, np.broadcast_to(c[:, :, :1], c.shape)) for c in np.moveaxis(eta, -1, 0)]
-    f = eta[..., moving].reshape(*eta.shape[:2], -1)
-    u = {name: value.reshape(-1, *value.shape[2:]) for name, value in posterior.unconstrained_draws.items()}
-
-    def densities(given: Any) -> tuple[Arrays, Arrays]:
-        import jax
-
-        program: Program = given.program
-
-        def both(u: Any) -> Any:
-            likelihood = program.log_likelihood(u, given.x, given.y).sum()
-            prior = program.log_prior(u, given.x, given.y)
-            return likelihood + prior, (likelihood, prior)
-
-        def one(u: Any) -> Any:
-            (_, (likelihood, prior)), slope = jax.value_and_grad(both, has_aux=True)(u)
-            return likelihood, prior, {name: -(slope[name] * u[name]).sum() for name in u}
-
-        mapped, parts = jax.jit(jax.vmap(one)), []
-        count = len(next(iter(u.values())))
-        for start in range(0, count, BATCH):
-            part = {name: value[start : start + BATCH] for name, value in u.items()}
-            parts.append(jax.tree.map(np.asarray, mapped(map_data(program.system.asarray, part))))
-        likelihood, prior, slopes = jax.tree.map(lambda *each: np.concatenate(each), *parts)
-        names = [site.name for site in program.latents]
-        return {
-            "log_likelihood": likelihood,
-            "log_prior": prior,
-            "virial": np.stack([slopes[name] for name in names], axis=-1),
-        }, {"dimensions": np.array([program.sites[name].size for name in names]), "sites": np.array(names)}
-
-    found, facts = posterior.with_problem(densities)
-    shape = posterior.shape
-    found = {name: value.reshape(*shape, *value.shape[1:]) for name, value in found.items()}
-    scalars = {name: value for name, value in posterior.draws.items() if value.ndim == 2}
-    scales = np.stack(list(scalars.values()), axis=-1) if scalars else np.zeros((*shape, 0))
-    facts |= {"scale_names": np.array(list(scalars), dtype=str), "columns": np.flatnonzero(moving)}
-    if not all(moving):
-        # Parameters of the likelihood that all rows share, in the coordinates of the predictor.
-        facts["shared"] = eta[:, :, 0, [not each for each in moving]]
-        assert moving == sorted(moving, reverse=True)
-    return {"f": f, "scales": scales, **found, **facts}
-
-
-def nuts(entry: Entry, chosen: Problem, run: str) -> Arrays:
-    """One run of NUTS, each chain from its own draw from the prior."""
-    method = bnn.NUTS(
-        draws=entry.draws,
-        warmup=entry.warmup,
-        chains=entry.chains,
-        target_accept=entry.target_accept,
-        mass_matrix=entry.mass_matrix,
-        max_tree_depth=12,
-    )
-    posterior = _fitted(entry, chosen, method, f"nuts {run}")
-    statistics = {
-        name: posterior.statistics[name]
-        for name in ("energy", "n_steps", "diverging", "reached_max_tree_depth")
-    }
-    return recorded(posterior, chosen) | statistics | _cost(posterior)
-
-
-def smc(entry: Entry, chosen: Problem, run: str) -> Arrays:
-    """Six runs of tempered SMC, with the log evidence of each."""
-    method = bnn.SMC(particles=entry.particles, moves=entry.moves, runs=6)
-    posterior = _fitted(entry, chosen, method, f"smc {run}")
-    history = posterior.info.history
-    runs = history["run"]
-    last = [history["log_normaliser"][runs == index][-1] for index in np.unique(runs)]
-    return recorded(posterior, chosen) | _cost(posterior) | {"log_evidence": np.array(last)}
-
-
-def mclmc(entry: Entry, chosen: Problem, run: str) -> Arrays:
-    """Adjusted microcanonical Langevin Monte Carlo, each chain from its own draw from the prior."""
-    settings = {"draws": 2 * entry.draws, "warmup": 2 * entry.warmup, "chains": entry.chains}
-    posterior = _fitted(entry, chosen, bnn.MCLMC(adjusted=True, **settings), f"mclmc {run}")
-    return recorded(posterior, chosen) | _cost(posterior)
-
-
-def _fitted(entry: Entry, chosen: Problem, method: Any, part: str) -> Any:
-    return bnn.fit(entry.function(), chosen.x, chosen.y, method, seed=seed_of(entry.name, part))
-
-
-def _cost(posterior: Any) -> Arrays:
-    info = posterior.info
-    seconds, gradients = info.compile_seconds + info.run_seconds, float(info.gradient_evaluations or 0)
-    return {"seconds": np.array(seconds), "gradients": np.array(gradients)}
-
-
-def integration(entry: Entry, chosen: Problem, run: str) -> Arrays:
-    """Thermodynamic integration, log p(D) = integral over t in (0, 1) of E_t[log p(D | w)], by NUTS at each node.
-
-    p_t is proportional to p(w) p(D | w)^t. The nodes are those of Gauss and Legendre in s, where t = s^POWER. Returned
-    are "t", "weights", and "log_likelihood" (node, chain, draw).
-    """
-    seed = seed_of(entry.name, f"integration {run}")
-    roots, weights = np.polynomial.legendre.leggauss(NODES)
-    s = 0.5 * (roots + 1.0)
-    t, weights = s**POWER, 0.5 * weights * POWER * s ** (POWER - 1.0)
-    starts = bnn.fit(entry.function(), chosen.x, chosen.y, bnn.MAP(steps=1), seed=0)
-
-    def sampled(given: Any) -> np.ndarray:
-        import jax
-        import jax.numpy as jnp
-        from numpyro.infer import NUTS
-
-        program: Program = given.program
-        drawn = program.prior_draws(given.x, given.y, seed, NODES * NODE_CHAINS)
-
-        def chain(t: Any, u: Any, key: Any) -> Any:
-            def energy(u: Any) -> Any:
-                prior = program.log_prior(u, given.x, given.y)
-                return -(prior + t * program.log_likelihood(u, given.x, given.y).sum())
-
-            kernel = NUTS(potential_fn=energy, target_accept_prob=entry.target_accept)
-            state = kernel.init(key, NODE_WARMUP, u, (), {})
-
-            def once(index: Any, carry: Any) -> Any:
-                state, found = carry
-                state = kernel.sample(state, (), {})
-                value = program.log_likelihood(state.z, given.x, given.y).sum()
-                return state, found.at[jnp.maximum(index - NODE_WARMUP, 0)].set(value)
-
-            return jax.lax.fori_loop(0, NODE_WARMUP + NODE_DRAWS, once, (state, jnp.zeros(NODE_DRAWS)))[1]
-
-        first = {name: program.system.asarray(value[0]) for name, value in drawn.items()}
-        compiled = jax.jit(chain).lower(t[0], first, jax.random.PRNGKey(0)).compile()
-
-        def work(index: int) -> np.ndarray:
-            with program.system.session(given.dtype, given.device):
-                u = {name: program.system.asarray(value[index]) for name, value in drawn.items()}
-                key = jax.random.fold_in(jax.random.PRNGKey(seed), index)
-                return np.asarray(compiled(jnp.asarray(t[index // NODE_CHAINS]), u, key))
-
-        with ThreadPoolExecutor(2) as pool:
-            # From the last node, whose trajectories are the longest.
-            order = range(NODES * NODE_CHAINS)[::-1]
-            found = list(pool.map(work, order))[::-1]
-        return np.stack(found).reshape(NODES, NODE_CHAINS, NODE_DRAWS)
-
-    began = time.perf_counter()
-    values = starts.with_problem(sampled)
-    return {
-        "t": t,
-        "weights": weights,
-        "log_likelihood": values,
-        "seconds": np.array(time.perf_counter() - began),
-    }
-
-
-def integral_of(found: Arrays) -> tuple[float, float]:
-    """The log evidence by `integration` and its Monte-Carlo standard error."""
-    values, weights = found["log_likelihood"], found["weights"]
-    errors = [float(by_arviz("mcse", each, np.inf, method="mean")) for each in values]
-    means = values.mean(axis=(1, 2))
-    return float(weights @ means), float(np.sqrt(np.square(weights * np.array(errors)).sum()))
-
-
-# --- the log joint, three times -----------------------------------------------------------------------
-
-
-def numpy_program(model: str) -> Any:
-    """The module with the log joint of a model in NumPy; InputError if there is none."""
-    file = FOLDER / "programs" / f"{model}.py"
-    InputError.check(file.exists(), model, f"its log joint by hand in {file}", "none", "writing it")
-    specification = importlib.util.spec_from_file_location(f"reference_program_{model}", file)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def log_joints(entry: Entry, chosen: Problem) -> Arrays:
-    """log p(w, y | x) in the coordinates of the program at prior draws and around a mode, by each of three programs."""
-    found: Arrays = {}
-    mode = bnn.fit(entry.function(), chosen.x, chosen.y, bnn.MAP(steps=500), seed=0)
-    rng = np.random.default_rng(seed_of(entry.name, "points"))
-
-    def points(given: Any) -> Arrays:
-        drawn = given.program.prior_draws(given.x, given.y, seed_of(entry.name, "points"), POINTS // 2)
-        around = {
-            name: value.reshape(-1, *value.shape[2:])[0] for name, value in mode.unconstrained_draws.items()
-        }
-        return {
-            name: np.concatenate([value, around[name] + 0.3 * rng.standard_normal(value.shape)])
-            for name, value in drawn.items()
-        }
-
-    u = mode.with_problem(points)
-    for ppl in ("numpyro", "pyro"):
-        chosen_system = system(ppl)
-        with chosen_system.session("float64", "cpu"):
-            x, y = chosen_system.asarray(chosen.x), chosen_system.asarray(chosen.y)
-            program = Program.of(chosen_system, entry.function(), x, y, language=True)
-
-            def density(u: Any, x: Any, y: Any, program: Program = program) -> Any:
-                return program.log_joint(u, x, y, jacobian=False)
-
-            values = map_data(chosen_system.asarray, u)
-            found[ppl] = chosen_system.to_numpy(program.mapped(density)(values, x, y))
-            if ppl == "numpyro":
-                w = program.constrain_draws(u, x, y)
-    by_hand = numpy_program(entry.model)
-    each = ({name: value[index] for name, value in w.items()} for index in range(POINTS))
-    found["numpy"] = np.array([by_hand.log_joint(one, chosen.x, chosen.y, **entry.arguments) for one in each])
-    return found
-
-
-def joint_checks(found: Arrays) -> list[Check]:
-    """The largest relative difference to NumPyro's log joint."""
-    base = found["numpyro"]
-    return [
-        Check.below(
-            f"log joint, {name} against numpyro: relative difference",
-            float(np.max(np.abs(value - base) / np.maximum(np.abs(base), 1.0))),
-            LOG_JOINT,
-        )
-        for name, value in found.items()
-        if name != "numpyro"
-    ]
-
-
 # --- a reference --------------------------------------------------------------------------------------
 
 
-def thinned(found: Arrays) -> Arrays:
-    """`STORED` draws of a run, evenly spaced in each chain, and the statistics of all its transitions."""
+def drawn_names(found: Arrays) -> list[str]:
+    """The arrays that have a value for each draw."""
+    names = ["f", "scales", "log_likelihood", "log_prior", "virial"]
+    return [*names, "shared"] if "shared" in found else names
+
+
+def thinned(found: Arrays, count: int | None = None) -> Arrays:
+    """`count` draws of each chain (`STORED` of the run), evenly spaced, and the statistics of all its transitions."""
     chains, draws = found["f"].shape[:2]
-    at = np.linspace(0, draws - 1, min(draws, STORED // chains)).round().astype(int)
-    names = (
-        "f",
-        "scales",
-        "log_likelihood",
-        "log_prior",
-        "virial",
-        *(("shared",) if "shared" in found else ()),
-    )
-    kept = {name: found[name][:, at].astype(np.float32) for name in names}
+    at = np.linspace(0, draws - 1, min(draws, count or STORED // chains)).round().astype(int)
+    kept = {name: found[name][:, at].astype(np.float32) for name in drawn_names(found)}
     kept |= {name: found[name] for name in ("diverging", "reached_max_tree_depth")}
     return kept | {"energy": found["energy"].astype(np.float32)}
 
 
 def effective_sizes(stored: Arrays) -> Arrays:
-    """Effective sample sizes of the stored draws for mean and standard deviation of what is graded, (rows, K)."""
+    """Effective sample sizes of the stored draws for mean and standard deviation of what is graded, (rows, K).
+
+    Those of weighted particles are no more than the effective number of these, and what is mixed from modes has the
+    error of their masses, too: with masses m and mode means mu, var(mean) = sum_k m_k^2 v_k / n_k + mu' cov(m) mu.
+    """
     f = stored["f"].astype(np.float64)
     g = LINKS[str(stored["link"])](f.reshape(*f.shape[:2], -1, len(stored["columns"])))
-    return {f"ess_{moment}": by_arviz("ess", g, 0.0, method=moment) for moment in ("mean", "sd")}
+    found = {moment: by_arviz("ess", g, 0.0, method=moment) for moment in ("mean", "sd")}
+    limit = np.inf
+    if "forwards" in stored:
+        weights = np.exp(stored["forwards"] - stored["forwards"].max(axis=1, keepdims=True))
+        limit = np.sum(weights.sum(axis=1) ** 2 / np.square(weights).sum(axis=1))
+    elif "mode" in stored:
+        modes = np.unique(stored["mode"])
+        of = [g[:, stored["mode"] == mode] for mode in modes]
+        mu = np.stack([each.mean(axis=(0, 1)) for each in of])
+        covariance = np.mean(
+            [masses_of(*each)[1] for each in zip(stored["log_evidence"], stored["mode_shares"], strict=True)],
+            axis=0,
+        )
+        # The mean of two sets of runs has half the variance of one.
+        error = 0.5 * np.einsum("k...,kl,l...->...", mu, covariance, mu)
+        limit = g.var(axis=(0, 1)) / np.maximum(error, 1e-300)
+        shares = [np.mean(stored["mode"] == mode) for mode in modes]
+        inside = sum(
+            share**2 * each.var(axis=(0, 1)) / by_arviz("ess", each, 0.0, method="mean")
+            for share, each in zip(shares, of, strict=True)
+        )
+        found["mean"] = g.var(axis=(0, 1)) / inside
+    return {f"ess_{moment}": 1.0 / (1.0 / value + 1.0 / limit) for moment, value in found.items()}
 
 
 def held_out(entry: Entry, chosen: Problem, draws: Arrays) -> Arrays:
@@ -379,65 +178,174 @@ def from_the_prior(entry: Entry, chosen: Problem, columns: np.ndarray) -> Arrays
     return fit.with_problem(drawn)
 
 
-def arrays_of(entry: Entry, chosen: Problem, work: Path) -> tuple[Arrays, list[Check], dict[str, Any]]:
-    """All that a reference stores, the checks that need more than that, and what each part cost."""
-    folder = work / entry.name
-    runs: dict[str, Arrays] = {}
-    full: list[Check] = []
-    cost: dict[str, Any] = {}
+class Parts:
+    """The parts of one reference: each is computed once and kept in a folder, with what it cost."""
 
-    def part(name: str, run: str, compute: Callable[[Entry, Problem, str], Arrays]) -> Arrays:
+    def __init__(self, entry: Entry, chosen: Problem, work: Path):
+        self.entry, self.chosen, self.folder = entry, chosen, work / entry.name
+        self.cost: dict[str, Any] = {}
+
+    def __call__(self, name: str, run: str, compute: Callable[..., Arrays], *given: Any) -> Arrays:
         def computed() -> Arrays:
-            say(f"{entry.name}: {name}, run {run}")
-            return compute(entry, chosen, run)
+            say(f"{self.entry.name}: {name}, run {run}")
+            return compute(self.entry, self.chosen, run, *given)
 
-        found = kept(folder, f"{name}_{run}", entry, computed)
+        found = kept(self.folder, f"{name.replace(' ', '_')}_{run}", self.entry, computed)
         known = {key: float(found[key]) for key in ("seconds", "gradients") if key in found}
-        cost[f"{name} {run}"] = {"seed": seed_of(entry.name, f"{name} {run}"), **known}
+        self.cost[f"{name} {run}"] = {"seed": seed_of(self.entry.name, f"{name} {run}"), **known}
         return found
 
-    for run in RUNS:
-        found = runs[run] = part("nuts", run, nuts)
-        checks = convergence(f"NUTS {run}, f at the grid", found["f"])
-        scalars = [found["log_likelihood"][..., None], found["log_prior"][..., None], found["scales"]]
-        checks += convergence(
-            f"NUTS {run}, log likelihood, log prior and scales", np.concatenate(scalars, axis=-1)
-        )
-        full += checks
-        for check in (*checks, *trajectories(f"NUTS {run}", found)):
-            say(str(check))
-    thin = [thinned(runs[run]) for run in RUNS]
-    stored = {name: np.concatenate([each[name] for each in thin]) for name in thin[0]}
-    rows, outputs = len(chosen.inputs), stored["f"].shape[-1] // len(chosen.inputs)
-    pairs = stored["pairs"] = chosen.pairs() * outputs
-    pool = stored["f"].astype(np.float64).reshape(-1, rows * outputs)
-    whole = moments(pool, pairs)
-    stored |= {"quantiles": np.quantile(pool, QUANTILES, axis=0), **whole}
-    stored |= {name: runs["a"][name] for name in ("sites", "dimensions", "scale_names", "columns")}
+
+def _joined(parts: Sequence[Arrays], axis: int = 0) -> Arrays:
+    return {name: np.concatenate([each[name] for each in parts], axis=axis) for name in parts[0]}
+
+
+def _mixed(name: str, found: Arrays) -> list[Check]:
+    """Convergence of a run at the grid, and of log densities and scales."""
+    scalars = [found["log_likelihood"][..., None], found["log_prior"][..., None], found["scales"]]
+    return [
+        *convergence(f"{name}, f at the grid", found["f"]),
+        *convergence(f"{name}, log likelihood, log prior and scales", np.concatenate(scalars, axis=-1)),
+    ]
+
+
+def _second(
+    name: str, found: Sequence[Arrays], pool: np.ndarray, pairs: np.ndarray
+) -> tuple[Arrays, list[Check]]:
+    """Moments of the two fits of a second sampler, and their marginals against the pool."""
+    moments_of, checks = [], []
+    for run, each in zip(RUNS, found, strict=True):
+        draws = each["f"].reshape(-1, pool.shape[-1]).astype(np.float64)
+        moments_of.append({f"second_{what}": value[None] for what, value in moments(draws, pairs).items()})
+        checks += agreement_of_marginals(f"{name}, run {run}", pool, draws)
+    return _joined(moments_of) | {"second": np.array(name)}, checks
+
+
+def by_chains(parts: Parts) -> tuple[Arrays, list[Check], Arrays]:
+    """What is stored of a certified reference, checks that need more, and facts of the program."""
+    entry, chosen = parts.entry, parts.chosen
+    runs = [parts("nuts", run, nuts) for run in RUNS]
+    full = [check for run, each in zip(RUNS, runs, strict=True) for check in _mixed(f"NUTS {run}", each)]
+    stored = _joined([thinned(each) for each in runs])
+    pool = stored["f"].astype(np.float64).reshape(-1, stored["f"].shape[-1])
+    pairs, name = chosen.pairs() * stored_outputs(stored, chosen), entry.second
+    if name == "smc":
+        found = [parts("smc", run, smc)["log_evidence"] for run in RUNS]
+        # What SMC cannot do to the stated precision is no second sampler.
+        name = "smc" if max(log_mean(each)[1] for each in found) < EVIDENCE else "mclmc"
+    others = [parts(name, run, {"smc": smc, "mclmc": mclmc}[name]) for run in RUNS]
+    second, checks = _second(SECOND[name], others, pool, pairs)
+    if name == "smc":
+        integrals = [integral_of(parts("integration", run, integration)) for run in RUNS]
+        second["log_evidence"] = np.stack([each["log_evidence"] for each in others])
+        second["integral"], second["integral_error"] = np.array(integrals).T
+    return stored | second, full + checks, runs[0]
+
+
+def by_modes(parts: Parts) -> tuple[Arrays, list[Check], Arrays]:
+    """The same of a mode-weighted reference: NUTS in each mode, in proportion to the masses that SMC finds."""
+    entry, chosen = parts.entry, parts.chosen
+    free = parts("nuts", "a", nuts)
+    rhat = mixing(free["f"])[0]
+    full = [
+        Check.above("NUTS from prior draws, f at the grid: R-hat, since chains stay in modes", rhat, RHAT)
+    ]
+    swarms = [parts("smc", run, smc) for run in RUNS]
+    label = modes_of(swarms[0]["f"], entry.modes)
+    labels = [label(each["f"]) for each in swarms]
+    shares = np.stack(
+        [[[np.mean(run == mode) for mode in range(entry.modes)] for run in each] for each in labels]
+    )
+    evidences = np.stack([each["log_evidence"] for each in swarms])
+    mass = np.mean([masses_of(*each)[0] for each in zip(evidences, shares, strict=True)], axis=0)
+    counts = np.diff(np.round(np.cumsum([0.0, *mass]) * (STORED // entry.chains)).astype(int))
+    thin, runs = [], []
+    for run, swarm, of in zip(RUNS, swarms, labels, strict=True):
+        each = []
+        for mode in range(entry.modes):
+            u = {name[2:]: value[of == mode] for name, value in swarm.items() if name.startswith("u.")}
+            found = parts(f"mode {mode}", run, nuts_in_a_mode, mode, u)
+            full += _mixed(f"NUTS {run}, mode {mode}", found)
+            left = int(np.sum(label(found["f"]) != mode))
+            full.append(Check.below(f"NUTS {run}, mode {mode}: draws in another mode", left, 1))
+            each.append(found)
+        runs += each
+        # Draws of a chain are those of all modes; what has one value for each transition is stored by chain and mode.
+        draws = [thinned(found, int(count)) for found, count in zip(each, counts, strict=True)]
+        by_mode = [{name: found.pop(name) for name in TRANSITIONS} for found in draws]
+        thin.append(_joined(draws, axis=1) | _joined(by_mode))
+    stored = _joined(thin)
+    mode = np.repeat(np.arange(entry.modes), counts)
+    # Modes follow each other at random in a chain, and the draws of each in their order.
+    mixed = np.random.default_rng(0).permutation(mode)
+    order = np.empty_like(mode)
+    for each in range(entry.modes):
+        order[mixed == each] = np.flatnonzero(mode == each)
+    stored |= {name: stored[name][:, order] for name in drawn_names(stored)}
+    pool = stored["f"].astype(np.float64).reshape(-1, stored["f"].shape[-1])
+    second, checks = _second("SMC", swarms, pool, chosen.pairs() * stored_outputs(stored, chosen))
+    stored |= {"mode": mixed, "mode_shares": shares, "log_evidence": evidences}
+    return stored | second, full + checks, runs[0]
+
+
+def modes_of(f: np.ndarray, count: int) -> Callable[[np.ndarray], np.ndarray]:
+    """A function from f (..., G) to the number of its mode: the nearest centre of k-means, in standard deviations."""
+    from scipy.cluster.vq import kmeans2
+
+    flat = f.reshape(-1, f.shape[-1])
+    mean, scale = flat.mean(axis=0), flat.std(axis=0)
+    centres, _ = kmeans2((flat - mean) / scale, count, minit="++", seed=0)
+
+    def label(f: np.ndarray) -> np.ndarray:
+        far = [np.square((f - mean) / scale - centre).sum(axis=-1) for centre in centres]
+        return np.argmin(far, axis=0)
+
+    return label
+
+
+def by_brackets(parts: Parts) -> tuple[Arrays, list[Check], Arrays]:
+    """The same of a bracketed reference: the particles of annealing, resampled by their weights."""
+    runs = [parts("annealing", run, annealing) for run in RUNS]
+    stored = _joined([{name: each[name].astype(np.float32) for name in drawn_names(each)} for each in runs])
+    for name in ("forwards", "backwards"):
+        stored[name] = np.stack([each[name] for each in runs])
+    truth = {f"truth.{name}": value for name, value in parts.chosen.truth.items()}
+    return stored | truth, [], runs[0]
+
+
+BUILT = {"certified": by_chains, "mode-weighted": by_modes, "bracketed": by_brackets}
+
+
+def stored_outputs(stored: Arrays, chosen: Problem) -> int:
+    """Number of outputs of the network per row."""
+    return stored["f"].shape[-1] // len(chosen.inputs)
+
+
+def arrays_of(entry: Entry, chosen: Problem, work: Path) -> tuple[Arrays, list[Check], dict[str, Any]]:
+    """All that a reference stores, the checks that need more than that, and what each part cost."""
+    parts = Parts(entry, chosen, work)
+    stored, full, facts = BUILT[entry.sought](parts)
+    stored["sought"] = np.array(entry.sought)
+    pairs = stored["pairs"] = chosen.pairs() * stored_outputs(stored, chosen)
+    pool = stored["f"].astype(np.float64).reshape(-1, stored["f"].shape[-1])
+    stored |= {"quantiles": np.quantile(pool, QUANTILES, axis=0), **moments(pool, pairs)}
+    stored |= {name: facts[name] for name in ("sites", "dimensions", "scale_names", "columns")}
     stored |= from_the_prior(entry, chosen, stored["columns"])
     stored |= effective_sizes(stored)
     stored |= {"x": chosen.x, "y": chosen.y}
     stored |= {f"x_{region}": value for region, value in chosen.grid.items()}
     stored |= {f"y_{region}": value for region, value in chosen.targets.items()}
     stored |= held_out(entry, chosen, stored)
-    others, name = [], entry.second
-    if name == "smc":
-        found = [part("smc", run, smc)["log_evidence"] for run in RUNS]
-        # What SMC cannot do to the stated precision is no second sampler.
-        name = "smc" if max(log_mean(each)[1] for each in found) < EVIDENCE else "mclmc"
-    for run in RUNS:
-        other = part(name, run, {"smc": smc, "mclmc": mclmc}[name])
-        draws = other["f"].reshape(-1, rows * outputs).astype(np.float64)
-        others.append({f"second_{name}": value for name, value in moments(draws, pairs).items()})
-        full += agreement_of_marginals(f"{SECOND[name]}, run {run}", pool, draws)
-        if name == "smc":
-            integral, error = integral_of(part("integration", run, integration))
-            estimates = {"log_evidence": other["log_evidence"], "integral": integral}
-            others[-1] |= estimates | {"integral_error": error}
-    stored |= {name: np.stack([each[name] for each in others]) for name in others[0]}
-    stored["second"] = np.array(SECOND[name])
-    full += joint_checks(kept(folder, "log_joints", entry, lambda: log_joints(entry, chosen)))
-    return stored, full, cost
+    if entry.simulations:
+        found = kept(parts.folder, "calibration", entry, lambda: calibration(entry, chosen, parts.folder))
+        parts.cost["calibration"] = {
+            "seed": seed_of(entry.name, "calibration"),
+            "seconds": float(found["seconds"]),
+        }
+        names = ("ranks", "rank_names", "ranked_draws", "calibration_failures")
+        stored |= {name: found[name] for name in names}
+    full += joint_checks(kept(parts.folder, "log_joints", entry, lambda: log_joints(entry, chosen)))
+    return stored, full, parts.cost
 
 
 def make(entry: Entry, work: Path, out: Path) -> str:
@@ -448,7 +356,7 @@ def make(entry: Entry, work: Path, out: Path) -> str:
     checks = recompute(stored)
     for check in [*full, *checks]:
         say(str(check))
-    grade = "certified" if all(check.holds for check in [*full, *checks]) else "failed"
+    grade = entry.sought if all(check.holds for check in [*full, *checks]) else "failed"
     say(
         f"{entry.name}: {grade}, {sum(check.holds for check in checks + full)} of {len(checks + full)} checks hold"
     )
