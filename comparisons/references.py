@@ -30,9 +30,9 @@ from typing import Any
 import numpy as np
 from reference_certificate import (
     EVIDENCE,
-    RHAT,
     Check,
     agreement_of_marginals,
+    bounds,
     convergence,
     log_mean,
     masses_of,
@@ -245,14 +245,14 @@ def by_chains(parts: Parts) -> tuple[Arrays, list[Check], Arrays]:
 def by_modes(parts: Parts) -> tuple[Arrays, list[Check], Arrays]:
     """The same of a mode-weighted reference: NUTS in each mode, in proportion to the masses that SMC finds."""
     entry, chosen = parts.entry, parts.chosen
-    free = parts("nuts", "a", nuts)
-    rhat = mixing(free["f"])[0]
-    full = [
-        Check.above("NUTS from prior draws, f at the grid: R-hat, since chains stay in modes", rhat, RHAT)
-    ]
     swarms = [parts("smc", run, smc) for run in RUNS]
     label = modes_of(swarms[0]["f"], entry.modes)
     labels = [label(each["f"]) for each in swarms]
+    # Not by R-hat: all chains may be in one mode.
+    free = parts("nuts", "a", nuts)["f"]
+    visits = np.stack([np.mean(label(free) == mode, axis=1) for mode in range(entry.modes)], axis=1)
+    stay = float(np.mean(visits.max(axis=1) == 1.0))
+    full = [Check.above("share of the chains from prior draws that stay in one mode", stay, 0.5)]
     shares = np.stack(
         [[[np.mean(run == mode) for mode in range(entry.modes)] for run in each] for each in labels]
     )
@@ -285,6 +285,7 @@ def by_modes(parts: Parts) -> tuple[Arrays, list[Check], Arrays]:
     pool = stored["f"].astype(np.float64).reshape(-1, stored["f"].shape[-1])
     second, checks = _second("SMC", swarms, pool, chosen.pairs() * stored_outputs(stored, chosen))
     stored |= {"mode": mixed, "mode_shares": shares, "log_evidence": evidences}
+    stored |= {"chain_modes": visits, "chain_rhat": np.array(mixing(free)[0])}
     return stored | second, full + checks, runs[0]
 
 
@@ -404,8 +405,34 @@ def card(entry: Entry, chosen: Problem, stored: Arrays, grade: str) -> dict[str,
         "outputs": {"columns": stored["columns"].tolist(), "link": str(stored["link"])},
         "regions": {region: len(chosen.grid[region]) for region in REGIONS},
         "quantiles": list(QUANTILES),
+        **_of_grade(stored),
         "licence": "The draws are released under the licence of this project; the data under their own, as above.",
     }
+
+
+def _of_grade(stored: Arrays) -> dict[str, Any]:
+    """What is known of modes and of the log evidence, and the ranks of a calibration."""
+    found: dict[str, Any] = {}
+    if "mode" in stored:
+        each = [masses_of(*each) for each in zip(stored["log_evidence"], stored["mode_shares"], strict=True)]
+        found["modes"] = {
+            "masses": [mass.tolist() for mass, _ in each],
+            "standard errors": [np.sqrt(np.diag(covariance)).tolist() for _, covariance in each],
+            "share of each chain from a prior draw in each mode": stored["chain_modes"].tolist(),
+            "R-hat of these chains": float(stored["chain_rhat"]),
+        }
+    if "log_evidence" in stored:
+        found["log evidence"] = [log_mean(each) for each in stored["log_evidence"]]
+    if "forwards" in stored:
+        both = zip(stored["forwards"], stored["backwards"], strict=True)
+        found["bounds of the log evidence"] = [bounds(*each) for each in both]
+    if "ranks" in stored:
+        found["calibration"] = {
+            "simulations": len(stored["ranks"]),
+            "functions": stored["rank_names"].tolist(),
+            "failures": int(stored["calibration_failures"]),
+        }
+    return found
 
 
 def write_index(entries: Mapping[str, Entry], out: Path) -> None:

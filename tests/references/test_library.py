@@ -173,7 +173,7 @@ def test_the_index_is_that_of_the_stored_files() -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_stored_reference_has_what_it_promises(name: str) -> None:
     reference = stored.load(name)
-    assert reference.card["grade"] == "certified"
+    assert reference.card["grade"] in ("certified", "mode-weighted", "bracketed")
     assert reference.card["data"]["licence"]
     assert reference.card["licence"]
     assert len(reference.draws["test"]) >= 2000
@@ -183,6 +183,19 @@ def test_a_stored_reference_has_what_it_promises(name: str) -> None:
         for part in ("full runs", "stored arrays")
         for each in reference.certificate[f"from the {part}"]
     )
+
+
+def spread(g: np.ndarray, weights: np.ndarray) -> float:
+    """The geometric mean ratio of standard deviations of weighted and of equal draws g (S, rows, K).
+
+    For classes, several columns, variances of a row are added, and rows count by these.
+    """
+    mean = np.tensordot(weights, g, 1)
+    variance, base = np.tensordot(weights, (g - mean) ** 2, 1), g.var(axis=0)
+    if reference_of_classes := g.shape[-1] > 1:
+        variance, base = variance.sum(axis=-1), base.sum(axis=-1)
+    by_row = base / base.sum() if reference_of_classes else np.full(base.shape, 1.0 / base.size)
+    return float(np.exp(0.5 * np.sum(by_row * np.log(variance / base))))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -209,12 +222,19 @@ def test_a_wrong_posterior_gets_the_grade_it_deserves(name: str) -> None:
     # p(w) p(D | w)^1.25, by importance weights.
     log_weights = 0.25 * likelihood
     weights = np.exp(log_weights - log_weights.max())
-    cold = figures(f[rng.choice(len(f), len(f), p=weights / weights.sum())])
-    assert cold["sd_ratio"] < 0.99
+    weights /= weights.sum()
+    cold = figures(f[rng.choice(len(f), len(f), p=weights)])
+    # What importance weights give without drawing again: of 4000 draws a ratio has a standard error of a hundredth.
+    wanted = spread(reference.graded(np.arange(f.shape[1])), weights)
+    assert cold["sd_ratio"] == pytest.approx(wanted, abs=0.04)
     assert cold["worth_sd"] < 0.5 * cold["limit_sd"]
     # Half of the posterior, by the output that varies most: as of a sampler that misses a mode.
     column = f[..., 0][:, f[..., 0].std(axis=0).argmax()]
-    half = figures(f[column > np.median(column)])
+    chosen = column > np.median(column)
+    if "mode" in reference.arrays:
+        # One mode of those that there are.
+        chosen = np.tile(reference.arrays["mode"] == 0, reference.shape[0])
+    half = figures(f[chosen])
     assert half["mean_error"] > 3.0 * half["mean_floor"]
     assert half["worth_mean"] < 200.0
     prior = reference.arrays["prior"].astype(float).reshape(-1, *f.shape[1:])
