@@ -37,7 +37,8 @@ class Entry:
     name : str
         Its name, "<model>-<data>".
     grade : str
-        "certified", or "failed" for a record of failure, which has no draws.
+        "certified"; "mode-weighted", NUTS in each of several modes; "bracketed", weighted particles with a log evidence
+        between two bounds; or "failed" for a record of failure, which has no draws.
     model, data : str
         Names of the model of the zoo and of the data.
     weights, rows, outputs : int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -104,15 +105,19 @@ class Reference:
 
     @property
     def cost(self) -> dict[str, float]:
-        """Wall "seconds" and "gradients" of the two runs of NUTS together."""
-        runs = [each for name, each in self.certificate["cost"].items() if name.startswith("nuts")]
+        """Wall "seconds" and "gradients" of the runs whose draws are stored: NUTS, in all modes, or annealing."""
+        made = {"mode-weighted": "mode", "bracketed": "annealing"}.get(self.card["grade"], "nuts")
+        runs = [each for name, each in self.certificate["cost"].items() if name.startswith(made)]
         return {what: float(sum(each[what] for each in runs)) for what in ("seconds", "gradients")}
 
     def worst(self, diagnostic: str) -> float:
-        """The worst value of a diagnostic of the certificate, "R-hat" or "bulk ESS", of f at the grid."""
+        """The worst value of a diagnostic of the certificate, "R-hat" or "bulk ESS", of f at the grid.
+
+        Of chains in one mode where modes are weighted; NaN where there are no chains.
+        """
         checks = self.certificate["from the full runs"]
         values = [each["value"] for each in checks if each["name"].endswith(f"f at the grid: {diagnostic}")]
-        return max(values) if diagnostic == "R-hat" else min(values)
+        return (max if diagnostic == "R-hat" else min)(values, default=math.nan)
 
     def predictor(self, region: str) -> np.ndarray:
         """Draws of all that the likelihood needs at a region, (S, rows, D): outputs, then what all rows share."""
