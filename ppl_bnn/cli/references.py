@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,9 +34,10 @@ def references(name: Annotated[str | None, argument(ONE, "NAME", complete.refere
     rows = [(one.name, one.grade, *map(str, (one.weights, one.rows, one.outputs))) for one in found]
     screen.print(console.listing(headings, rows, {2, 3, 4}))
     screen.print(
-        "A certified reference has draws of a network's outputs at a frozen grid of inputs. A failed one is a record "
-        "of what did not converge. `ppl-bnn references NAME` shows a certificate, `ppl-bnn grade NAME FILE.npz` grades "
-        "your own predictions.",
+        "A reference has draws of a network's outputs at a frozen grid of inputs. Certified: two samplers agree. "
+        "Mode-weighted: chains stay in modes, whose masses are known. Bracketed: bounds of the log evidence meet. Failed: "
+        "a record of what did not converge. `ppl-bnn references NAME` shows a certificate, `ppl-bnn grade NAME FILE.npz` "
+        "grades your own predictions.",
         markup=False,
     )
 
@@ -52,6 +54,7 @@ def _show(screen: Any, reference: Reference) -> None:
         "grid": ", ".join(f"{region} {count}" for region, count in card["regions"].items()),
         "graded": "the outputs f" if reference.link == "identity" else f"probabilities, {reference.link}(f)",
         "draws": f"{len(reference.draws['test'])}, by {reference.shape[0]} chains of two runs",
+        **_of_grade(card),
     }
     screen.print(console.listing(("", ""), facts.items()))
     parts = [reference.certificate[f"from the {part}"] for part in ("full runs", "stored arrays")]
@@ -59,6 +62,26 @@ def _show(screen: Any, reference: Reference) -> None:
     for each in checks:
         holds = "holds" if each["holds"] else "FAILS"
         console.say(screen, f"{holds}  {each['value']:>10.4g}  {each['limit']:<8}  {each['name']}")
+
+
+def _of_grade(card: Mapping[str, Any]) -> dict[str, str]:
+    """What a card says of modes and of the log evidence, for each of the two runs."""
+    found = {}
+    if "modes" in card:
+        both = zip(card["modes"]["masses"], card["modes"]["standard errors"], strict=True)
+        runs = (", ".join(f"{m:.3f} ± {e:.3f}" for m, e in zip(*each, strict=True)) for each in both)
+        found["masses of modes"] = "; ".join(runs)
+    if "log evidence" in card:
+        found["log evidence"] = "; ".join(
+            f"{value:.2f} ± {error:.2f}" for value, error in card["log evidence"]
+        )
+    if "bounds of the log evidence" in card:
+        bounds = card["bounds of the log evidence"]
+        found["log evidence"] = "; ".join(f"between {low:.2f} and {high:.2f}" for low, high in bounds)
+    if "calibration" in card:
+        known = card["calibration"]
+        found["calibration"] = f"{known['simulations']} simulations, ranks of {', '.join(known['functions'])}"
+    return found
 
 
 def grade(
