@@ -35,9 +35,9 @@ def references(name: Annotated[str | None, argument(ONE, "NAME", complete.refere
     screen.print(console.listing(headings, rows, {2, 3, 4}))
     screen.print(
         "A reference has draws of a network's outputs at a frozen grid of inputs. Certified: two samplers agree. "
-        "Mode-weighted: chains stay in modes, whose masses are known. Bracketed: bounds of the log evidence meet. Failed: "
-        "a record of what did not converge. `ppl-bnn references NAME` shows a certificate, `ppl-bnn grade NAME FILE.npz` "
-        "grades your own predictions.",
+        "Mode-weighted: chains stay in modes, whose masses are known. Bracketed: bounds of the log evidence meet. "
+        "Failed: a record of what did not converge. `ppl-bnn references NAME` shows a certificate, "
+        "`ppl-bnn grade NAME FILE.npz` grades your own predictions.",
         markup=False,
     )
 
