@@ -12,7 +12,7 @@ from ppl_bnn.cli import complete, console
 from ppl_bnn.cli.options import argument, option
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.references import library
-from ppl_bnn.references.reference import REGIONS, Reference
+from ppl_bnn.references.reference import REGIONS
 
 ONE = "Show the card and the certificate of this reference."
 FILE = (
@@ -27,7 +27,7 @@ def references(name: Annotated[str | None, argument(ONE, "NAME", complete.refere
     """List the stored reference posteriors with their grades, or show one."""
     screen = console.new_console()
     if name is not None:
-        _show(screen, library.load(name))
+        _show(screen, *library.record(name))
         return
     found = library.entries().values()
     headings = ("reference", "grade", "weights", "rows", "outputs")
@@ -42,24 +42,22 @@ def references(name: Annotated[str | None, argument(ONE, "NAME", complete.refere
     )
 
 
-def _show(screen: Any, reference: Reference) -> None:
-    """Print what a reference is of, its grid, and every check of its certificate."""
-    card = reference.card
+def _show(screen: Any, card: Mapping[str, Any], certificate: Mapping[str, Any]) -> None:
+    """Print what a reference is of, its grid, and every check of its certificate; those that fail first."""
     arguments = ", ".join(f"{name}={value}" for name, value in card["model"]["arguments"].items())
-    screen.print(f"{reference.name}: {card['grade']}", style="bold", markup=False)
+    screen.print(f"{card['name']}: {card['grade']}", style="bold", markup=False)
+    link = card["outputs"]["link"]
     facts = {
         "model": f"{card['model']['name']}({arguments})",
         "weights": f"{card['weights']}: {', '.join(f'{name} {size}' for name, size in card['sites'].items())}",
         "data": f"{card['data']['name']}, {card['rows']} training rows; {card['data']['licence']}",
         "grid": ", ".join(f"{region} {count}" for region, count in card["regions"].items()),
-        "graded": "the outputs f" if reference.link == "identity" else f"probabilities, {reference.link}(f)",
-        "draws": f"{len(reference.draws['test'])}, by {reference.shape[0]} chains of two runs",
+        "graded": "the outputs f" if link == "identity" else f"probabilities, {link}(f)",
         **_of_grade(card),
     }
     screen.print(console.listing(("", ""), facts.items()))
-    parts = [reference.certificate[f"from the {part}"] for part in ("full runs", "stored arrays")]
-    checks = [each for part in parts for each in part]
-    for each in checks:
+    checks = [each for part in ("full runs", "stored arrays") for each in certificate[f"from the {part}"]]
+    for each in sorted(checks, key=lambda each: each["holds"]):
         holds = "holds" if each["holds"] else "FAILS"
         console.say(screen, f"{holds}  {each['value']:>10.4g}  {each['limit']:<8}  {each['name']}")
 
@@ -91,8 +89,7 @@ def grade(
     out: Annotated[Path | None, option("The page.", "FILE.html", "beside FILE.npz")] = None,
 ) -> None:
     """Grade predictions of any origin against a reference posterior."""
-    reference = library.load(name)
-    found = reference.grade(**_arguments(file))
+    found = library.load(name).grade(**_arguments(file))
     screen = console.new_console()
     console.say(screen, str(found))
     if report or out is not None:

@@ -5,7 +5,7 @@ in its certificate. Loading a reference and grading predictions need NumPy only.
 """
 
 from ppl_bnn.references.grade import Grade
-from ppl_bnn.references.library import Entry, entries, load
+from ppl_bnn.references.library import Entry, entries, load, record
 from ppl_bnn.references.reference import Reference
 
-__all__ = ["Entry", "Grade", "Reference", "entries", "load"]
+__all__ = ["Entry", "Grade", "Reference", "entries", "load", "record"]

@@ -131,14 +131,45 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> Reference:
         InputError.check(names, "folder", "a folder of references", folder, "folder=None")
         check_known("reference", [name], names)
         return _read(place / name)
-    known = entries()
-    check_known("reference", [name], known)
-    certified = known[name].grade != "failed"
-    UnsupportedError.check(certified, name, "a reference with draws", "a record of failure", "another one")
+    if name in (known := entries()):
+        # Before anything is downloaded.
+        _refuse_failed(name, known[name].grade)
+    return _read(_place(name))
+
+
+def record(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The card and the certificate of a reference or of a record of failure, which has no more than these.
+
+    Parameters
+    ----------
+    name : str
+        Its name; `entries()` lists them.
+
+    Returns
+    -------
+    card, certificate : dict
+        The certificate has every check with its value, its limit and whether it "holds", under "from the full runs" and
+        "from the stored arrays".
+
+    Raises
+    ------
+    UnknownNameError, DamagedError, InputError
+        As `load`.
+
+    Examples
+    --------
+    >>> card, certificate = bnn.references.record("regression_mlp-curve")
+    >>> card["grade"]
+    'certified'
+    """
+    return _checked(_place(name))
+
+
+def _place(name: str) -> Path:
+    """The folder of a reference: here, or of its downloaded files."""
+    check_known("reference", [name], entries())
     here = folder_here()
-    if here is not None and (here / name).is_dir():
-        return _read(here / name)
-    return _read(_downloaded(name))
+    return here / name if here is not None and (here / name).is_dir() else _downloaded(name)
 
 
 def _downloaded(name: str) -> Path:
@@ -159,8 +190,8 @@ def _downloaded(name: str) -> Path:
     return files[0].parent
 
 
-def _read(place: Path) -> Reference:
-    """A reference from its folder, after its files have been checked."""
+def _checked(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The card and the certificate of a folder, after all its files have been checked."""
     certificate = _json(place / CERTIFICATE)
     stated = index().get(place.name, {}).get("sha256", certificate.get("sha256"))
     if not isinstance(stated, dict) or CARD not in stated:
@@ -175,10 +206,13 @@ def _read(place: Path) -> Reference:
     version = card.get("schema")
     advice = "the version of ppl-bnn that made it"
     UnsupportedError.check(version == SCHEMA, str(place), f"a reference of schema {SCHEMA}", version, advice)
-    failed = card.get("grade") == "failed"
-    UnsupportedError.check(
-        not failed, place.name, "a reference with draws", "a record of failure", "another one"
-    )
+    return card, certificate
+
+
+def _read(place: Path) -> Reference:
+    """A reference from its folder."""
+    card, certificate = _checked(place)
+    _refuse_failed(place.name, card.get("grade"))
     try:
         with np.load(place / DRAWS, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
@@ -189,6 +223,11 @@ def _read(place: Path) -> Reference:
         not missing, str(place / DRAWS), f"the arrays {', '.join(ARRAYS)}", missing, "a fresh copy"
     )
     return Reference(card, certificate, arrays)
+
+
+def _refuse_failed(name: str, grade: Any) -> None:
+    advice = f"another one; bnn.references.record({name!r}) says what failed"
+    UnsupportedError.check(grade != "failed", name, "a reference with draws", "a record of failure", advice)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -185,16 +185,16 @@ def test_a_stored_reference_has_what_it_promises(name: str) -> None:
     )
 
 
-def spread(g: np.ndarray, weights: np.ndarray) -> float:
+def spread(g: np.ndarray, weights: np.ndarray, classes: bool) -> float:
     """The geometric mean ratio of standard deviations of weighted and of equal draws g (S, rows, K).
 
-    For classes, several columns, variances of a row are added, and rows count by these.
+    For classes, variances of a row are added, and rows count by these.
     """
     mean = np.tensordot(weights, g, 1)
     variance, base = np.tensordot(weights, (g - mean) ** 2, 1), g.var(axis=0)
-    if reference_of_classes := g.shape[-1] > 1:
+    if classes:
         variance, base = variance.sum(axis=-1), base.sum(axis=-1)
-    by_row = base / base.sum() if reference_of_classes else np.full(base.shape, 1.0 / base.size)
+    by_row = base / base.sum() if classes else np.full(base.shape, 1.0 / base.size)
     return float(np.exp(0.5 * np.sum(by_row * np.log(variance / base))))
 
 
@@ -225,7 +225,8 @@ def test_a_wrong_posterior_gets_the_grade_it_deserves(name: str) -> None:
     weights /= weights.sum()
     cold = figures(f[rng.choice(len(f), len(f), p=weights)])
     # What importance weights give without drawing again: of 4000 draws a ratio has a standard error of a hundredth.
-    wanted = spread(reference.graded(np.arange(f.shape[1])), weights)
+    exact = reference.graded(np.arange(f.shape[1]))
+    wanted = spread(exact, weights, reference.link != "identity")
     assert cold["sd_ratio"] == pytest.approx(wanted, abs=0.04)
     assert cold["worth_sd"] < 0.5 * cold["limit_sd"]
     # Half of the posterior, by the output that varies most: as of a sampler that misses a mode.

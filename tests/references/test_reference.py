@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import ppl_bnn as bnn
 from ppl_bnn.cli.commands import app
-from ppl_bnn.core.errors import InputError, UnknownNameError
+from ppl_bnn.core.errors import InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.references import library as stored
 
 NAME = "linear_regression-surface"
@@ -78,31 +78,61 @@ def test_a_comparison_against_a_stored_reference(reference: bnn.references.Refer
         bnn.compare(*arguments, reference="linear_regression-surfaces")
 
 
+@pytest.mark.parametrize(("grade", "kind"), [("mode-weighted", "chains"), ("bracketed", "iid")])
+def test_a_comparison_against_a_reference_of_another_grade(grade: str, kind: str) -> None:
+    names = [each.name for each in stored.entries().values() if each.grade == grade]
+    if not names:
+        pytest.skip(f"no {grade} reference is stored")
+    reference = bnn.references.load(names[0])
+    arguments = reference.model(), reference.train, reference.test, {"map": bnn.MAP(steps=200)}
+    result = bnn.compare(*arguments, reference=reference)
+    row = result.table.loc[names[0]]
+    assert (row["kind"], row["ppl"]) == (kind, "stored")
+    assert np.isnan(row["r_hat_test"]) == (grade == "bracketed")
+    assert row["gradient_evaluations"] > 1e5
+    assert result.table.loc["map", "gap_mean"] > 0.0
+    code, text = _invoke("references", names[0])
+    assert code == 0
+    assert ("masses of modes" if grade == "mode-weighted" else "between") in text
+
+
+def test_a_record_of_failure_is_listed_and_not_loaded() -> None:
+    names = [each.name for each in stored.entries().values() if each.grade == "failed"]
+    if not names:
+        pytest.skip("no record of failure is stored")
+    assert names[0] in _invoke("references")[1]
+    with pytest.raises(UnsupportedError, match="a record of failure"):
+        bnn.references.load(names[0])
+    assert bnn.references.record(names[0])[0]["grade"] == "failed"
+    assert "FAILS" in _invoke("references", names[0])[1]
+
+
+def _invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(arguments))
+    return result.exit_code, result.stdout + result.stderr
+
+
 def test_commands(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 
-    def invoke(*arguments: str) -> tuple[int, str]:
-        result = CliRunner().invoke(app, list(arguments))
-        return result.exit_code, result.stdout + result.stderr
-
     draws = stored.load("known-line").draws
-    code, text = invoke("references")
+    code, text = _invoke("references")
     assert code == 0
     assert "known-line" in text
     np.savez("mine.npz", **{region: each[..., 0] for region, each in draws.items()})  # pyright: ignore
-    code, text = invoke("grade", "known-line", "mine.npz", "--report")
+    code, text = _invoke("grade", "known-line", "mine.npz", "--report")
     assert code == 0
     assert "test: the mean is 0.00 standard deviations off" in text
     assert (tmp_path / "mine.html").exists()
     np.savez("moments.npz", mean_test=draws["test"].mean(0), sd_test=draws["test"].std(0))
-    assert invoke("grade", "known-line", "moments.npz")[0] == 0
+    assert _invoke("grade", "known-line", "moments.npz")[0] == 0
     np.savez("wrong.npz", tests=draws["test"])
     for arguments, words in (
         (("known-line", "wrong.npz"), "regions: train, test"),
         (("known-line", "nothing.npz"), "a .npz file"),
         (("known-lime", "mine.npz"), "did you mean 'known-line'"),
     ):
-        code, text = invoke("grade", *arguments)
+        code, text = _invoke("grade", *arguments)
         assert code == 2
         assert words in text

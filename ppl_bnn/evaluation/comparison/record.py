@@ -122,11 +122,11 @@ def stored_record(reference: Reference, likelihood: Likelihood, y: np.ndarray) -
     """The results of a stored reference at its test rows; its times are those of the runs that made it."""
     prediction = Prediction(*likelihood.mixture_parameters(reference.predictor("test")))
     pointwise = np.asarray(scores.log_score(prediction, y, pointwise=True))
-    cost = reference.cost
+    cost, grade = reference.cost, reference.card["grade"]
     record = Record(STORED, prediction=prediction, pointwise=pointwise)
     record.figures = {
         **scores.scores_of(prediction, y),
-        "kind": "chains",
+        "kind": "iid" if grade == "bracketed" else "chains",
         "log_score_se": scores.paired_difference(pointwise, np.zeros_like(pointwise))[1],
         "converged": "yes",
         "r_hat_test": reference.worst("R-hat"),
@@ -138,6 +138,9 @@ def stored_record(reference: Reference, likelihood: Likelihood, y: np.ndarray) -
     }
     made = "A stored reference: times and gradients are those of the two runs that made it."
     record.notes |= dict.fromkeys(("run_seconds", "gradient_evaluations"), made)
+    if grade == "mode-weighted":
+        inside = "Of chains that stay in one mode; the masses of modes are those of tempered SMC."
+        record.notes |= dict.fromkeys(("r_hat_test", "ess_min_test"), inside)
     record.notes |= dict.fromkeys(_LOO, "The stored reference has draws at the rows of its grid only.")
     _moments(record, reference.shape)
     return record
