@@ -150,9 +150,13 @@ def largest_cost(model: Any, z: np.ndarray, y: np.ndarray, sizes: Sizes) -> floa
             )
 
         run = jax.jit(steps).lower(u).compile()
-        begun = time.perf_counter()
-        jax.block_until_ready(run(u))
-        return (time.perf_counter() - begun) / 100
+        seconds = []
+        for _ in range(5):
+            begun = time.perf_counter()
+            jax.block_until_ready(run(u))
+            seconds.append((time.perf_counter() - begun) / 100)
+        # Whatever else the machine does only adds to it.
+        return min(seconds)
 
     start = bnn.fit(model, z, y, bnn.MAP(steps=1), seed=0)
     transitions = sizes.chains * (sizes.warmup + sizes.draws)
