@@ -26,6 +26,8 @@ _NOT_RUN = (
     "references",
     "reference_problems",
     "reference_certificate",
+    "reference_stan",
+    "reference_posteriordb",
 )
 
 
