@@ -118,7 +118,7 @@ def test_what_is_missing_is_named(script: Any) -> None:
 
 @needs_stan
 def test_what_is_not_stan_is_refused_with_the_message_of_its_compiler(script: Any) -> None:
-    with pytest.raises(ModelError, match="Identifier 'b' not in scope"):
+    with pytest.raises(ModelError, match='Identifier "b" not in scope'):
         script.compiled("parameters { real a; } model { a ~ normal(b, 1); }")
 
 
