@@ -25,8 +25,8 @@ from typing import Any
 
 import numpy as np
 from reference_certificate import LOG_JOINT, Check
+from reference_parts import numpy_program, seed_of
 from reference_problems import FOLDER, Entry, Problem, problem
-from references import numpy_program, seed_of
 
 from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.systems import system
