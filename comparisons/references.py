@@ -67,7 +67,8 @@ from ppl_bnn.core.files import write_whole
 from ppl_bnn.core.stored import digest
 from ppl_bnn.language.likelihoods.categorical import Bernoulli, Categorical
 from ppl_bnn.posterior.convergence import by_arviz
-from ppl_bnn.references.library import CARD, CERTIFICATE, DRAWS, INDEX, SCHEMA
+from ppl_bnn.references.folder import CARD, CERTIFICATE, DRAWS, SCHEMA
+from ppl_bnn.references.library import INDEX
 from ppl_bnn.references.library import Entry as Listed
 from ppl_bnn.references.reference import LINKS, Reference
 

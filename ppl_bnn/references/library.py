@@ -14,16 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ppl_bnn.core.errors import DamagedError, InputError, UnsupportedError, check_known
-from ppl_bnn.core.stored import digest
-from ppl_bnn.references.reference import ARRAYS, Reference
+from ppl_bnn.core.errors import InputError, check_known
+from ppl_bnn.references.folder import CARD, checked, read, read_json, refuse_failed
+from ppl_bnn.references.reference import Reference
 
 FOLDER, ADDRESS = "PPL_BNN_REFERENCES", "PPL_BNN_REFERENCES_URL"
-SCHEMA = 1
-CERTIFICATE, CARD, DRAWS = "certificate.json", "card.json", "reference.npz"
-FILES = (CARD, DRAWS, CERTIFICATE)
 INDEX = Path(__file__).with_name("index.json")
 _CHECKOUT = Path(__file__).resolve().parents[2] / "comparisons" / "references"
 
@@ -88,7 +83,7 @@ def entries() -> dict[str, Entry]:
     here = folder_here()
     for card in sorted(here.glob(f"*/{CARD}")) if here is not None else ():
         if card.parent.name not in found:
-            found[card.parent.name] = Entry.of(_json(card))
+            found[card.parent.name] = Entry.of(read_json(card))
     return found
 
 
@@ -130,11 +125,11 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> Reference:
         names = sorted(card.parent.name for card in place.glob(f"*/{CARD}"))
         InputError.check(names, "folder", "a folder of references", folder, "folder=None")
         check_known("reference", [name], names)
-        return _read(place / name)
+        return read(place / name, _known(name))
     if name in (known := entries()):
         # Before anything is downloaded.
-        _refuse_failed(name, known[name].grade)
-    return _read(_place(name))
+        refuse_failed(name, known[name].grade)
+    return read(_place(name), _known(name))
 
 
 def record(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -162,7 +157,12 @@ def record(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
     >>> card["grade"]
     'certified'
     """
-    return _checked(_place(name))
+    return checked(_place(name), _known(name))
+
+
+def _known(name: str) -> dict[str, str] | None:
+    """The SHA-256 of each file of a reference of the project."""
+    return index()[name]["sha256"] if name in index() else None
 
 
 def _place(name: str) -> Path:
@@ -188,54 +188,3 @@ def _downloaded(name: str) -> Path:
         for file, sha256 in index()[name]["sha256"].items()
     ]
     return files[0].parent
-
-
-def _checked(place: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The card and the certificate of a folder, after all its files have been checked."""
-    certificate = _json(place / CERTIFICATE)
-    stated = index().get(place.name, {}).get("sha256", certificate.get("sha256"))
-    if not isinstance(stated, dict) or CARD not in stated:
-        raise DamagedError.of(str(place), "the SHA-256 of its files", "none", "a fresh copy")
-    for file, sha256 in stated.items():
-        try:
-            found = digest(place / file)
-        except OSError as error:
-            raise DamagedError.of(str(place), f"a file {file}", str(error), "a fresh copy") from error
-        DamagedError.check(found == sha256, str(place / file), f"SHA-256 {sha256}", found, "a fresh copy")
-    card = _json(place / CARD)
-    version = card.get("schema")
-    advice = "the version of ppl-bnn that made it"
-    UnsupportedError.check(version == SCHEMA, str(place), f"a reference of schema {SCHEMA}", version, advice)
-    return card, certificate
-
-
-def _read(place: Path) -> Reference:
-    """A reference from its folder."""
-    card, certificate = _checked(place)
-    _refuse_failed(place.name, card.get("grade"))
-    try:
-        with np.load(place / DRAWS, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError) as error:
-        raise DamagedError.of(str(place / DRAWS), "arrays of NumPy", str(error), "a fresh copy") from error
-    missing = [name for name in ARRAYS if name not in arrays]
-    DamagedError.check(
-        not missing, str(place / DRAWS), f"the arrays {', '.join(ARRAYS)}", missing, "a fresh copy"
-    )
-    return Reference(card, certificate, arrays)
-
-
-def _refuse_failed(name: str, grade: Any) -> None:
-    advice = f"another one; bnn.references.record({name!r}) says what failed"
-    UnsupportedError.check(grade != "failed", name, "a reference with draws", "a record of failure", advice)
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DamagedError.of(str(file), "a JSON file of a reference", str(error), "a fresh copy") from error
-    DamagedError.check(
-        isinstance(found, dict), str(file), "an object in JSON", type(found).__name__, "a fresh copy"
-    )
-    return found

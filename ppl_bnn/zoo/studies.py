@@ -17,18 +17,9 @@ from ppl_bnn.core.errors import check_known
 from ppl_bnn.zoo.files import shipped
 
 # Modules that studies share, and the scripts that judge stored results and make the references.
-_NOT_RUN = (
-    "study",
-    "claims",
-    "verdicts",
-    "problem",
-    "ratios",
-    "references",
-    "reference_problems",
-    "reference_certificate",
-    "reference_stan",
-    "reference_posteriordb",
-)
+_NOT_RUN = ("study", "claims", "verdicts", "problem", "ratios")
+# Files with this beginning make the reference posteriors.
+_REFERENCES = "reference"
 
 
 def folder() -> Path:
@@ -40,7 +31,8 @@ def studies() -> dict[str, Path]:
     """Name -> file, sorted; speed benchmarks are called "performance/sampling" and similar."""
     files = [*folder().glob("*.py"), *(folder() / "performance").glob("*.py")]
     found = {file.relative_to(folder()).with_suffix("").as_posix(): file for file in files}
-    return {name: found[name] for name in sorted(found) if found[name].stem not in _NOT_RUN}
+    run = (name for name in sorted(found) if not found[name].stem.startswith(_REFERENCES))
+    return {name: found[name] for name in run if found[name].stem not in _NOT_RUN}
 
 
 def summary(file: Path) -> str:

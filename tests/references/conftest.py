@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ppl_bnn.core.stored import digest
-from ppl_bnn.references.library import CARD, CERTIFICATE, DRAWS, SCHEMA
+from ppl_bnn.references.folder import CARD, CERTIFICATE, DRAWS, SCHEMA
 from ppl_bnn.references.reference import LINKS, REGIONS, Reference
 
 ROWS = {"train": 6, "test": 10, "gap": 4, "far": 4}

@@ -18,6 +18,7 @@ import pytest
 from ppl_bnn.core.errors import DamagedError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.core.stored import digest
 from ppl_bnn.datasets.readers import ChecksumError
+from ppl_bnn.references import folder as folders
 from ppl_bnn.references import library as stored
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,13 +35,13 @@ def test_a_folder_is_listed_and_loaded(library: Path) -> None:
     assert stored.load("known-line", library).name == "known-line"
 
 
-@pytest.mark.parametrize("file", stored.FILES)
+@pytest.mark.parametrize("file", [folders.CARD, folders.DRAWS, folders.CERTIFICATE])
 def test_one_altered_byte_is_refused(library: Path, file: str) -> None:
     path = library / "known-line" / file
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    if file == stored.CERTIFICATE:
+    if file == folders.CERTIFICATE:
         # Nothing has its hash but the index of the project; what it says of the others is still checked.
         path.write_bytes(content[: len(content) // 2])
     with pytest.raises(DamagedError, match=file):
@@ -55,16 +56,16 @@ def test_what_is_missing_or_failed_is_refused(
     with pytest.raises(InputError, match="a folder of references"):
         stored.load("known-line", tmp_path / "nowhere")
     folder = library / "known-line"
-    certificate = json.loads((folder / stored.CERTIFICATE).read_text())
-    with np.load(folder / stored.DRAWS) as archive:
+    certificate = json.loads((folder / folders.CERTIFICATE).read_text())
+    with np.load(folder / folders.DRAWS) as archive:
         arrays = {name: archive[name] for name in archive.files if name != "pairs"}
-    np.savez(folder / stored.DRAWS, **arrays)
-    certificate["sha256"][stored.DRAWS] = digest(folder / stored.DRAWS)
-    (folder / stored.CERTIFICATE).write_text(json.dumps(certificate))
+    np.savez(folder / folders.DRAWS, **arrays)
+    certificate["sha256"][folders.DRAWS] = digest(folder / folders.DRAWS)
+    (folder / folders.CERTIFICATE).write_text(json.dumps(certificate))
     with pytest.raises(DamagedError, match="pairs"):
         stored.load("known-line")
-    card = json.loads((folder / stored.CARD).read_text()) | {"grade": "failed"}
-    (folder / stored.CARD).write_text(json.dumps(card))
+    card = json.loads((folder / folders.CARD).read_text()) | {"grade": "failed"}
+    (folder / folders.CARD).write_text(json.dumps(card))
     with pytest.raises(UnsupportedError, match="a record of failure"):
         stored.load("known-line")
     monkeypatch.setenv(stored.FOLDER, str(tmp_path / "nowhere"))
@@ -73,18 +74,18 @@ def test_what_is_missing_or_failed_is_refused(
 
 
 def test_a_missing_file_is_named(library: Path) -> None:
-    (library / "known-line" / stored.DRAWS).unlink()
+    (library / "known-line" / folders.DRAWS).unlink()
     with pytest.raises(DamagedError, match=r"a file reference\.npz"):
         stored.load("known-line")
 
 
 def test_a_certificate_of_another_schema_is_refused(library: Path) -> None:
     folder = library / "known-line"
-    card = json.loads((folder / stored.CARD).read_text()) | {"schema": 99}
-    (folder / stored.CARD).write_text(json.dumps(card))
-    certificate = json.loads((folder / stored.CERTIFICATE).read_text())
-    certificate["sha256"][stored.CARD] = digest(folder / stored.CARD)
-    (folder / stored.CERTIFICATE).write_text(json.dumps(certificate))
+    card = json.loads((folder / folders.CARD).read_text()) | {"schema": 99}
+    (folder / folders.CARD).write_text(json.dumps(card))
+    certificate = json.loads((folder / folders.CERTIFICATE).read_text())
+    certificate["sha256"][folders.CARD] = digest(folder / folders.CARD)
+    (folder / folders.CERTIFICATE).write_text(json.dumps(certificate))
     with pytest.raises(UnsupportedError, match="schema 1"):
         stored.load("known-line")
 
@@ -117,9 +118,9 @@ def test_without_a_folder_files_are_downloaded_once_and_checked(
         assert len(Quiet.asked) == 3
         assert stored.load("known-line").name == "known-line"
         assert len(Quiet.asked) == 3
-        kept = tmp_path / "cache" / "references" / "known-line" / stored.CARD
+        kept = tmp_path / "cache" / "references" / "known-line" / folders.CARD
         kept.unlink()
-        (folder / stored.CARD).write_text("{}")
+        (folder / folders.CARD).write_text("{}")
         with pytest.raises(ChecksumError, match="SHA-256"):
             stored.load("known-line")
         assert not kept.exists()
@@ -161,7 +162,7 @@ print(reference.grade(draws=reference.draws))
 def test_the_index_is_that_of_the_stored_files() -> None:
     if not HERE.is_dir():
         pytest.skip("no checkout")
-    here = {card.parent.name: card.parent for card in HERE.glob(f"*/{stored.CARD}")}
+    here = {card.parent.name: card.parent for card in HERE.glob(f"*/{folders.CARD}")}
     assert set(here) == set(stored.index())
     for name, folder in here.items():
         files = {file.name: digest(file) for file in folder.iterdir()}
