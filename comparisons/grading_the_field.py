@@ -1,0 +1,332 @@
+"""Every method of the library, and others, graded against the certified reference posteriors.
+
+A reference has thousands of nearly independent draws of a network's outputs at a frozen grid: training rows, test rows,
+a gap between the training rows, and inputs far away. So what an approximation loses is measured, and where: the error
+of its mean in posterior standard deviations, the ratio of its spread to the posterior's, the distance of its
+predictive, and how many independent exact draws it is worth.
+
+Methods run at their defaults, with one seed. From outside, written in plain torch or scikit-learn, where the model is a
+network with known arguments: a deep ensemble, MC dropout, a Gaussian process, mean-field Bayes by Backprop in plain
+Pyro, and laplace-torch's last-layer Laplace.
+
+Questions: which method is near in the mean, and which in the spread, and where; whether mean-field's spread is too wide
+amid data and too narrow away from them; which cheap diagnostics (k-hat, R-hat at training rows) know of the error; how
+often chains that have converged at the training rows have not in the gap.
+
+Tables: `grades` (reference, method, region: all columns of a grade), `fits` (reference, method: seconds, gradients,
+diagnostics), `league` (method: means over references with Student's t).
+
+    python comparisons/grading_the_field.py [--tiny] [--out DIR] [--checkpoint DIR] [--only METHOD ...]
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from claims import Referee, Verdict, bootstrap, mean, read_claims, share
+from grading_outside import OUTSIDE
+from study import BLUE, GREY, ORANGE, VERMILION, Study, command_line, kept, panels
+
+import ppl_bnn as bnn
+from ppl_bnn.core.errors import BNNError
+from ppl_bnn.inference.registry import ROWS
+
+REGIONS = ("train", "test", "gap", "far")
+# The exact samplers of the library, whose fits show what the references cannot resolve.
+CHAINS = ("nuts", "hmc", "chees", "meads", "mclmc", "mclmc-adjusted", "smc")
+OURS = tuple(name for name in ROWS if name not in ("laplace-guide", "sgld-metropolis", "stacked"))
+# A mean that is off by more, in posterior standard deviations, is a miss.
+MISS = 0.25
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is computed: methods, at their defaults unless `quick`, and references; () is all of them."""
+
+    methods: tuple[str, ...] = (*OURS, *OUTSIDE)
+    references: tuple[str, ...] = ()
+    quick: bool = False
+    seed: int = 0
+
+
+FULL = Sizes()
+TINY = Sizes(
+    ("map", "laplace", "svi", "nuts", "deep ensemble in torch"),
+    ("linear_regression-surface", "regression_mlp-curve"),
+    True,
+)
+
+
+def graded(name: str, method: str, sizes: Sizes) -> dict[str, Any]:
+    """One method on one reference: `grades` by region, and its `fit`; a refusal is the fit's `failure`."""
+    reference = bnn.references.load(name)
+    fit: dict[str, Any] = {"reference": name, "method": method, "failure": ""}
+    begun = time.perf_counter()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if method in OUTSIDE:
+                grade = reference.grade(**OUTSIDE[method](reference, sizes.seed, sizes.quick))
+                fit["seconds"] = time.perf_counter() - begun
+            else:
+                posterior = bnn.fit(
+                    reference.model(),
+                    *reference.train,
+                    ROWS[method].build("numpyro", sizes.quick),
+                    seed=sizes.seed,
+                )
+                fit |= diagnosed(reference, posterior)
+                grade = reference.grade(posterior)
+    except (BNNError, NotImplementedError) as error:
+        return {"fit": fit | {"failure": f"{type(error).__name__}: {error}"}, "grades": []}
+    rows = [
+        {"reference": name, "method": method, "region": region, **each}
+        for region, each in grade.figures.items()
+    ]
+    return {"fit": fit, "grades": rows}
+
+
+def diagnosed(reference: Any, posterior: Any) -> dict[str, Any]:
+    """What a user would see of a fit: its cost, k-hat, and convergence at the training rows and in the gap."""
+    info = posterior.info
+    found = bnn.diagnose(posterior, x={"gap": reference.x["gap"]}).figures
+    named = {
+        "k_hat": "pareto_k",
+        "rhat": "rhat",
+        "ess": "ess_bulk",
+        "rhat_gap": "rhat_at_gap",
+        "ess_gap": "ess_at_gap",
+    }
+    figures = {name: float(found.get(key, math.nan)) for name, key in named.items()}
+    figures["converged_at_training"] = float(found.get("converged_at_training", math.nan))
+    figures["converged_at_gap"] = float(found.get("converged_at_gap", math.nan))
+    gradients = info.gradient_evaluations
+    cost = {
+        "seconds": info.compile_seconds + info.run_seconds,
+        "gradients": math.nan if gradients is None else gradients,
+    }
+    return {"kind": posterior.kind, **cost, **figures}
+
+
+# --- what the tables say ------------------------------------------------------------------------------
+
+
+def of_method(study: Study, method: str, region: str, column: str) -> dict[str, float]:
+    """Reference -> a figure of a method in a region, where it is known."""
+    rows = (row for row in study.tables["grades"] if (row["method"], row["region"]) == (method, region))
+    found = {row["reference"]: float(row.get(column, math.nan)) for row in rows}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def logs(study: Study, method: str, region: str, column: str) -> dict[str, float]:
+    """Logarithms of a ratio; a point, whose ratio is 0, has none."""
+    return {
+        name: math.log(value)
+        for name, value in of_method(study, method, region, column).items()
+        if value > 0.0
+    }
+
+
+def league(study: Study) -> list[dict[str, Any]]:
+    """For each method and region, means over references of logarithms, with Student's t, as ratios."""
+    rows = []
+    for method in study.sizes.methods:
+        for region in REGIONS:
+            row: dict[str, Any] = {"method": method, "region": region}
+            for column in ("mean_error", "sd_ratio", "worth_mean", "worth_sd", "distance"):
+                values = list(logs(study, method, region, column).values())
+                row["references"] = max(row.get("references", 0), len(values))
+                if len(values) > 1:
+                    found = mean(values)
+                    row |= {column: math.exp(found.value), f"{column}_low": math.exp(found.low)}
+                    row[f"{column}_high"] = math.exp(found.high)
+            rows.append(row)
+    return rows
+
+
+def paired_logs(study: Study, one: tuple[str, str], other: tuple[str, str], column: str) -> list[float]:
+    """Differences of logarithms over the references that have both; `one` and `other` are (method, region)."""
+    a, b = (logs(study, *each, column) for each in (one, other))
+    return [a[name] - b[name] for name in a if name in b]
+
+
+def curve_area(score: np.ndarray, miss: np.ndarray) -> float:
+    """The area under the ROC curve of a score, ties at one half; NaN with one kind only."""
+    hits, others = score[miss > 0], score[miss == 0]
+    if not len(hits) or not len(others):
+        return math.nan
+    above = (hits[:, None] > others[None, :]).mean() + 0.5 * (hits[:, None] == others[None, :]).mean()
+    return float(above)
+
+
+def k_hats(study: Study) -> np.ndarray:
+    """(references, methods, 2): k-hat and whether the mean is a miss at the test rows, NaN where either is unknown."""
+    fits = {(row["reference"], row["method"]): row for row in study.tables["fits"]}
+    names = sorted({name for name, _ in fits})
+    methods = [method for method in study.sizes.methods if method not in CHAINS]
+    found = np.full((len(names), len(methods), 2), math.nan)
+    for column, method in enumerate(methods):
+        errors = of_method(study, method, "test", "mean_error")
+        for row, name in enumerate(names):
+            k = float(fits.get((name, method), {}).get("k_hat") or math.nan)
+            if not math.isnan(k) and name in errors:
+                found[row, column] = k, errors[name] > MISS
+    return found
+
+
+def area_of(units: np.ndarray) -> float:
+    """The area for resampled references; one half where all are hits or none is."""
+    flat = units.reshape(-1, 2)
+    flat = flat[np.isfinite(flat[:, 1])]
+    area = curve_area(flat[:, 0], flat[:, 1])
+    return 0.5 if math.isnan(area) else area
+
+
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored tables."""
+    references = sorted({row["reference"] for row in study.tables["fits"]})
+    referee = Referee(read_claims("grading_the_field"), f"{len(references)} references, one seed")
+    measured = {
+        "amid-too-wide": list(logs(study, "svi", "train", "sd_ratio").values()),
+        "away-narrower": paired_logs(study, ("svi", "gap"), ("svi", "train"), "sd_ratio"),
+        "laplace-mean": paired_logs(study, ("svi", "test"), ("laplace", "test"), "mean_error"),
+        "ensemble-far": list(logs(study, "ensemble", "far", "sd_ratio").values()),
+    }
+    ours, theirs = (logs(study, method, "gap", "sd_ratio") for method in ("svi", "laplace"))
+    measured["laplace-spread"] = [abs(ours[name]) - abs(theirs[name]) for name in ours if name in theirs]
+    for key, values in measured.items():
+        if len(values) < 2:
+            referee.undecided(key, f"{len(values)} references have it")
+        else:
+            referee.measured(key, mean(values), f"as a factor {math.exp(np.mean(values)):.2f}")
+    units = k_hats(study)
+    if len(units) < 5:
+        referee.undecided("k-hat", f"{len(units)} references")
+    else:
+        known = np.isfinite(units[..., 1])
+        referee.measured("k-hat", bootstrap(units, area_of), f"{np.count_nonzero(known)} fits")
+    chains = [row for row in study.tables["fits"] if row.get("converged_at_training") == 1.0]
+    if not chains:
+        referee.undecided("training-rows", "no chains converged at the training rows")
+    else:
+        lost = sum(row.get("converged_at_gap") == 0.0 for row in chains)
+        referee.measured("training-rows", share(lost, len(chains)), f"{lost} of {len(chains)} fits")
+    return referee.verdicts()
+
+
+# --- figures ------------------------------------------------------------------------------------------
+
+
+def draw(study: Study) -> None:
+    """The league, mean-field's spread, and what diagnostics know."""
+    rows = league(study)
+    _draw_league(study, rows)
+    _draw_spread(study)
+    _draw_diagnostics(study)
+
+
+def _draw_league(study: Study, rows: list[dict[str, Any]]) -> None:
+    """Error of the mean, and the ratio of spreads, with intervals over references: a panel for each region."""
+    methods = [
+        method
+        for method in study.sizes.methods
+        if any(row["method"] == method and row["references"] for row in rows)
+    ]
+    figure, axes = panels(13.0, 1.2 + 0.26 * len(methods), len(REGIONS), 2)
+    for column, region in enumerate(REGIONS):
+        for line, name in enumerate(("mean_error", "sd_ratio")):
+            panel = axes[line, column]
+            panel.set_xscale("log")
+            panel.axvline(1.0, color=GREY, linewidth=0.8, linestyle="--")
+            for place, method in enumerate(methods):
+                row = next(each for each in rows if (each["method"], each["region"]) == (method, region))
+                if name in row:
+                    panel.hlines(
+                        place, row[f"{name}_low"], row[f"{name}_high"], color=BLUE, linewidth=1.4, alpha=0.6
+                    )
+                    panel.plot(row[name], place, "o", color=BLUE, markersize=4)
+            panel.set_yticks(range(len(methods)), methods if column == 0 else [""] * len(methods))
+            panel.invert_yaxis()
+            panel.set_title(
+                f"{region}: {'error of the mean (sd)' if line == 0 else 'sd ratio'}", fontsize="small"
+            )
+    figure.savefig(study.out / "league.png")
+
+
+def _draw_spread(study: Study) -> None:
+    """The ratio of spreads of mean-field SVI, of Laplace and of an ensemble by reference, amid data and in the gap."""
+    chosen = [method for method in ("svi", "laplace", "ensemble") if method in study.sizes.methods]
+    figure, axes = panels(4.4 * len(chosen), 4.0, len(chosen))
+    for panel, method in zip(axes[0], chosen, strict=True):
+        for region, colour in zip(REGIONS, (BLUE, GREY, ORANGE, VERMILION), strict=True):
+            found = of_method(study, method, region, "sd_ratio")
+            sizes = [
+                bnn.references.entries()[name].weights / bnn.references.entries()[name].rows for name in found
+            ]
+            panel.plot(sizes, list(found.values()), "o", color=colour, markersize=4, label=region)
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.axhline(1.0, color=GREY, linewidth=0.8, linestyle="--")
+        panel.set_title(method)
+        panel.set_xlabel("weights per row")
+    axes[0, 0].set_ylabel("sd / reference sd")
+    axes[0, -1].legend(fontsize="small")
+    figure.savefig(study.out / "spread.png")
+
+
+def _draw_diagnostics(study: Study) -> None:
+    """k-hat against the error of the mean at the test rows."""
+    figure, axes = panels(6.0, 4.0)
+    for method in study.sizes.methods:
+        errors = of_method(study, method, "test", "mean_error")
+        k = {
+            row["reference"]: float(row.get("k_hat") or math.nan)
+            for row in study.tables["fits"]
+            if row["method"] == method
+        }
+        pairs = [(k[name], error) for name, error in errors.items() if math.isfinite(k.get(name, math.nan))]
+        if pairs:
+            axes[0, 0].plot(*zip(*pairs, strict=True), "o", markersize=4, label=method)
+    axes[0, 0].axhline(MISS, color=GREY, linewidth=0.8, linestyle="--")
+    axes[0, 0].axvline(0.7, color=GREY, linewidth=0.8, linestyle="--")
+    axes[0, 0].set_yscale("log")
+    axes[0, 0].set_xlabel("k-hat")
+    axes[0, 0].set_ylabel("error of the mean, test rows (sd)")
+    axes[0, 0].legend(fontsize="x-small", ncol=2)
+    figure.savefig(study.out / "diagnostics.png")
+
+
+def main(
+    tiny: bool = False, out: str | Path | None = None, checkpoint: str | Path | None = None, only: Any = None
+) -> Study:
+    """Grade every method on every certified reference; parts are kept in the checkpoint."""
+    study = Study.begin(TINY if tiny else FULL, "grading_the_field", tiny, out)
+    sizes = study.sizes
+    certified = [each.name for each in bnn.references.entries().values() if each.grade == "certified"]
+    fits, grades = study.tables.setdefault("fits", []), study.tables.setdefault("grades", [])
+    for name in sizes.references or certified:
+        for method in only or sizes.methods:
+            part = f"{name}-{method.replace(' ', '_').replace(',', '')}"
+            found = kept(
+                checkpoint, part, sizes, lambda name=name, method=method: graded(name, method, sizes)
+            )
+            fits.append(found["fit"])
+            grades.extend(found["grades"])
+            study.say(f"{name}, {method}: {found['fit']['failure'] or found['grades'][-1]['mean_error']}")
+    study.tables["league"] = league(study)
+    draw(study)
+    study.conclude(judge)
+    study.say(f"written to {study.out}")
+    return study
+
+
+if __name__ == "__main__":
+    parser = command_line(__doc__, "checkpoint")
+    parser.add_argument("--only", nargs="*", metavar="METHOD", help="these methods")
+    main(**vars(parser.parse_args()))
