@@ -1,5 +1,5 @@
 """Methods from outside the library, for the study that grades the field: each fits the rows of a reference in code that
-shares nothing with ours, and gives what `Reference.grade` takes.
+shares nothing with ours, and gives what `Reference.grade` takes, and the number of "gradients" over all rows.
 
 They are for networks of one hidden layer of tanh units with a Gaussian of unknown noise, or with classes: other models
 are refused by name.
@@ -76,13 +76,14 @@ def deep_ensemble(reference: Any, seed: int, quick: bool) -> dict[str, Any]:
         _trained(reference, _torch_network(reference, seed * 100 + index), steps, 1e-4)
         for index in range(count)
     ]
-    return {"draws": _draws(reference, networks)}
+    return {"draws": _draws(reference, networks), "gradients": float(steps * count)}
 
 
 def mc_dropout(reference: Any, seed: int, quick: bool) -> dict[str, Any]:
     """Dropout of a tenth of the hidden units in plain torch, in training and in each of 500 passes."""
-    network = _trained(reference, _torch_network(reference, seed, 0.1), 200 if quick else 3000, 1e-4)
-    return {"draws": _draws(reference, [network] * (50 if quick else 500))}
+    steps = 200 if quick else 3000
+    network = _trained(reference, _torch_network(reference, seed, 0.1), steps, 1e-4)
+    return {"draws": _draws(reference, [network] * (50 if quick else 500)), "gradients": float(steps)}
 
 
 def gaussian_process(reference: Any, seed: int, quick: bool) -> dict[str, Any]:
@@ -103,7 +104,7 @@ def gaussian_process(reference: Any, seed: int, quick: bool) -> dict[str, Any]:
         centre, spread = model.predict(inputs, return_std=True)
         # Of f: scikit-learn's spread includes the white noise.
         mean[region], sd[region] = centre, np.sqrt(np.maximum(spread**2 - noise, 0.0))
-    return {"mean": mean, "sd": sd}
+    return {"mean": mean, "sd": sd, "gradients": float("nan")}
 
 
 def plain_pyro(reference: Any, seed: int, quick: bool) -> dict[str, Any]:
@@ -147,7 +148,8 @@ def plain_pyro(reference: Any, seed: int, quick: bool) -> dict[str, Any]:
     network = Network()
     guide = AutoNormal(network)
     svi = SVI(network, guide, pyro.optim.Adam({"lr": 0.01}), Trace_ELBO())
-    for _ in range(200 if quick else 10_000):
+    steps = 200 if quick else 10_000
+    for _ in range(steps):
         svi.step(x, y)
     predictive = Predictive(
         network, guide=guide, num_samples=100 if quick else 1000, return_sites=("_RETURN",)
@@ -155,7 +157,8 @@ def plain_pyro(reference: Any, seed: int, quick: bool) -> dict[str, Any]:
     grid = torch.as_tensor(np.concatenate(list(reference.x.values())))
     with torch.no_grad():
         f = predictive(grid)["_RETURN"].numpy().reshape(-1, len(grid), reference.outputs)
-    return {"draws": {region: f[:, rows] for region, rows in reference.slices.items()}}
+    draws = {region: f[:, rows] for region, rows in reference.slices.items()}
+    return {"draws": draws, "gradients": float(steps)}
 
 
 def laplace_torch(reference: Any, seed: int, quick: bool) -> dict[str, Any]:
@@ -165,7 +168,8 @@ def laplace_torch(reference: Any, seed: int, quick: bool) -> dict[str, Any]:
     from torch.utils.data import DataLoader, TensorDataset
 
     _, classes = network_of(reference)
-    network = _trained(reference, _torch_network(reference, seed), 200 if quick else 3000, 1e-4)
+    steps = 200 if quick else 3000
+    network = _trained(reference, _torch_network(reference, seed), steps, 1e-4)
     x, y = (torch.as_tensor(part) for part in reference.train)
     y = y.long() if classes else y[:, None]
     kind = "classification" if classes else "regression"
@@ -185,7 +189,8 @@ def laplace_torch(reference: Any, seed: int, quick: bool) -> dict[str, Any]:
             )
             p = np.exp(f - f.max(axis=-1, keepdims=True))
             draws[region] = (p / p.sum(axis=-1, keepdims=True)).mean(axis=0)
-    return {"probabilities": draws} if classes else {"mean": mean, "sd": sd}
+    found = {"probabilities": draws} if classes else {"mean": mean, "sd": sd}
+    return found | {"gradients": float(steps)}
 
 
 OUTSIDE: dict[str, Callable[[Any, int, bool], dict[str, Any]]] = {

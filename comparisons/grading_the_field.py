@@ -10,8 +10,8 @@ network with known arguments: a deep ensemble, MC dropout, a Gaussian process, m
 Pyro, and laplace-torch's last-layer Laplace.
 
 Questions: which method is near in the mean, and which in the spread, and where; whether mean-field's spread is too wide
-amid data and too narrow away from them; which cheap diagnostics (k-hat, R-hat at training rows) know of the error; how
-often chains that have converged at the training rows have not in the gap.
+amid data and too narrow away from them; which cheap diagnostics (k-hat, evidence gap, Laplace's evidence, R-hat at
+training rows) know of the error; how often chains that have converged at the training rows have not in the gap.
 
 Tables: `grades` (reference, method, region: all columns of a grade), `fits` (reference, method: seconds, gradients,
 diagnostics), `league` (method: means over references with Student's t).
@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,8 +73,9 @@ def graded(name: str, method: str, sizes: Sizes) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             if method in OUTSIDE:
-                grade = reference.grade(**OUTSIDE[method](reference, sizes.seed, sizes.quick))
-                fit["seconds"] = time.perf_counter() - begun
+                found = OUTSIDE[method](reference, sizes.seed, sizes.quick)
+                fit |= {"gradients": found.pop("gradients"), "seconds": time.perf_counter() - begun}
+                grade = reference.grade(**found)
             else:
                 posterior = bnn.fit(
                     reference.model(),
@@ -102,8 +104,13 @@ def diagnosed(reference: Any, posterior: Any) -> dict[str, Any]:
         "ess": "ess_bulk",
         "rhat_gap": "rhat_at_gap",
         "ess_gap": "ess_at_gap",
+        "evidence_gap": "evidence_gap",
+        "log_evidence": "log_evidence",
+        "importance_log_evidence": "importance_log_evidence",
     }
     figures = {name: float(found.get(key, math.nan)) for name, key in named.items()}
+    # What Laplace's evidence and that of its importance weights disagree by.
+    figures["evidence_error"] = abs(figures.pop("log_evidence") - figures.pop("importance_log_evidence"))
     figures["converged_at_training"] = float(found.get("converged_at_training", math.nan))
     figures["converged_at_gap"] = float(found.get("converged_at_gap", math.nan))
     gradients = info.gradient_evaluations
@@ -165,18 +172,18 @@ def curve_area(score: np.ndarray, miss: np.ndarray) -> float:
     return float(above)
 
 
-def k_hats(study: Study) -> np.ndarray:
-    """(references, methods, 2): k-hat and whether the mean is a miss at the test rows, NaN where either is unknown."""
+def scores(study: Study, column: str, methods: Sequence[str]) -> np.ndarray:
+    """(references, methods, 2): a diagnostic, and whether the mean is a miss at the test rows; NaN where unknown."""
     fits = {(row["reference"], row["method"]): row for row in study.tables["fits"]}
     names = sorted({name for name, _ in fits})
-    methods = [method for method in study.sizes.methods if method not in CHAINS]
     found = np.full((len(names), len(methods), 2), math.nan)
-    for column, method in enumerate(methods):
+    for place, method in enumerate(methods):
         errors = of_method(study, method, "test", "mean_error")
         for row, name in enumerate(names):
-            k = float(fits.get((name, method), {}).get("k_hat") or math.nan)
-            if not math.isnan(k) and name in errors:
-                found[row, column] = k, errors[name] > MISS
+            value = fits.get((name, method), {}).get(column)
+            known = value is not None and value != "" and not math.isnan(float(value))
+            if known and name in errors:
+                found[row, place] = float(value), errors[name] > MISS
     return found
 
 
@@ -186,6 +193,19 @@ def area_of(units: np.ndarray) -> float:
     flat = flat[np.isfinite(flat[:, 1])]
     area = curve_area(flat[:, 0], flat[:, 1])
     return 0.5 if math.isnan(area) else area
+
+
+def diagnostics(methods: Sequence[str]) -> list[tuple[str, str, list[str]]]:
+    """Claim, column of the fits, and the methods that it is about."""
+    chains = [method for method in methods if method in CHAINS]
+    others = [method for method in methods if method not in CHAINS]
+    laplace = [method for method in others if method.startswith("laplace")]
+    return [
+        ("k-hat", "k_hat", others),
+        ("evidence-gap", "evidence_gap", others),
+        ("laplace-evidence", "evidence_error", laplace),
+        ("rhat-training", "rhat", chains),
+    ]
 
 
 def judge(study: Study) -> list[Verdict]:
@@ -205,12 +225,15 @@ def judge(study: Study) -> list[Verdict]:
             referee.undecided(key, f"{len(values)} references have it")
         else:
             referee.measured(key, mean(values), f"as a factor {math.exp(np.mean(values)):.2f}")
-    units = k_hats(study)
-    if len(units) < 5:
-        referee.undecided("k-hat", f"{len(units)} references")
-    else:
-        known = np.isfinite(units[..., 1])
-        referee.measured("k-hat", bootstrap(units, area_of), f"{np.count_nonzero(known)} fits")
+    for key, column, methods in diagnostics(study.sizes.methods):
+        units = scores(study, column, methods)
+        flags = units[..., 1][np.isfinite(units[..., 1])]
+        if len(units) < 5 or len(set(flags)) < 2:
+            referee.undecided(key, f"{int(flags.sum())} misses in {len(flags)} fits that have it")
+        else:
+            referee.measured(
+                key, bootstrap(units, area_of), f"{int(flags.sum())} misses in {len(flags)} fits"
+            )
     chains = [row for row in study.tables["fits"] if row.get("converged_at_training") == 1.0]
     if not chains:
         referee.undecided("training-rows", "no chains converged at the training rows")
@@ -224,9 +247,10 @@ def judge(study: Study) -> list[Verdict]:
 
 
 def draw(study: Study) -> None:
-    """The league, mean-field's spread, and what diagnostics know."""
+    """The league, costs, mean-field's spread, and what diagnostics know."""
     rows = league(study)
     _draw_league(study, rows)
+    _draw_cost(study, rows)
     _draw_spread(study)
     _draw_diagnostics(study)
 
@@ -281,25 +305,58 @@ def _draw_spread(study: Study) -> None:
 
 
 def _draw_diagnostics(study: Study) -> None:
-    """k-hat against the error of the mean at the test rows."""
-    figure, axes = panels(6.0, 4.0)
-    for method in study.sizes.methods:
-        errors = of_method(study, method, "test", "mean_error")
-        k = {
-            row["reference"]: float(row.get("k_hat") or math.nan)
-            for row in study.tables["fits"]
-            if row["method"] == method
-        }
-        pairs = [(k[name], error) for name, error in errors.items() if math.isfinite(k.get(name, math.nan))]
-        if pairs:
-            axes[0, 0].plot(*zip(*pairs, strict=True), "o", markersize=4, label=method)
-    axes[0, 0].axhline(MISS, color=GREY, linewidth=0.8, linestyle="--")
-    axes[0, 0].axvline(0.7, color=GREY, linewidth=0.8, linestyle="--")
-    axes[0, 0].set_yscale("log")
-    axes[0, 0].set_xlabel("k-hat")
+    """Each diagnostic against the error of the mean at the test rows."""
+    each = diagnostics(study.sizes.methods)
+    names = {
+        "k_hat": "k-hat",
+        "evidence_gap": "evidence gap (nats)",
+        "evidence_error": "error of the evidence (nats)",
+    }
+    figure, axes = panels(4.2 * len(each), 4.0, len(each))
+    for panel, (_, column, methods) in zip(axes[0], each, strict=True):
+        fits = {(row["reference"], row["method"]): row.get(column) for row in study.tables["fits"]}
+        points = []
+        for method in methods:
+            for name, error in of_method(study, method, "test", "mean_error").items():
+                value = fits.get((name, method))
+                if value not in (None, "") and math.isfinite(float(value)):
+                    points.append((float(value), error))
+        if points:
+            panel.plot(*zip(*points, strict=True), "o", color=BLUE, markersize=3, alpha=0.6)
+            panel.set_yscale("log")
+            panel.set_xscale("symlog", linthresh=1.0) if column.startswith("evidence") else None
+        panel.axhline(MISS, color=GREY, linewidth=0.8, linestyle="--")
+        panel.set_xlabel(names.get(column, "R-hat at the training rows"))
     axes[0, 0].set_ylabel("error of the mean, test rows (sd)")
-    axes[0, 0].legend(fontsize="x-small", ncol=2)
     figure.savefig(study.out / "diagnostics.png")
+
+
+def _draw_cost(study: Study, rows: list[dict[str, Any]]) -> None:
+    """The error of the mean at the test rows and in the gap against the median gradients of a fit.
+
+    Seconds are of whatever else the machine did.
+    """
+    figure, axes = panels(11.0, 4.6, 2)
+    for panel, region in zip(axes[0], ("test", "gap"), strict=True):
+        for row in rows:
+            known = [
+                float(each["gradients"])
+                for each in study.tables["fits"]
+                if each["method"] == row["method"] and each.get("gradients") not in (None, "")
+            ]
+            if row["region"] == region and "mean_error" in row and np.isfinite(known).any():
+                colour = (
+                    ORANGE if row["method"] in OUTSIDE else VERMILION if row["method"] in CHAINS else BLUE
+                )
+                place = float(np.nanmedian(known)), row["mean_error"]
+                panel.plot(*place, "o", color=colour, markersize=4)
+                panel.annotate(row["method"], place, fontsize=6, xytext=(3, 2), textcoords="offset points")
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        panel.set_xlabel("gradients over all rows, median over references")
+        panel.set_title(region)
+    axes[0, 0].set_ylabel("error of the mean (sd)")
+    figure.savefig(study.out / "cost.png")
 
 
 def main(
