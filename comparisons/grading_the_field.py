@@ -42,6 +42,9 @@ REGIONS = ("train", "test", "gap", "far")
 # The exact samplers of the library, whose fits show what the references cannot resolve.
 CHAINS = ("nuts", "hmc", "chees", "meads", "mclmc", "mclmc-adjusted", "smc")
 OURS = tuple(name for name in ROWS if name not in ("laplace-guide", "sgld-metropolis", "stacked"))
+# Values beyond are drawn at the edge.
+LEAST = 0.01
+SHOWN = {"mean_error": (0.01, 20.0), "sd_ratio": (0.1, 10.0)}
 # A mean that is off by more, in posterior standard deviations, is a miss.
 MISS = 0.25
 
@@ -256,7 +259,10 @@ def draw(study: Study) -> None:
 
 
 def _draw_league(study: Study, rows: list[dict[str, Any]]) -> None:
-    """Error of the mean, and the ratio of spreads, with intervals over references: a panel for each region."""
+    """Error of the mean, and the ratio of spreads, with intervals over references: a panel for each region.
+
+    A value beyond the panel is a triangle at its edge.
+    """
     methods = [
         method
         for method in study.sizes.methods
@@ -271,10 +277,12 @@ def _draw_league(study: Study, rows: list[dict[str, Any]]) -> None:
             for place, method in enumerate(methods):
                 row = next(each for each in rows if (each["method"], each["region"]) == (method, region))
                 if name in row:
-                    panel.hlines(
-                        place, row[f"{name}_low"], row[f"{name}_high"], color=BLUE, linewidth=1.4, alpha=0.6
+                    value, low, high = np.clip(
+                        [row[f"{name}{end}"] for end in ("", "_low", "_high")], *SHOWN[name]
                     )
-                    panel.plot(row[name], place, "o", color=BLUE, markersize=4)
+                    panel.hlines(place, low, high, color=BLUE, linewidth=1.4, alpha=0.6)
+                    panel.plot(value, place, "o" if value == row[name] else "<", color=BLUE, markersize=4)
+            panel.set_xlim(*SHOWN[name])
             panel.set_yticks(range(len(methods)), methods if column == 0 else [""] * len(methods))
             panel.invert_yaxis()
             panel.set_title(
@@ -284,22 +292,28 @@ def _draw_league(study: Study, rows: list[dict[str, Any]]) -> None:
 
 
 def _draw_spread(study: Study) -> None:
-    """The ratio of spreads of mean-field SVI, of Laplace and of an ensemble by reference, amid data and in the gap."""
+    """The ratio of spreads of mean-field SVI, of Laplace and of an ensemble, by region, against two sizes."""
     chosen = [method for method in ("svi", "laplace", "ensemble") if method in study.sizes.methods]
-    figure, axes = panels(4.4 * len(chosen), 4.0, len(chosen))
-    for panel, method in zip(axes[0], chosen, strict=True):
-        for region, colour in zip(REGIONS, (BLUE, GREY, ORANGE, VERMILION), strict=True):
-            found = of_method(study, method, region, "sd_ratio")
-            sizes = [
-                bnn.references.entries()[name].weights / bnn.references.entries()[name].rows for name in found
-            ]
-            panel.plot(sizes, list(found.values()), "o", color=colour, markersize=4, label=region)
-        panel.set_xscale("log")
-        panel.set_yscale("log")
-        panel.axhline(1.0, color=GREY, linewidth=0.8, linestyle="--")
-        panel.set_title(method)
-        panel.set_xlabel("weights per row")
-    axes[0, 0].set_ylabel("sd / reference sd")
+    entries = bnn.references.entries()
+    sizes = {
+        "weights per row": lambda name: entries[name].weights / entries[name].rows,
+        "weights": lambda name: entries[name].weights,
+    }
+    figure, axes = panels(4.2 * len(chosen), 3.4, len(chosen), len(sizes))
+    for line, (label, size) in enumerate(sizes.items()):
+        for column, method in enumerate(chosen):
+            panel = axes[line, column]
+            for region, colour in zip(REGIONS, (BLUE, GREY, ORANGE, VERMILION), strict=True):
+                found = of_method(study, method, region, "sd_ratio")
+                values = np.clip(list(found.values()), *SHOWN["sd_ratio"])
+                panel.plot(list(map(size, found)), values, "o", color=colour, markersize=4, label=region)
+            panel.set_xscale("log")
+            panel.set_yscale("log")
+            panel.set_ylim(*SHOWN["sd_ratio"])
+            panel.axhline(1.0, color=GREY, linewidth=0.8, linestyle="--")
+            panel.set_title(method if line == 0 else "")
+            panel.set_xlabel(label)
+        axes[line, 0].set_ylabel("sd / reference sd")
     axes[0, -1].legend(fontsize="small")
     figure.savefig(study.out / "spread.png")
 
@@ -320,11 +334,13 @@ def _draw_diagnostics(study: Study) -> None:
             for name, error in of_method(study, method, "test", "mean_error").items():
                 value = fits.get((name, method))
                 if value not in (None, "") and math.isfinite(float(value)):
-                    points.append((float(value), error))
+                    least = LEAST if column.startswith("evidence") else -math.inf
+                    points.append((max(float(value), least), error))
         if points:
             panel.plot(*zip(*points, strict=True), "o", color=BLUE, markersize=3, alpha=0.6)
             panel.set_yscale("log")
-            panel.set_xscale("symlog", linthresh=1.0) if column.startswith("evidence") else None
+            if column.startswith("evidence"):
+                panel.set_xscale("log")
         panel.axhline(MISS, color=GREY, linewidth=0.8, linestyle="--")
         panel.set_xlabel(names.get(column, "R-hat at the training rows"))
     axes[0, 0].set_ylabel("error of the mean, test rows (sd)")
@@ -338,7 +354,7 @@ def _draw_cost(study: Study, rows: list[dict[str, Any]]) -> None:
     """
     figure, axes = panels(11.0, 4.6, 2)
     for panel, region in zip(axes[0], ("test", "gap"), strict=True):
-        for row in rows:
+        for index, row in enumerate(rows):
             known = [
                 float(each["gradients"])
                 for each in study.tables["fits"]
@@ -350,7 +366,9 @@ def _draw_cost(study: Study, rows: list[dict[str, Any]]) -> None:
                 )
                 place = float(np.nanmedian(known)), row["mean_error"]
                 panel.plot(*place, "o", color=colour, markersize=4)
-                panel.annotate(row["method"], place, fontsize=6, xytext=(3, 2), textcoords="offset points")
+                # Neighbours have their names on two sides.
+                at = (3, 2) if index % 8 < 4 else (3, -7)
+                panel.annotate(row["method"], place, fontsize=6, xytext=at, textcoords="offset points")
         panel.set_xscale("log")
         panel.set_yscale("log")
         panel.set_xlabel("gradients over all rows, median over references")

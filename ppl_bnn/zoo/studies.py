@@ -17,7 +17,7 @@ from ppl_bnn.core.errors import check_known
 from ppl_bnn.zoo.files import shipped
 
 # Modules that studies share, and the scripts that judge stored results and make the references.
-_NOT_RUN = ("study", "claims", "verdicts", "problem", "ratios")
+_NOT_RUN = ("study", "claims", "verdicts", "problem", "ratios", "grading_outside")
 # Files with this beginning make the reference posteriors.
 _REFERENCES = "reference"
 
