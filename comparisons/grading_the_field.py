@@ -299,7 +299,7 @@ def _draw_spread(study: Study) -> None:
         "weights per row": lambda name: entries[name].weights / entries[name].rows,
         "weights": lambda name: entries[name].weights,
     }
-    figure, axes = panels(4.2 * len(chosen), 3.4, len(chosen), len(sizes))
+    figure, axes = panels(4.2 * len(chosen), 6.4, len(chosen), len(sizes))
     for line, (label, size) in enumerate(sizes.items()):
         for column, method in enumerate(chosen):
             panel = axes[line, column]
