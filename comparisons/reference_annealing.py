@@ -8,7 +8,8 @@ backwards from w* through the same moves in reverse order. With log weights
 
 E[exp(W)] = p(D) forwards, and E[exp(-W)] = 1 / p(D) backwards over the draw of w* and D. By Jensen's inequality the
 logarithms of the two averages bound log p(D) from below and from above in expectation, and by Markov's inequality each
-bound is wrong by more than b nats with probability at most exp(-b). This needs no chain that converges.
+bound is wrong by more than b nats with probability at most exp(-b). This needs no chain that converges. Both averages
+have heavy tails with few temperatures, which moves the bounds apart; with more of them they meet.
 
 References
 ----------
