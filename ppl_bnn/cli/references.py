@@ -75,7 +75,9 @@ def _of_grade(card: Mapping[str, Any]) -> dict[str, str]:
         )
     if "bounds of the log evidence" in card:
         bounds = card["bounds of the log evidence"]
-        found["log evidence"] = "; ".join(f"between {low:.2f} and {high:.2f}" for low, high in bounds)
+        found["log evidence"] = "; ".join(
+            f"bounds {low:.2f} from below, {high:.2f} from above" for low, high in bounds
+        )
     if "calibration" in card:
         known = card["calibration"]
         found["calibration"] = f"{known['simulations']} simulations, ranks of {', '.join(known['functions'])}"

@@ -93,7 +93,7 @@ def test_a_comparison_against_a_reference_of_another_grade(grade: str, kind: str
     assert result.table.loc["map", "gap_mean"] > 0.0
     code, text = _invoke("references", names[0])
     assert code == 0
-    assert ("masses of modes" if grade == "mode-weighted" else "between") in text
+    assert ("masses of modes" if grade == "mode-weighted" else "from above") in text
 
 
 def test_a_record_of_failure_is_listed_and_not_loaded() -> None:
