@@ -187,8 +187,9 @@ def test_total_variation_of_normals_is_the_known_one() -> None:
 def test_a_reference_is_made_resumed_and_checked(
     references: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(references, "NODE_DRAWS", 300)
-    monkeypatch.setattr(references, "NODE_WARMUP", 200)
+    parts = importlib.import_module("reference_parts")
+    monkeypatch.setattr(parts, "NODE_DRAWS", 300)
+    monkeypatch.setattr(parts, "NODE_WARMUP", 200)
     entry = problems.Entry("small", "linear_regression", "curve_with_a_gap", rows=20, draws=1000, warmup=300)
     assert references.make(entry, tmp_path / "work", tmp_path / "out") == "certified"
     folder = tmp_path / "out" / "small"
