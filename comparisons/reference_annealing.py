@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.inference.mcmc.smc import systematic
 from ppl_bnn.inference.method import Method, Outcome, Stopwatch
 from ppl_bnn.posterior.approximation import Chains
@@ -60,6 +61,13 @@ class Annealing(Method):
     chains: int = 8
     draws: int = 250
 
+    def check(self) -> None:
+        needed = self.chains * self.draws
+        got, advice = f"particles={self.particles}", f"particles={needed}"
+        InputError.check(self.particles >= needed, "Annealing", f"at least {needed} particles", got, advice)
+        expected, advice = "values of all sites from which the targets were drawn", "data from the prior"
+        InputError.check(self.truth, "Annealing", expected, "none", advice)
+
     def run(self, problem: Any, progress: Any) -> Outcome:
         import jax
         import jax.numpy as jnp
@@ -77,7 +85,7 @@ class Annealing(Method):
             likelihood = program.log_likelihood(u, problem.x, problem.y).sum()
             return program.log_prior(u, problem.x, problem.y), likelihood
 
-        path = _Path(densities, problem.dtype)
+        path = _Path(densities)
         keys = iter(jax.random.split(jax.random.PRNGKey(problem.seed), 4))
         rough = np.linspace(0.0, 1.0, PILOT + 1) ** POWER
         # The swarm has starts of its own: weights of particles that had tuned their moves would be biased.
@@ -125,8 +133,8 @@ class Annealing(Method):
 class _Path:
     """Moves between the prior and the posterior, in flat coordinates v."""
 
-    def __init__(self, densities: Callable[[Any], tuple[Any, Any]], dtype: str):
-        self.densities, self.dtype = densities, dtype
+    def __init__(self, densities: Callable[[Any], tuple[Any, Any]]):
+        self.densities = densities
 
     def energy(self, v: Any, t: Any) -> tuple[Any, Any]:
         """The value and the gradient of -log p_t(v), and log p(D | w(v)) beside the value."""
@@ -178,12 +186,7 @@ class _Path:
             v, likelihood, rates = jax.vmap(lambda v, key: move(v, key=key))(v, jax.random.split(key, len(v)))
             log_step = log_step + GAIN * (rates.mean() - ACCEPTANCE)
             usable = jnp.where(jnp.isfinite(likelihood), likelihood, jnp.nan)
-            return (v, log_step), {
-                "step": jnp.exp(log_step),
-                "scale": scale,
-                "spread": jnp.nanstd(usable),
-                "rate": rates.mean(),
-            }
+            return (v, log_step), {"step": jnp.exp(log_step), "scale": scale, "spread": jnp.nanstd(usable)}
 
         log_step = jnp.log(jnp.asarray(0.5, starts.dtype))
         sequence = jnp.asarray(t[1:], starts.dtype), jax.random.split(key, len(t) - 1)

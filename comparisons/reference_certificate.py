@@ -315,14 +315,18 @@ def recompute(stored: Mapping[str, np.ndarray]) -> list[Check]:
     return checks
 
 
+def pooled(f: np.ndarray) -> np.ndarray:
+    """All draws (S, G) of f (chain, draw, G)."""
+    return np.asarray(f, dtype=np.float64).reshape(-1, f.shape[-1])
+
+
 def _pool(stored: Mapping[str, np.ndarray]) -> tuple[np.ndarray, dict[str, np.ndarray], dict[str, float]]:
     """All draws of f (S, G), their moments, and the floor of differences between halves of them."""
-    f = stored["f"]
-    pool = np.asarray(f, dtype=np.float64).reshape(-1, f.shape[-1])
+    pool = pooled(stored["f"])
     return pool, moments(pool, stored["pairs"]), floor_of(pool, stored["pairs"])
 
 
-def _scalars(stored: Mapping[str, np.ndarray]) -> np.ndarray:
+def scalars_of(stored: Mapping[str, np.ndarray]) -> np.ndarray:
     """Log likelihood, log prior and scales of all draws (chain, draw, K)."""
     parts = [stored["log_likelihood"][..., None], stored["log_prior"][..., None], stored["scales"]]
     return np.concatenate(parts, axis=-1)
@@ -333,7 +337,7 @@ def _runs_agree(
 ) -> list[Check]:
     """Whether the chains of one run and those of the other agree."""
     f, pairs, half = stored["f"], stored["pairs"], stored["f"].shape[0] // 2
-    halves = [moments(each.reshape(-1, f.shape[-1]), pairs) for each in (f[:half], f[half:])]
+    halves = [moments(pooled(each), pairs) for each in (f[:half], f[half:])]
     return agreement(name, *halves, floor, pairs, scale)
 
 
@@ -355,7 +359,7 @@ def _certified(stored: Mapping[str, np.ndarray]) -> list[Check]:
     f, pairs = stored["f"], stored["pairs"]
     _, whole, floor = _pool(stored)
     checks = convergence("stored draws, f at the grid", f)
-    checks += convergence("stored draws, log likelihood, log prior and scales", _scalars(stored))
+    checks += convergence("stored draws, log likelihood, log prior and scales", scalars_of(stored))
     checks += _runs_agree("NUTS, run a against run b", stored, floor, whole["sd"])
     error = 1.0 / np.sqrt(by_arviz("ess", np.asarray(f, dtype=np.float64), 0.0, method="bulk").min())
     checks.append(Check.below("Monte-Carlo error of the worst mean, in standard deviations", error, ERROR))
@@ -376,7 +380,7 @@ def _by_mode(stored: Mapping[str, np.ndarray]) -> list[Check]:
     """Each mode by itself, with limits on effective sizes in proportion to its mass; masses; and SMC as a whole."""
     f, pairs, mode = stored["f"], stored["pairs"], stored["mode"]
     _, whole, floor = _pool(stored)
-    checks, scalars = masses(stored["log_evidence"], stored["mode_shares"]), _scalars(stored)
+    checks, scalars = masses(stored["log_evidence"], stored["mode_shares"]), scalars_of(stored)
     for index in np.unique(mode):
         at, share = np.flatnonzero(mode == index), float(np.mean(mode == index))
         limits = {"bulk": BULK * share, "tail": TAIL * share}

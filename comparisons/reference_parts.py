@@ -267,7 +267,13 @@ def integral_of(found: Arrays) -> tuple[float, float]:
 
 
 def numpy_program(model: str) -> Any:
-    """The module with the log joint of a model in NumPy; InputError if there is none."""
+    """The module with the log joint of a model in NumPy.
+
+    Raises
+    ------
+    InputError
+        There is no such module.
+    """
     file = FOLDER / "programs" / f"{model}.py"
     InputError.check(file.exists(), model, f"its log joint by hand in {file}", "none", "writing it")
     specification = importlib.util.spec_from_file_location(f"reference_program_{model}", file)

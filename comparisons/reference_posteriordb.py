@@ -20,11 +20,11 @@ its prior given s_a and is drawn from there. So 100 columns stand for 784.
 Draws are kept in the work folder as they come, so an interrupted run goes on where it stopped.
 
 What is hard about it: the priors of both variances have heavy tails, and their medians are so near zero that the
-network is constant there. The chains found two regions. In one the network is constant, the log likelihood is near
-100 log(1 / 10), and the variances wander as under their priors. In the other, with weights orders of magnitude larger,
-every row is fitted; steps are at least twenty times smaller, and every tree was saturated. Of eight chains three were
-in the second after their warm-up; one came to it later, with the step size of the first, and diverged; none went back.
-How much of the posterior lies in the first is not known.
+network is constant there. The chains found two regions. In the first the network is constant, the log likelihood is
+near 100 log(1 / 10), and the variances move as under their priors. In the second, weights are orders of magnitude
+larger and every row is fitted; steps are at least twenty times smaller, and every tree is saturated. Three of eight
+chains were in the second region after their warm-up. A fourth reached it later, with the step size of the first region,
+and diverged. No chain returned. The share of the posterior in the first region is unknown.
 """
 
 from __future__ import annotations

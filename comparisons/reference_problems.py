@@ -27,10 +27,10 @@ import ppl_bnn as bnn
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.settings import OneOf, check_settings, setting, whole
 from ppl_bnn.diagnostics.prior_draws import PriorDraw
+from ppl_bnn.references.reference import REGIONS
 
 FOLDER = Path(__file__).parent / "references"
 ENTRIES = FOLDER / "entries.toml"
-REGIONS = ("train", "test", "gap", "far")
 GRADES = ("certified", "mode-weighted", "bracketed")
 # Shares of the grid, and the number of outputs that a grid has at most.
 SHARES = {"train": 0.2, "test": 0.4, "gap": 0.2, "far": 0.2}

@@ -39,7 +39,9 @@ from reference_certificate import (
     mixing,
     moments,
     plain,
+    pooled,
     recompute,
+    scalars_of,
 )
 from reference_parts import (
     STORED,
@@ -104,7 +106,7 @@ def thinned(found: Arrays, count: int | None = None) -> Arrays:
     chains, draws = found["f"].shape[:2]
     at = np.linspace(0, draws - 1, min(draws, count or STORED // chains)).round().astype(int)
     kept = {name: found[name][:, at].astype(np.float32) for name in drawn_names(found)}
-    kept |= {name: found[name] for name in ("diverging", "reached_max_tree_depth")}
+    kept |= {name: found[name] for name in TRANSITIONS}
     return kept | {"energy": found["energy"].astype(np.float32)}
 
 
@@ -203,10 +205,9 @@ def _joined(parts: Sequence[Arrays], axis: int = 0) -> Arrays:
 
 def _mixed(name: str, found: Arrays) -> list[Check]:
     """Convergence of a run at the grid, and of log densities and scales."""
-    scalars = [found["log_likelihood"][..., None], found["log_prior"][..., None], found["scales"]]
     return [
         *convergence(f"{name}, f at the grid", found["f"]),
-        *convergence(f"{name}, log likelihood, log prior and scales", np.concatenate(scalars, axis=-1)),
+        *convergence(f"{name}, log likelihood, log prior and scales", scalars_of(found)),
     ]
 
 
@@ -216,7 +217,7 @@ def _second(
     """Moments of the two fits of a second sampler, and their marginals against the pool."""
     moments_of, checks = [], []
     for run, each in zip(RUNS, found, strict=True):
-        draws = each["f"].reshape(-1, pool.shape[-1]).astype(np.float64)
+        draws = pooled(each["f"])
         moments_of.append({f"second_{what}": value[None] for what, value in moments(draws, pairs).items()})
         checks += agreement_of_marginals(f"{name}, run {run}", pool, draws)
     return _joined(moments_of) | {"second": np.array(name)}, checks
@@ -228,7 +229,7 @@ def by_chains(parts: Parts) -> tuple[Arrays, list[Check], Arrays]:
     runs = [parts("nuts", run, nuts) for run in RUNS]
     full = [check for run, each in zip(RUNS, runs, strict=True) for check in _mixed(f"NUTS {run}", each)]
     stored = _joined([thinned(each) for each in runs])
-    pool = stored["f"].astype(np.float64).reshape(-1, stored["f"].shape[-1])
+    pool = pooled(stored["f"])
     pairs, name = chosen.pairs() * stored_outputs(stored, chosen), entry.second
     if name == "smc":
         found = [parts("smc", run, smc)["log_evidence"] for run in RUNS]
@@ -283,7 +284,7 @@ def by_modes(parts: Parts) -> tuple[Arrays, list[Check], Arrays]:
     for each in range(entry.modes):
         order[mixed == each] = np.flatnonzero(mode == each)
     stored |= {name: stored[name][:, order] for name in drawn_names(stored)}
-    pool = stored["f"].astype(np.float64).reshape(-1, stored["f"].shape[-1])
+    pool = pooled(stored["f"])
     second, checks = _second("SMC", swarms, pool, chosen.pairs() * stored_outputs(stored, chosen))
     stored |= {"mode": mixed, "mode_shares": shares, "log_evidence": evidences}
     stored |= {"chain_modes": visits, "chain_rhat": np.array(mixing(free)[0])}
@@ -329,7 +330,7 @@ def arrays_of(entry: Entry, chosen: Problem, work: Path) -> tuple[Arrays, list[C
     stored, full, facts = BUILT[entry.sought](parts)
     stored["sought"] = np.array(entry.sought)
     pairs = stored["pairs"] = chosen.pairs() * stored_outputs(stored, chosen)
-    pool = stored["f"].astype(np.float64).reshape(-1, stored["f"].shape[-1])
+    pool = pooled(stored["f"])
     stored |= {"quantiles": np.quantile(pool, QUANTILES, axis=0), **moments(pool, pairs)}
     stored |= {name: facts[name] for name in ("sites", "dimensions", "scale_names", "columns")}
     stored |= from_the_prior(entry, chosen, stored["columns"])

@@ -39,7 +39,7 @@ LINKS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 
 @dataclass(frozen=True, eq=False)
 class Reference:
-    """A certified posterior of the outputs of a network at a frozen grid of inputs.
+    """A reference posterior of the outputs of a network at a frozen grid of inputs.
 
     The grid has named regions: "train" (training rows), "test" (held-out rows), "gap" (rows from a part of the input
     space that training leaves out) and "far" (inputs at a distance from all training rows). All arrays are in the units

@@ -14,6 +14,7 @@ import pytest
 import ppl_bnn as bnn
 from comparisons import reference_certificate as certificate
 from comparisons import reference_problems as problems
+from ppl_bnn.core.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +104,13 @@ def test_the_draws_are_of_the_posterior(run: Any) -> None:
     effective = weights.sum() ** 2 / np.square(weights).sum()
     assert np.abs(f.mean(axis=0) - g.mean(axis=0)).max() < 5.0 * g.std(axis=0).max() / np.sqrt(effective)
     assert np.abs(np.log(f.std(axis=0) / g.std(axis=0))).max() < 5.0 / np.sqrt(2.0 * effective)
+
+
+def test_too_few_particles_and_a_missing_truth_are_refused_at_once(annealing: Any) -> None:
+    with pytest.raises(InputError, match="at least 2000 particles"):
+        annealing.Annealing(truth={"w": np.zeros(2)}, particles=1999)
+    with pytest.raises(InputError, match="targets were drawn"):
+        annealing.Annealing(particles=2000)
 
 
 def test_temperatures_are_dense_where_weights_spread(annealing: Any) -> None:
