@@ -14,7 +14,7 @@ import torch
 
 # `pyro.distributions` has no `biject_to`.
 from torch.distributions import biject_to, constraints
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves
 
 from ppl_bnn.core.warning_filters import ignored
 
@@ -29,6 +29,7 @@ from ppl_bnn.backends.interpretation import SystemInterpretation, interpreted
 from ppl_bnn.backends.native import Model
 from ppl_bnn.backends.protocol import Function, Given, Site, TracedSite
 from ppl_bnn.backends.pyro_distributions import current_settings, resolve
+from ppl_bnn.backends.pyro_recording import MOST_RECORDED, Replayed, Unrecordable, overwrite, record
 from ppl_bnn.backends.pyro_session import TURN, opened, outside, rest, resting, typed
 from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError
 from ppl_bnn.core.processes import refuse_forked
@@ -37,7 +38,6 @@ from ppl_bnn.language.modules.torch_defaults import floating
 
 # Number of blocks of draws from which recording the operations is faster, and bytes of the widest array in a block.
 RECORDED_BLOCKS, BLOCK = 64, 2**20
-MOST_RECORDED = 16
 
 
 class PyroInterpretation(SystemInterpretation):
@@ -272,7 +272,7 @@ class Pyro(protocol.System):
         return resting(torch.func.vmap(function, in_dims=in_axes, randomness="different"))
 
     def batched(self, function: Function, size: int) -> Callable[..., None]:
-        inner = self.compile(self.vmap(function, in_axes=(0, None)))
+        inner = torch.no_grad()(self.vmap(function, in_axes=(0, None)))
         recorded: dict[Any, tuple[int, Callable[..., Any]] | None] = {}
 
         def filled(w: Mapping[str, Any], x: Any, into: np.ndarray) -> None:
@@ -300,75 +300,33 @@ class Pyro(protocol.System):
     ) -> tuple[int, Callable[..., Any]] | None:
         """(draws, the operations of `function` on so many draws); None if they depend on the values of arrays.
 
-        The record avoids the overhead of Python and torch.func for each block. Fake arrays have no values, so no value
-        of a draw or a row can enter the record, and random numbers are recorded as operations.
+        The record avoids the overhead of Python and torch.func for each block.
         """
-        # The first use of make_fx imports torch's compiler, which takes over a CPU second.
-        from torch.fx.experimental.proxy_tensor import make_fx
 
-        leaves, structure = tree_flatten(x)
-
-        def record(draws: int) -> Any:
+        def recorded(draws: int) -> Any:
             mapped = function if draws == 1 else self.vmap(function, in_axes=(0, None))
-
-            def flat(*values: Any) -> Any:
-                return mapped(dict(zip(w, values, strict=False)), tree_unflatten(values[len(w) :], structure))
-
-            few = (value[0] if draws == 1 else value[:draws] for value in w.values())
+            few = {name: value[0] if draws == 1 else value[:draws] for name, value in w.items()}
             with torch.no_grad():
-                return make_fx(flat, tracing_mode="fake", _allow_non_fake_inputs=True)(*few, *leaves)
+                return record(mapped, *tree_flatten((few, x)))
 
         try:
-            found = record(1)
-            arrays = (node.meta.get("val") for node in found.graph.nodes if node.op == "call_function")
+            found = recorded(1)
+            arrays = (node.meta.get("val") for node in found.module.graph.nodes if node.op == "call_function")
             widest = max((a.nbytes for a in arrays if isinstance(a, torch.Tensor)), default=1)
             draws = max(1, min(size, BLOCK // max(1, widest)))
             if draws > 1:
-                found = record(draws)
-        except RuntimeError:
-            # torch raises this if the values of a fake array are read; errors of the model occur without a record too.
+                found = recorded(draws)
+        except Unrecordable:
             return None
-        _overwrite(found.graph)
-        found.recompile()
-        return draws, found.forward
+        overwrite(found.module)
+
+        def block(*arrays: Any) -> Any:
+            return found.module.forward(*arrays, *found.held)[0]
+
+        return draws, block
 
     def compile(self, function: Function) -> Function:
-        return resting(torch.no_grad()(function))
-
-
-# Operations whose result does not share memory with an argument: matrix products, and elementwise operations.
-_PRODUCTS = {
-    torch.ops.aten.mm.default,
-    torch.ops.aten.bmm.default,
-    torch.ops.aten.addmm.default,
-    torch.ops.aten.baddbmm.default,
-}
-_RESHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
-
-
-def _overwrite(graph: torch.fx.Graph) -> None:
-    """Replace f(a, ...) by an in-place operation, if no other operation reads a and the result has its shape and type.
-
-    The memory is then already in the cache. torch's own `reinplace` pass compares numbers of elements, not shapes.
-    """
-    own: set[torch.fx.Node] = set()
-    for node in graph.nodes:
-        target = node.target
-        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
-            continue
-        if any(returned.alias_info for returned in target._schema.returns) and target not in _RESHAPES:
-            continue
-        pointwise = torch.Tag.pointwise in target.tags
-        first: Any = node.args[0] if node.args else None
-        alone = first in own and len(first.users) == 1
-        if pointwise or target in _PRODUCTS or (target in _RESHAPES and alone):
-            own.add(node)
-        if not (pointwise and alone and node.args.count(first) == 1):
-            continue
-        before, after = first.meta["val"], node.meta["val"]
-        in_place = getattr(torch.ops.aten, f"{target.overloadpacket.__name__}_", None)
-        if before.shape == after.shape and before.dtype == after.dtype and in_place is not None:
-            node.target = getattr(in_place, target._overloadname, target)
+        return Replayed(torch.no_grad()(function))
 
 
 def _run_recorded(
@@ -376,7 +334,7 @@ def _run_recorded(
 ) -> int:
     """Fill whole blocks of `draws` from the front, and return the number of finished draws."""
     done = len(target) // draws * draws
-    leaves = tree_leaves(x)
+    leaves = [leaf for leaf in tree_leaves(x) if isinstance(leaf, torch.Tensor)]
     blocks = (a[:done].unbind() if draws == 1 else a[:done].split(draws) for a in (target, *w.values()))
     with torch.inference_mode():
         for into, *values in zip(*blocks, strict=True):

@@ -155,12 +155,17 @@ def outside() -> Iterator[None]:
             raise interrupt
 
 
+def transformed() -> bool:
+    """Whether this thread is inside a transform of torch.func."""
+    return _peek() is not None
+
+
 def rest() -> None:
     """Let a thread that has waited for a while have its turn.
 
     Not inside a transform of torch.func, whose levels of derivatives are shared by all threads.
     """
-    if TURN.wanted and _LOCAL.sessions and _peek() is None:
+    if TURN.wanted and _LOCAL.sessions and not transformed():
         with outside():
             pass
 

@@ -317,34 +317,60 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
     from pyro.ops.integrator import potential_grad
 
     method, program = job.method, problem.program
-    names = latent_names(problem)
-    constants = {name: program.system.asarray(value) for name, value in job.fixed.items()}
+    system, names = program.system, latent_names(problem)
+    constants = {name: system.asarray(value) for name, value in job.fixed.items()}
+    # One array per block of the mass matrix saves an operation for each site in every step.
+    keys = [f"block{index}" for index in range(len(job.blocks))]
+    order = np.concatenate([block.positions for block in job.blocks])
+    place = None if len(keys) == 1 else torch.as_tensor(np.argsort(order))
     gradients = 0
 
-    def potential(u: Mapping[str, Any]) -> Any:
+    def negative(flat: Any, x: Any, y: Any) -> Any:
+        u = {**program.unravel(flat, names), **constants}
+        return -tempered_log_joint(program, method.temperature, u, x, y)
+
+    value_and_grad = system.compile(system.value_and_grad(negative))
+
+    class Potential(torch.autograd.Function):
+        """The potential, with the gradient that comes with its value."""
+
+        @staticmethod
+        def forward(context: Any, flat: Any) -> Any:
+            value, gradient = value_and_grad(flat.detach(), problem.x, problem.y)
+            context.save_for_backward(gradient)
+            return value
+
+        @staticmethod
+        def backward(context: Any, upstream: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return upstream * context.saved_tensors[0]
+
+    def join(z: Mapping[str, Any]) -> Any:
+        return z[keys[0]] if place is None else torch.cat([z[key] for key in keys])[place]
+
+    def potential(z: Mapping[str, Any]) -> Any:
         nonlocal gradients
-        gradients += any(value.requires_grad for value in u.values())
-        return -tempered_log_joint(program, method.temperature, {**u, **constants}, problem.x, problem.y)
+        gradients += any(value.requires_grad for value in z.values())
+        return Potential.apply(join(z))
 
     point: dict[str, Any] = {}
     value: Any = None
     for candidate in method.candidates(problem, chain, job.starts[chain]):
-        point = program.unravel(program.system.asarray(candidate), names)
-        point = {name: value.clone() for name, value in point.items()}
+        parts = (system.asarray(candidate[block.positions]) for block in job.blocks)
+        point = dict(zip(keys, parts, strict=True))
         slopes, value = potential_grad(potential, point)
         if torch.isfinite(value) and all(torch.isfinite(slope).all() for slope in slopes.values()):
             break
     else:
         raise no_finite_start(chain, -float(value), method.start is None)
 
-    program.system.seeds(site_seed(f"{method.name.lower()} {chain}", problem.seed), 1)
-    full_mass = [block.sites for block in job.blocks if block.dense]
+    system.seeds(site_seed(f"{method.name.lower()} {chain}", problem.seed), 1)
+    full_mass = [(key,) for key, block in zip(keys, job.blocks, strict=True) if block.dense]
     make: Any = getattr(pyro.infer, method.algorithm)
     kernel = make(potential_fn=potential, full_mass=full_mass, **method.options)
     kernel.initial_params = point
     kernel.setup(method.warmup)
     if job.blocks[0].inverse is not None:
-        _set_inverse_mass(kernel, job.blocks, program)
+        _set_inverse_mass(kernel, dict(zip(keys, job.blocks, strict=True)))
     length = kernel.trajectory_length
     kept: list[dict[str, Any]] = []
     for done in range(method.warmup + method.draws):
@@ -356,7 +382,7 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
         count = done - method.warmup + 1 if sampling else done + 1
         acceptance = mean + count * (kernel._mean_accept_prob - mean)
         if sampling:
-            u = program.system.to_numpy(program.ravel(point, names)).copy()
+            u = system.to_numpy(join(point)).copy()
             draw = {"u": u, "lp": -float(kernel._potential_energy_last), "step_size": step_size}
             draw |= {"acceptance_rate": acceptance, "mean_accept_prob": kernel._mean_accept_prob}
             kept.append(draw | {"n_steps": gradients - before})
@@ -366,18 +392,14 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
     return {**result, "diverging": diverging, "gradients": gradients}
 
 
-def _set_inverse_mass(kernel: Any, blocks: Sequence[MassBlock], program: Program) -> None:
+def _set_inverse_mass(kernel: Any, blocks: Mapping[str, MassBlock]) -> None:
     """Set the start's inverse mass matrix in a kernel that is set up, and search for its step size again."""
     import torch
 
-    found, by_sites = {}, {frozenset(block.sites): block for block in blocks}
-    for names, present in kernel.mass_matrix_adapter.inverse_mass_matrix.items():
-        block = by_sites[frozenset(names)]
-        matrix: Any = block.inverse
-        # Pyro has its own order of sites.
-        order = ravel(_positions(program, block.sites), names)
-        given = matrix[np.ix_(order, order)] if block.dense else matrix[order]
-        found[names] = torch.as_tensor(given, dtype=present.dtype, device=present.device)
+    found = {}
+    for key, present in kernel.mass_matrix_adapter.inverse_mass_matrix.items():
+        (name,) = key
+        found[key] = torch.as_tensor(blocks[name].inverse, dtype=present.dtype, device=present.device)
     kernel.mass_matrix_adapter.inverse_mass_matrix = found
     # The step size that `setup` found belongs to the previous mass matrix.
     kernel._adapter.reset_step_size_adaptation(kernel.initial_params)

@@ -5,6 +5,7 @@ If a loss is not finite, the loop stops and returns to the parameters of the ste
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import map_data
+from ppl_bnn.core.arrays import map_data, unravel
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.optimisation.loops import chosen_rows, loop_of
 
@@ -26,7 +27,7 @@ class Descent:
 
     `loss` maps (parameters, seed, weight of the complexity, x, y) to (loss, further costs). It begins at `start`.
     If `streamed`, batches are taken from the rows in host memory, one stretch at a time. `key` is that of a `Loop`.
-    `fused`: whether one operation updates all arrays. `failed` are the parameters at which a loss or its gradient was
+    `fused`: whether JAX updates all arrays as one. `failed` are the parameters at which a loss or its gradient was
     not finite.
     """
 
@@ -40,7 +41,8 @@ class Descent:
     def __post_init__(self) -> None:
         data = (None, None) if self.streamed else (self.problem.x, self.problem.y)
         state = self._begun(self.start)
-        self._loop = loop_of(self.problem, self._step, state, data, seed=0, stops=True, key=self.key)
+        options: dict[str, Any] = {"seed": 0, "stops": True, "key": self.key, "recorded": False}
+        self._loop = loop_of(self.problem, self._step, state, data, **options)
         self._count, self.failed = 0, dict[str, np.ndarray]()
 
     @property
@@ -204,65 +206,73 @@ class _JaxDescent(Descent):
 class _TorchDescent(Descent):
     """Steps with one Adam for all parameters.
 
-    The tensors are created here, unless the loss has its own as `loss.leaves` (Pyro keeps those of guides in a store).
-    The state of the loop has these tensors, Adam, the sums of the averaged iterates, and the iterates before the latest
-    step. A step writes to all of them.
+    The parameters are created here, unless the loss has its own as `loss.leaves` (Pyro keeps those of guides in a
+    store). They share the memory of one flat vector. The state of the loop has this vector, the state of Adam, the sum
+    of the averaged iterates, and the iterate before the latest step. A step writes to all of them.
     """
 
     def _begun(self, parameters: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
         import torch
 
         values = self._arrays(parameters)
-        leaves: Mapping[str, Any] = getattr(self.loss, "leaves", values)
-        self._leaves = {name: leaf.requires_grad_() for name, leaf in leaves.items()}
-        # Detached, they share the memory that the optimiser writes to.
-        iterates = {name: leaf.detach() for name, leaf in leaves.items()}
-        for name, value in values.items():
-            iterates[name].copy_(value.reshape(iterates[name].shape))
-        adam = torch.optim.Adam(list(leaves.values()), lr=1.0, fused=self.fused or None)
-        totals = {name: torch.zeros_like(value) for name, value in iterates.items()}
-        return iterates, adam, totals, {name: value.clone() for name, value in iterates.items()}
+        if not hasattr(self, "_flat"):
+            self._leaves: dict[str, Any] = getattr(self.loss, "leaves", None) or values
+            shapes = {name: tuple(leaf.shape) for name, leaf in self._leaves.items()}
+            self._unravel = functools.partial(unravel, shapes=shapes)
+            self._flat = torch.cat([leaf.detach().reshape(-1) for leaf in self._leaves.values()])
+            for name, view in self._unravel(self._flat).items():
+                self._leaves[name].requires_grad_().data = view
+            self._gradient = self.problem.system.compile(self._loss_and_gradient)
+        self._flat.copy_(torch.cat([values[name].reshape(-1) for name in self._leaves]))
+        first, second, total = (torch.zeros_like(self._flat) for _ in range(3))
+        # torch's optimisers count their steps in single precision.
+        inner = {"first": first, "second": second, "step": torch.zeros((), dtype=torch.float32)}
+        return self._flat, inner, total, self._flat.clone()
 
-    def _step(self, state: Any, given: Mapping[str, Any], key: Any, x: Any, y: Any) -> tuple[Any, Any]:
+    def _loss_and_gradient(self, given: Mapping[str, Any], x: Any, y: Any) -> tuple[Any, Any]:
+        """(loss, further costs) as one array, and the gradient of the loss over the flat vector."""
         import torch
 
-        iterates, adam, totals, before = state
+        leaves = list(self._leaves.values())
         with torch.enable_grad():
             value, costs = self.loss(self._leaves, None, given["weights"], *chosen_rows(given, x, y))
-            record = torch.stack([value, *costs]).detach()
-            if not record[0].isfinite():
-                return state, record
-            value.backward()
-        for name, iterate in iterates.items():
-            before[name].copy_(iterate)
-        adam.param_groups[0]["lr"] = given["rates"]
-        adam.step()
-        adam.zero_grad()
-        if given["averaged"]:
-            for name, iterate in iterates.items():
-                totals[name].add_(iterate)
+            # A parameter need not be in use.
+            gradients = torch.autograd.grad(value, leaves, allow_unused=True, materialize_grads=True)
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        return torch.stack([value, *costs]).detach(), flat
+
+    def _step(self, state: Any, given: Mapping[str, Any], key: Any, x: Any, y: Any) -> tuple[Any, Any]:
+        from torch.optim.adam import adam
+
+        iterate, inner, total, before = state
+        record, gradient = self._gradient(dict(given), x, y)
+        if not record[0].isfinite():
+            return state, record
+        before.copy_(iterate)
+        parts = ([iterate], [gradient], [inner["first"]], [inner["second"]], [], [inner["step"]])
+        constants: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.0}
+        adam(*parts, fused=True, amsgrad=False, maximize=False, lr=given["rates"], **constants)
+        total.add_(iterate * given["averaged"])
         return state, record
 
     def _go_back(self, lost: bool) -> Any:
-        iterates, *_, before = self._loop.state
-        failed = {name: (before[name] if lost else value).clone() for name, value in iterates.items()}
-        for name, iterate in iterates.items():
-            iterate.copy_(before[name])
+        iterate, *_, before = self._loop.state
+        failed = (before if lost else iterate).clone()
+        iterate.copy_(before)
         return failed
 
     def _named(self, total: Any, count: int = 1) -> dict[str, Any]:
-        return {name: value / count for name, value in total.items()}
+        return self._unravel(total / count)
+
+    def _kept(self) -> dict[str, Any]:
+        """The part of the state that the next step depends on."""
+        iterate, inner, total, _ = self._loop.state
+        return {"iterate": iterate, "total": total, **inner}
 
     def state(self) -> dict[str, np.ndarray]:
         import torch
 
-        iterates, adam, totals, _ = self._loop.state
-        kept: dict[str, Any] = {"count": np.asarray(self._count), "generator": torch.get_rng_state()}
-        for name, leaf in self._leaves.items():
-            kept[f"value:{name}"] = iterates[name]
-            kept[f"total:{name}"] = totals[name]
-            for part, value in adam.state.get(leaf, {}).items():
-                kept[f"adam:{part}:{name}"] = value
+        kept = self._kept() | {"count": np.asarray(self._count), "generator": torch.get_rng_state()}
         if torch.get_default_device().type == "cuda":
             kept["generator_cuda"] = torch.cuda.get_rng_state()
         return self._numpy(kept)
@@ -271,18 +281,12 @@ class _TorchDescent(Descent):
         import torch
 
         tensors = {name: torch.from_numpy(np.array(value)) for name, value in state.items()}
-        self._loop.state = self._begun({name: state[f"value:{name}"] for name in self._leaves})
         self._count = int(state["count"])
         torch.set_rng_state(tensors["generator"])
         if "generator_cuda" in state:
             torch.cuda.set_rng_state(tensors["generator_cuda"])
-        _, adam, totals, _ = self._loop.state
-        for name, leaf in self._leaves.items():
-            totals[name].copy_(tensors[f"total:{name}"])
-            for key, moment in tensors.items():
-                if key.startswith("adam:") and key.endswith(f":{name}"):
-                    # A step counter may be on the host; moments are on the device of the parameter.
-                    adam.state[leaf][key.split(":")[1]] = moment.to(leaf.device)
+        for name, array in self._kept().items():
+            array.copy_(tensors[name])
 
 
 _DESCENTS: dict[str, type[Descent]] = {"numpyro": _JaxDescent, "pyro": _TorchDescent}

@@ -167,6 +167,8 @@ class Loop:
         before this step.
     key : object, optional
         Compile once for all loops of the program with this key and these shapes.
+    recorded : bool
+        Whether torch records the step, which is then pure there, too.
     compile_seconds : float
         Seconds of compilation, which is at the first `advance`.
     """
@@ -180,6 +182,7 @@ class Loop:
     axes: tuple[int | None, ...] | None = None
     stops: bool = False
     key: Any = None
+    recorded: bool = True
     compile_seconds: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
@@ -260,10 +263,11 @@ class _JaxLoop(Loop):
 
 
 class _TorchLoop(Loop):
-    """Steps one by one."""
+    """Steps one by one, recorded by the system after the first."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._step = self.problem.system.compile(self.step) if self.recorded else self.step
         if self.seed is not None:
             self.problem.system.randomness(self.problem.system.seeds(self.seed, 1)[0])
 
@@ -272,14 +276,16 @@ class _TorchLoop(Loop):
 
         system = self.problem.system
         columns = {
-            name: value.tolist() if np.ndim(value) == 1 else map_data(system.asarray, value)
-            for name, value in given.items()
+            name: map_data(lambda values: system.asarray(values).unbind(), each)
+            for name, each in given.items()
         }
         records = []
         with torch.no_grad():
             for index in range(len(next(iter(given.values())))):
-                now = {name: map_data(lambda a, i=index: a[i], column) for name, column in columns.items()}
-                state, record = self.step(self.state, now, None, *self.data)
+                now = {
+                    name: map_data(lambda column, i=index: column[i], each) for name, each in columns.items()
+                }
+                state, record = self._step(self.state, now, None, *self.data)
                 records.append(record)
                 if self.stops and not math.isfinite(float(record.ravel()[0])):
                     break

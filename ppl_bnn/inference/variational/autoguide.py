@@ -248,7 +248,32 @@ class _PyroLoss(SystemGuide):
         from ppl_bnn.backends.pyro_session import rest
 
         rest()
-        return self._elbo.differentiable_loss(self._model, self._guide, x, y), (self._nothing, self._nothing)
+        traces = list(self._elbo._get_traces(self._model, self._guide, (x, y), {}))
+        value = sum(_surrogate(*pair) for pair in traces) / len(traces)
+        return value, (self._nothing, self._nothing)
+
+
+def _surrogate(model: Any, guide: Any) -> Any:
+    """Minus the ELBO at the draws of two traces, whose derivative estimates that of the ELBO, as in `Trace_ELBO`.
+
+    `Trace_ELBO.differentiable_loss` has the same value and derivative, but reads the value of the loss, so that it
+    cannot be recorded. The derivative has the score function of sites that are not reparameterised.
+    """
+    from pyro.infer.trace_elbo import _compute_log_r
+    from pyro.infer.util import is_identically_zero
+
+    value = guide.log_prob_sum() - model.log_prob_sum()
+    surrogate, log_r = -model.log_prob_sum(), None
+    for site in guide.nodes.values():
+        if site["type"] != "sample":
+            continue
+        _, score, entropy = site["score_parts"]
+        if not is_identically_zero(entropy):
+            surrogate = surrogate + entropy.sum()
+        if not is_identically_zero(score):
+            log_r = _compute_log_r(model, guide) if log_r is None else log_r
+            surrogate = surrogate - (log_r.sum_to(site["cond_indep_stack"]) * score).sum()
+    return value.detach() + (surrogate - surrogate.detach())
 
 
 class _PyroNormal(_PyroLoss, _Normal):

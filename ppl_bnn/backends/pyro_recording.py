@@ -1,0 +1,190 @@
+"""Recorded functions of torch: their operations, replayed without the Python code that gave them.
+
+A step of Pyro is some hundreds of small operations on arrays. Handlers, distributions and torch.func, which are Python,
+take most of its time. A record has these operations alone, derivatives and random numbers included, as a program of
+torch's C++ interpreter. It draws from the same generator in the same order, so a replay gives the numbers of the
+function itself, to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ppl_bnn.backends.pyro_session import rest, transformed
+from ppl_bnn.core.warning_filters import ignored
+
+# Number of calls with arguments of the same shapes after which a function is recorded: recording takes as long as some
+# hundred calls.
+CALLS = 50
+# Number of shapes of arguments for which a function keeps records.
+MOST_RECORDED = 16
+
+
+_NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+
+
+class Unrecordable(Exception):
+    """The operations of a function depend on the values of arrays."""
+
+
+@dataclass
+class Record:
+    """The operations of a function for arguments of some shapes.
+
+    `module` has the graph. Its arguments are the arrays among the leaves of the arguments, which are at `places`, and
+    then `held`, all other arrays that the function reads. Its result has the structure `results`.
+    """
+
+    module: torch.fx.GraphModule
+    places: list[int]
+    held: list[torch.Tensor]
+    results: Any
+
+    def interpreted(self, leaves: list[Any]) -> Callable[[list[Any]], Any]:
+        """The function of leaves like these, run by torch's C++ interpreter on a CPU.
+
+        torch deprecates this interpreter in favour of its compiler, which takes half a minute for a step; Pyro needs
+        it, too.
+        """
+        places, held, results = self.places, self.held, self.results
+        run: Any = self.module.forward
+        arrays = tuple(array.detach() for array in (*(leaves[place] for place in places), *held))
+        # A number that is read from an array would be a constant of the interpreter.
+        numbers = any(isinstance(node.meta.get("val"), _NUMBERS) for node in self.module.graph.nodes)
+        if not numbers and all(array.device.type == "cpu" for array in arrays):
+            # The operations run once, and must not advance the generator.
+            quiet, quieter = ignored(category=FutureWarning), ignored(category=DeprecationWarning)
+            with torch.random.fork_rng(devices=[]), quiet, quieter:
+                run = torch.jit.trace(lambda *values: self.module.forward(*values), arrays, check_trace=False)
+
+        def replay(leaves: list[Any]) -> Any:
+            return tree_unflatten(list(run(*(leaves[place] for place in places), *held)), results)
+
+        return replay
+
+
+def record(function: Callable[..., Any], leaves: list[Any], structure: Any) -> Record:
+    """The operations of a function, whose arguments have these leaves and this structure.
+
+    `Unrecordable` is raised if they depend on the values of arrays. The arrays of a record are fake and have no values,
+    so that none can become part of it.
+    """
+    # The first use of make_fx imports torch's compiler, which takes over a CPU second.
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    places = [index for index, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    results: list[Any] = []
+
+    def of_arrays(*arrays: Any) -> Any:
+        values = list(leaves)
+        for place, array in zip(places, arrays, strict=True):
+            values[place] = array
+        found, spec = tree_flatten(function(*tree_unflatten(values, structure)))
+        results.append(spec)
+        return tuple(found)
+
+    try:
+        recorded = make_fx(of_arrays, tracing_mode="fake", _allow_non_fake_inputs=True)
+        module = recorded(*(leaves[place] for place in places))
+    except Exception as error:
+        # Code that reads values raises errors of many kinds. Those of the function itself occur without a record, too.
+        text = str(error).partition("\n")[0]
+        raise Unrecordable(f"{type(error).__name__}: {text}") from error
+    return Record(module, places, _lift_held(module), results[-1])
+
+
+def _lift_held(module: torch.fx.GraphModule) -> list[torch.Tensor]:
+    """Make the arrays that the graph holds its last arguments, so that changes of their values are seen; return them.
+
+    Detached, they share the memory to which an optimiser writes.
+    """
+    graph = module.graph
+    nodes = [node for node in graph.nodes if node.op == "get_attr"]
+    held = {str(node.target): getattr(module, str(node.target)) for node in nodes}
+    if not all(isinstance(array, torch.Tensor) for array in held.values()):
+        raise Unrecordable("an operation holds more than arrays")
+    first = next(node for node in graph.nodes if node.op != "placeholder")
+    with graph.inserting_before(first):
+        arguments = {name: graph.placeholder(f"held{name}") for name in held}
+    for name, argument in arguments.items():
+        argument.meta["val"] = held[name]
+    for node in nodes:
+        node.replace_all_uses_with(arguments[str(node.target)])
+        graph.erase_node(node)
+    module.recompile()
+    return [array.detach() for array in held.values()]
+
+
+class Replayed:
+    """A function of arrays without side effects, recorded after `calls` calls with arguments of the same shapes.
+
+    If it cannot be recorded, it is called itself, and `refused` has the reason.
+    """
+
+    def __init__(self, function: Callable[..., Any], calls: int = CALLS):
+        self._function, self._calls = function, calls
+        self._seen: dict[Any, int] = {}
+        self._replays: dict[Any, Callable[[list[Any]], Any]] = {}
+        self.refused = ""
+
+    def __call__(self, *arguments: Any) -> Any:
+        rest()
+        leaves, structure = tree_flatten(arguments)
+        shapes = [(a.shape, a.dtype, a.device) if isinstance(a, torch.Tensor) else a for a in leaves]
+        key = (structure, *shapes)
+        replay = self._replays.get(key)
+        if replay is None:
+            self._seen[key] = self._seen.get(key, 0) + 1
+            # Inside a transform of torch.func the arrays are those of the transform.
+            if self.refused or self._seen[key] <= self._calls or transformed():
+                return self._function(*arguments)
+            try:
+                replay = record(self._function, leaves, structure).interpreted(leaves)
+            except Unrecordable as error:
+                self.refused = str(error)
+                return self._function(*arguments)
+            if len(self._replays) >= MOST_RECORDED:
+                self._replays.clear()
+            self._replays[key] = replay
+        return replay(leaves)
+
+
+# Operations whose result does not share memory with an argument: matrix products, and elementwise operations.
+_PRODUCTS = {
+    torch.ops.aten.mm.default,
+    torch.ops.aten.bmm.default,
+    torch.ops.aten.addmm.default,
+    torch.ops.aten.baddbmm.default,
+}
+_RESHAPES = {torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default}
+
+
+def overwrite(module: torch.fx.GraphModule) -> None:
+    """Replace f(a, ...) by an in-place operation, if no other operation reads a and the result has its shape and type.
+
+    The memory is then already in the cache. torch's own `reinplace` pass compares numbers of elements, not shapes.
+    """
+    own: set[torch.fx.Node] = set()
+    for node in module.graph.nodes:
+        target = node.target
+        if not isinstance(target, torch._ops.OpOverload) or target._schema.is_mutable:
+            continue
+        if any(returned.alias_info for returned in target._schema.returns) and target not in _RESHAPES:
+            continue
+        pointwise = torch.Tag.pointwise in target.tags
+        first: Any = node.args[0] if node.args else None
+        alone = first in own and len(first.users) == 1
+        if pointwise or target in _PRODUCTS or (target in _RESHAPES and alone):
+            own.add(node)
+        if not (pointwise and alone and node.args.count(first) == 1):
+            continue
+        before, after = first.meta["val"], node.meta["val"]
+        in_place = getattr(torch.ops.aten, f"{target.overloadpacket.__name__}_", None)
+        if before.shape == after.shape and before.dtype == after.dtype and in_place is not None:
+            node.target = getattr(in_place, target._overloadname, target)
+    module.recompile()
