@@ -98,7 +98,8 @@ def seeded_draws(program: Program, w: Draws, x: Any, seed: int, memory: int) -> 
 
     def build() -> Callable[..., Any]:
         if program.has_local and not system.maps_randomness:
-            return system.compile(one_by_one)
+            # Setting a seed is an effect outside of the arrays, which a record would not repeat.
+            return system.compile_for(one_by_one, ())
         return system.compile(system.vmap(program.predictor, in_axes=(0, None, 0)))
 
     function = program.cached("seeded predictor", build)

@@ -126,6 +126,10 @@ class System(Protocol):
         """A context in which other threads may have their turn: for a user's function, or a long wait."""
         ...
 
+    def notes(self) -> tuple[str, ...]:
+        """What a session has for its user: why a fit was slow."""
+        return ()
+
     def asarray(self, value: Any, /) -> Array: ...
 
     def to_numpy(self, array: Array, /) -> np.ndarray: ...
@@ -217,7 +221,9 @@ class System(Protocol):
         for call in calls:
             function(*call)
 
-    def compile(self, function: Function, /) -> Function: ...
+    def compile(self, function: Function, /) -> Function:
+        """The function of arrays for many calls: compiled by JAX, recorded by torch. It has no effects of its own."""
+        ...
 
     def compile_for(self, function: Function, arguments: tuple[Any, ...], quick: bool = False) -> Function:
         """Compile the function for arguments like these, for a few calls; equal programs are compiled once per process.

@@ -6,7 +6,7 @@ import copy
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ from ppl_bnn.backends.native import Model
 from ppl_bnn.backends.protocol import Function, Given, Site, TracedSite
 from ppl_bnn.backends.pyro_distributions import current_settings, resolve
 from ppl_bnn.backends.pyro_recording import MOST_RECORDED, Replayed, Unrecordable, overwrite, record
-from ppl_bnn.backends.pyro_session import TURN, opened, outside, rest, resting, typed
+from ppl_bnn.backends.pyro_session import TURN, notes, opened, outside, rest, resting, transformed, typed
 from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError
 from ppl_bnn.core.processes import refuse_forked
 from ppl_bnn.language.distributions import Distribution
@@ -206,6 +206,7 @@ class Pyro(protocol.System):
     native: Any = staticmethod(as_pyro)
     in_session: Any = staticmethod(_in_session)
     outside: Any = staticmethod(outside)
+    notes: Any = staticmethod(notes)
 
     @contextmanager
     def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
@@ -328,6 +329,9 @@ class Pyro(protocol.System):
     def compile(self, function: Function) -> Function:
         return Replayed(torch.no_grad()(function))
 
+    def compile_for(self, function: Function, arguments: tuple[Any, ...], quick: bool = False) -> Function:
+        return resting(torch.no_grad()(function))
+
 
 def _run_recorded(
     draws: int, record: Callable[..., Any], w: Mapping[str, Any], x: Any, target: Any, kept: Any
@@ -352,14 +356,14 @@ def _set_seed(seed: Any) -> None:
     """Seed the generators that the session saves: torch.manual_seed would change those of all devices.
 
     None keeps their state. Under vmap a seed has no single value; each draw then takes random numbers from the
-    generator that `seeds` set.
+    generator that `seeds` set. A function that seeds cannot be recorded, as a fake seed has no value.
     """
-    if seed is None:
+    if seed is None or transformed():
         return
-    with suppress(RuntimeError):
-        torch.default_generator.manual_seed(int(seed))
-        if torch.get_default_device().type == "cuda":
-            torch.cuda.manual_seed(int(seed))
+    number = int(seed)
+    torch.default_generator.manual_seed(number)
+    if torch.get_default_device().type == "cuda":
+        torch.cuda.manual_seed(number)
 
 
 SYSTEM = Pyro()

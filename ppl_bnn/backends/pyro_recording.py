@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ppl_bnn.backends.pyro_session import rest, transformed
+from ppl_bnn.backends.pyro_session import note, rest, transformed
 from ppl_bnn.core.warning_filters import ignored
 
 # Number of calls with arguments of the same shapes after which a function is recorded: recording takes as long as some
@@ -25,6 +25,11 @@ CALLS = 50
 MOST_RECORDED = 16
 
 
+# The note of a session that could not record a function.
+EAGER = (
+    "the steps ran several times slower than recorded ones, as operations of the model depend on the values of its "
+    "arrays: torch.where in place of if, and no .item() or .numpy(), let them be recorded"
+)
 _NUMBERS = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
@@ -121,16 +126,16 @@ def _lift_held(module: torch.fx.GraphModule) -> list[torch.Tensor]:
 
 
 class Replayed:
-    """A function of arrays without side effects, recorded after `calls` calls with arguments of the same shapes.
+    """A function of arrays without side effects, recorded after `CALLS` calls with arguments of the same shapes.
 
-    If it cannot be recorded, it is called itself, and `refused` has the reason.
+    If it cannot be recorded, it is called itself, and a note of the session has the reason.
     """
 
-    def __init__(self, function: Callable[..., Any], calls: int = CALLS):
-        self._function, self._calls = function, calls
+    def __init__(self, function: Callable[..., Any]):
+        self._function = function
         self._seen: dict[Any, int] = {}
         self._replays: dict[Any, Callable[[list[Any]], Any]] = {}
-        self.refused = ""
+        self._refused = False
 
     def __call__(self, *arguments: Any) -> Any:
         rest()
@@ -141,12 +146,13 @@ class Replayed:
         if replay is None:
             self._seen[key] = self._seen.get(key, 0) + 1
             # Inside a transform of torch.func the arrays are those of the transform.
-            if self.refused or self._seen[key] <= self._calls or transformed():
+            if self._refused or self._seen[key] <= CALLS or transformed():
                 return self._function(*arguments)
             try:
                 replay = record(self._function, leaves, structure).interpreted(leaves)
             except Unrecordable as error:
-                self.refused = str(error)
+                self._refused = True
+                note(f"{EAGER} ({error})")
                 return self._function(*arguments)
             if len(self._replays) >= MOST_RECORDED:
                 self._replays.clear()

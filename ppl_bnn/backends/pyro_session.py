@@ -97,8 +97,9 @@ class Globals:
 
 class _Local(threading.local):
     def __init__(self) -> None:
-        # The global state before each session of this thread.
+        # The global state before each session of this thread, and the notes of each.
         self.sessions: list[Globals] = []
+        self.notes: list[list[str]] = []
 
 
 _LOCAL = _Local()
@@ -111,6 +112,7 @@ def opened(dtype: str, device: torch.device, threads: int | None) -> Iterator[No
     with TURN, contextlib.ExitStack() as stack:
         before = Globals.now(devices)
         _LOCAL.sessions.append(before)
+        _LOCAL.notes.append([])
         around = set_floating(getattr(torch, dtype))
         try:
             count = before.threads if threads is None else threads
@@ -121,6 +123,7 @@ def opened(dtype: str, device: torch.device, threads: int | None) -> Iterator[No
             yield
         finally:
             set_floating(around)
+            _LOCAL.notes.pop()
             _LOCAL.sessions.pop().put()
 
 
@@ -153,6 +156,17 @@ def outside() -> Iterator[None]:
         own.put()
         if interrupt is not None:
             raise interrupt
+
+
+def note(text: str) -> None:
+    """Add a note for the user of the present session."""
+    if _LOCAL.notes and text not in _LOCAL.notes[-1]:
+        _LOCAL.notes[-1].append(text)
+
+
+def notes() -> tuple[str, ...]:
+    """The notes of the present session."""
+    return tuple(_LOCAL.notes[-1]) if _LOCAL.notes else ()
 
 
 def transformed() -> bool:

@@ -247,6 +247,7 @@ class Method(ABC):
                 problem.program.system = dry
                 check_start(problem, getattr(method, "start", None))
             outcome = method.run(problem, progress_outside(shown, problem.system.outside))
+            outcome = dataclasses.replace(outcome, warnings=(*outcome.warnings, *problem.system.notes()))
         if original is not None and class_names is None:
             class_names = tuple(map(str, original))
         program = problem.program

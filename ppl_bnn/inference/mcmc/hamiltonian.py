@@ -227,6 +227,9 @@ class Hamiltonian(Sampler):
                 reports = [partial(_report, meter, chain) for chain in range(self.chains)]
                 results = [_pyro_chain(job, problem, chain, tell) for chain, tell in enumerate(reports)]
         gradients = float(sum(result.pop("gradients") for result in results))
+        # Of a chain in another process, whose session this is not.
+        noted = dict.fromkeys(text for result in results for text in result.pop("notes"))
+        warnings += tuple(text for text in noted if text not in problem.system.notes())
         kept = {name: np.stack([result[name] for result in results]) for name in results[0]}
         return self.outcome(Sampled(problem, started, kept, gradients, warnings=warnings), watch())
 
@@ -389,7 +392,7 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
         report(done + 1, acceptance, len(kernel._divergences), kernel.step_size)
     result = {name: np.array([draw[name] for draw in kept]) for name in kept[0]}
     diverging = np.isin(np.arange(method.draws), kernel._divergences)
-    return {**result, "diverging": diverging, "gradients": gradients}
+    return {**result, "diverging": diverging, "gradients": gradients, "notes": system.notes()}
 
 
 def _set_inverse_mass(kernel: Any, blocks: Mapping[str, MassBlock]) -> None:

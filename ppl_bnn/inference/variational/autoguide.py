@@ -259,8 +259,8 @@ def _surrogate(model: Any, guide: Any) -> Any:
     `Trace_ELBO.differentiable_loss` has the same value and derivative, but reads the value of the loss, so that it
     cannot be recorded. The derivative has the score function of sites that are not reparameterised.
     """
+    from pyro.distributions.util import is_identically_zero
     from pyro.infer.trace_elbo import _compute_log_r
-    from pyro.infer.util import is_identically_zero
 
     value = guide.log_prob_sum() - model.log_prob_sum()
     surrogate, log_r = -model.log_prob_sum(), None
