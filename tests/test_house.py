@@ -314,7 +314,7 @@ def test_only_the_two_systems_import_a_framework_at_their_top():
         for module, found in IMPORTS.items()
         if any(when == "early" and name.split(".")[0] in FRAMEWORKS for name, when in found)
     }
-    own = {"numpyro", "pyro", "pyro_distributions", "pyro_session"}
+    own = {"numpyro", "pyro", "pyro_distributions", "pyro_recording", "pyro_session"}
     assert importers == {f"ppl_bnn.backends.{name}" for name in own}
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import ppl_bnn as bnn
-from ppl_bnn import dist, likelihoods, priors
+from ppl_bnn import dist, likelihoods
 from ppl_bnn.backends import pyro_recording as module
 from ppl_bnn.backends.pyro import SYSTEM
 from ppl_bnn.backends.pyro_recording import EAGER, Replayed
@@ -58,7 +58,10 @@ GUIDES = {
     "renyi": {"objective": "renyi", "alpha": 0.5, "particles": 3},
 }
 METHODS = {
-    **{f"SVI, {name}": bnn.SVI(ppl="pyro", steps=STEPS, elbo_draws=5, **each) for name, each in GUIDES.items()},
+    **{
+        f"SVI, {name}": bnn.SVI(ppl="pyro", steps=STEPS, elbo_draws=5, **each)
+        for name, each in GUIDES.items()
+    },
     "MAP": bnn.MAP(ppl="pyro", steps=STEPS),
     "MAP, restarts": bnn.MAP(ppl="pyro", steps=STEPS, restarts=2),
     "MAP, early stopping": bnn.MAP(ppl="pyro", steps=STEPS, validation=0.2),
