@@ -271,9 +271,12 @@ class NumPyro(protocol.System):
     outside: Any = staticmethod(nullcontext)
 
     @contextmanager
-    def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
+    def session(
+        self, dtype: str, device: str, threads: int | None = None, compiled: bool = False
+    ) -> Iterator[str]:
         refuse_forked()
-        # XLA has its own threads, whose number cannot be changed once they run; `threads` is for torch.
+        # XLA has its own threads, whose number cannot be changed once they run; `threads` is for torch,
+        # and so is `compiled`.
         index = protocol.cuda_index(device, _cuda_devices, "JAX")
         chosen = jax.devices("cpu")[0] if index is None else jax.devices("gpu")[index]
         with jax.enable_x64(dtype == "float64"), jax.default_device(chosen):

@@ -115,10 +115,13 @@ class System(Protocol):
     biject_to: Any
     all_rows: Any
 
-    def session(self, dtype: str, device: str, threads: int | None = None) -> AbstractContextManager[str]:
+    def session(
+        self, dtype: str, device: str, threads: int | None = None, compiled: bool = False
+    ) -> AbstractContextManager[str]:
         """A context in which everything runs in this floating type on this device; every global is restored.
 
-        Its value is the device. `threads` are those of one operation, where they can be set (torch).
+        Its value is the device. `threads` are those of one operation, where they can be set (torch). `compiled`:
+        records of torch are compiled.
         """
         ...
 
@@ -126,9 +129,9 @@ class System(Protocol):
         """A context in which other threads may have their turn: for a user's function, or a long wait."""
         ...
 
-    def notes(self) -> tuple[str, ...]:
-        """What a session has for its user: why a fit was slow."""
-        return ()
+    def recorded(self) -> tuple[float, tuple[str, ...]]:
+        """Seconds that the present session has spent on records of functions, and notes about them for the user."""
+        return 0.0, ()
 
     def asarray(self, value: Any, /) -> Array: ...
 

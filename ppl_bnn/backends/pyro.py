@@ -29,8 +29,15 @@ from ppl_bnn.backends.interpretation import SystemInterpretation, interpreted
 from ppl_bnn.backends.native import Model
 from ppl_bnn.backends.protocol import Function, Given, Site, TracedSite
 from ppl_bnn.backends.pyro_distributions import current_settings, resolve
-from ppl_bnn.backends.pyro_recording import MOST_RECORDED, Replayed, Unrecordable, overwrite, record
-from ppl_bnn.backends.pyro_session import TURN, notes, opened, outside, rest, resting, transformed, typed
+from ppl_bnn.backends.pyro_recording import (
+    MOST_RECORDED,
+    Replayed,
+    Unrecordable,
+    check_compiler,
+    overwrite,
+    record,
+)
+from ppl_bnn.backends.pyro_session import TURN, opened, outside, recordings, rest, resting, transformed, typed
 from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError
 from ppl_bnn.core.processes import refuse_forked
 from ppl_bnn.language.distributions import Distribution
@@ -206,15 +213,22 @@ class Pyro(protocol.System):
     native: Any = staticmethod(as_pyro)
     in_session: Any = staticmethod(_in_session)
     outside: Any = staticmethod(outside)
-    notes: Any = staticmethod(notes)
 
     @contextmanager
-    def session(self, dtype: str, device: str, threads: int | None = None) -> Iterator[str]:
+    def session(
+        self, dtype: str, device: str, threads: int | None = None, compiled: bool = False
+    ) -> Iterator[str]:
         refuse_forked()
+        if compiled:
+            check_compiler()
         index = protocol.cuda_index(device, _cuda_devices, "torch")
         chosen = torch.device("cpu") if index is None else torch.device("cuda", index)
-        with opened(dtype, chosen, threads):
+        with opened(dtype, chosen, threads, compiled):
             yield str(chosen)
+
+    def recorded(self) -> tuple[float, tuple[str, ...]]:
+        found = recordings()
+        return found.seconds, tuple(found.notes)
 
     def asarray(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):

@@ -8,6 +8,10 @@ function itself, to rounding.
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +19,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ppl_bnn.backends.pyro_session import note, rest, transformed
+from ppl_bnn.backends.pyro_session import recordings, rest, transformed
+from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
 
 # Number of calls with arguments of the same shapes after which a function is recorded: recording takes as long as some
@@ -50,21 +55,25 @@ class Record:
     held: list[torch.Tensor]
     results: Any
 
-    def interpreted(self, leaves: list[Any]) -> Callable[[list[Any]], Any]:
-        """The function of leaves like these, run by torch's C++ interpreter on a CPU.
+    def replay(self, leaves: list[Any], compiled: bool = False) -> Callable[[list[Any]], Any]:
+        """The function of leaves like these, run by torch's C++ interpreter on a CPU, or compiled.
 
         torch deprecates this interpreter in favour of its compiler, which takes half a minute for a step; Pyro needs
         it, too.
         """
         places, held, results = self.places, self.held, self.results
-        run: Any = self.module.forward
         arrays = tuple(array.detach() for array in (*(leaves[place] for place in places), *held))
         # A number that is read from an array would be a constant of the interpreter.
         numbers = any(isinstance(node.meta.get("val"), _NUMBERS) for node in self.module.graph.nodes)
-        if not numbers and all(array.device.type == "cpu" for array in arrays):
-            # The operations run once, and must not advance the generator.
-            quiet, quieter = ignored(category=FutureWarning), ignored(category=DeprecationWarning)
-            with torch.random.fork_rng(devices=[]), quiet, quieter:
+        run: Any = self.module.forward
+        # The operations run once here, and must not advance the generator.
+        with torch.random.fork_rng(devices=[]), ignored():
+            if compiled:
+                # Random numbers are those of the other operations, so that a seed gives the same fit.
+                options: dict[str, Any] = {"fallback_random": True}
+                run = torch.compile(self.module, fullgraph=True, dynamic=False, options=options)
+                run(*arrays)
+            elif not numbers and all(array.device.type == "cpu" for array in arrays):
                 run = torch.jit.trace(lambda *values: self.module.forward(*values), arrays, check_trace=False)
 
         def replay(leaves: list[Any]) -> Any:
@@ -125,6 +134,13 @@ def _lift_held(module: torch.fx.GraphModule) -> list[torch.Tensor]:
     return [array.detach() for array in held.values()]
 
 
+def check_compiler() -> None:
+    """Refuse to compile where there is no C++ compiler; torch takes that of the environment variable CXX, or g++."""
+    name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
+    wanted, advice = "a C++ compiler for torch", "to install g++ or clang++, CXX=its path, or compile=False"
+    UnsupportedError.check(shutil.which(name) is not None, "compile=True", wanted, f"no {name!r}", advice)
+
+
 class Replayed:
     """A function of arrays without side effects, recorded after `CALLS` calls with arguments of the same shapes.
 
@@ -148,12 +164,14 @@ class Replayed:
             # Inside a transform of torch.func the arrays are those of the transform.
             if self._refused or self._seen[key] <= CALLS or transformed():
                 return self._function(*arguments)
+            session, begun = recordings(), time.perf_counter()
             try:
-                replay = record(self._function, leaves, structure).interpreted(leaves)
+                replay = record(self._function, leaves, structure).replay(leaves, session.compiled)
             except Unrecordable as error:
                 self._refused = True
-                note(f"{EAGER} ({error})")
+                session.notes.append(f"{EAGER} ({error})")
                 return self._function(*arguments)
+            session.seconds += time.perf_counter() - begun
             if len(self._replays) >= MOST_RECORDED:
                 self._replays.clear()
             self._replays[key] = replay

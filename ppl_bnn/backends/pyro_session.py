@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 # Imported first by `pyro.py`, which silences the warnings of the import.
@@ -95,24 +95,36 @@ class Globals:
                 os.environ[name] = value
 
 
+@dataclass
+class Recordings:
+    """How functions are recorded in a session, the seconds that this has taken, and notes about it for the user.
+
+    `compiled`: by torch's compiler, which needs one of C++.
+    """
+
+    compiled: bool = False
+    seconds: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
 class _Local(threading.local):
     def __init__(self) -> None:
-        # The global state before each session of this thread, and the notes of each.
+        # The global state before each session of this thread, and the recordings of each.
         self.sessions: list[Globals] = []
-        self.notes: list[list[str]] = []
+        self.recordings: list[Recordings] = []
 
 
 _LOCAL = _Local()
 
 
 @contextlib.contextmanager
-def opened(dtype: str, device: torch.device, threads: int | None) -> Iterator[None]:
+def opened(dtype: str, device: torch.device, threads: int | None, compiled: bool = False) -> Iterator[None]:
     """A session: inside, this thread has exclusive access to the global state, which is restored at the end."""
     devices = () if device.type == "cpu" else (device.index,)
     with TURN, contextlib.ExitStack() as stack:
         before = Globals.now(devices)
         _LOCAL.sessions.append(before)
-        _LOCAL.notes.append([])
+        _LOCAL.recordings.append(Recordings(compiled))
         around = set_floating(getattr(torch, dtype))
         try:
             count = before.threads if threads is None else threads
@@ -123,7 +135,7 @@ def opened(dtype: str, device: torch.device, threads: int | None) -> Iterator[No
             yield
         finally:
             set_floating(around)
-            _LOCAL.notes.pop()
+            _LOCAL.recordings.pop()
             _LOCAL.sessions.pop().put()
 
 
@@ -158,15 +170,9 @@ def outside() -> Iterator[None]:
             raise interrupt
 
 
-def note(text: str) -> None:
-    """Add a note for the user of the present session."""
-    if _LOCAL.notes and text not in _LOCAL.notes[-1]:
-        _LOCAL.notes[-1].append(text)
-
-
-def notes() -> tuple[str, ...]:
-    """The notes of the present session."""
-    return tuple(_LOCAL.notes[-1]) if _LOCAL.notes else ()
+def recordings() -> Recordings:
+    """Those of the present session; outside of one, some that nobody reads."""
+    return _LOCAL.recordings[-1] if _LOCAL.recordings else Recordings()
 
 
 def transformed() -> bool:

@@ -229,7 +229,7 @@ class Hamiltonian(Sampler):
         gradients = float(sum(result.pop("gradients") for result in results))
         # Of a chain in another process, whose session this is not.
         noted = dict.fromkeys(text for result in results for text in result.pop("notes"))
-        warnings += tuple(text for text in noted if text not in problem.system.notes())
+        warnings += tuple(text for text in noted if text not in problem.system.recorded()[1])
         kept = {name: np.stack([result[name] for result in results]) for name in results[0]}
         return self.outcome(Sampled(problem, started, kept, gradients, warnings=warnings), watch())
 
@@ -392,7 +392,7 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
         report(done + 1, acceptance, len(kernel._divergences), kernel.step_size)
     result = {name: np.array([draw[name] for draw in kept]) for name in kept[0]}
     diverging = np.isin(np.arange(method.draws), kernel._divergences)
-    return {**result, "diverging": diverging, "gradients": gradients, "notes": system.notes()}
+    return {**result, "diverging": diverging, "gradients": gradients, "notes": system.recorded()[1]}
 
 
 def _set_inverse_mass(kernel: Any, blocks: Mapping[str, MassBlock]) -> None:
@@ -456,7 +456,7 @@ def _pyro_worker(blob: bytes, chain: int, path: str) -> dict[str, Any]:
         board[chain] = figures
 
     chosen = system("pyro")
-    with chosen.session(bare.dtype, bare.device):
+    with chosen.session(bare.dtype, bare.device, compiled=job.method.compile):
         x, y = map_data(chosen.asarray, bare.inputs), chosen.asarray(bare.targets)
         program = Program.of(chosen, model, x, y, language=language, observed=observed)
         return _pyro_chain(job, dataclasses.replace(bare, program=program, x=x, y=y), chain, report)
