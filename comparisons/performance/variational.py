@@ -10,7 +10,7 @@ printed.
   JAX, over one of reparameterisation. Aimed at: no more than 3 times as long.
 - What a draw for each row costs: reparameterisation over local reparameterisation, no more than 2.2 times as long.
 
-Small networks against hand-written Pyro are in svi_against_pyro.py.
+Small networks against hand-written Pyro are in pyro_against_pyro.py.
 """
 
 from __future__ import annotations

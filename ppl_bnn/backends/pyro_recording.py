@@ -70,9 +70,10 @@ class Record:
         with torch.random.fork_rng(devices=[]), ignored():
             if compiled:
                 # Random numbers are those of the other operations, so that a seed gives the same fit.
-                options: dict[str, Any] = {"fallback_random": True}
-                run = torch.compile(self.module, fullgraph=True, dynamic=False, options=options)
-                run(*arrays)
+                from torch import _inductor
+
+                # Without the checks of `torch.compile` at each call, which take as long as the operations.
+                run = _inductor.compile(self.module, list(arrays), options={"fallback_random": True})
             elif not numbers and all(array.device.type == "cpu" for array in arrays):
                 run = torch.jit.trace(lambda *values: self.module.forward(*values), arrays, check_trace=False)
 
@@ -109,7 +110,43 @@ def record(function: Callable[..., Any], leaves: list[Any], structure: Any) -> R
         # Code that reads values raises errors of many kinds. Those of the function itself occur without a record, too.
         text = str(error).partition("\n")[0]
         raise Unrecordable(f"{type(error).__name__}: {text}") from error
+    _remove_copies(module)
     return Record(module, places, _lift_held(module), results[-1])
+
+
+def _remove_copies(module: torch.fx.GraphModule) -> None:
+    """Remove operations whose result is their argument, bit for bit: a sum of one number, a power of one.
+
+    Derivatives have many of them.
+    """
+    nodes = [node for node in module.graph.nodes if isinstance(node.target, torch._ops.OpOverload)]
+    for node in nodes:
+        written: Any = node.args[0] if node.target._schema.is_mutable else None
+        # Where an array is written in place, its copies are not the array itself. New arrays of noise have none.
+        if written is not None and not str(written.target).startswith("aten.empty"):
+            return
+    for node in nodes:
+        source = _copied(node)
+        if source is not None:
+            node.replace_all_uses_with(source)
+            module.graph.erase_node(node)
+
+
+def _copied(node: torch.fx.Node) -> torch.fx.Node | None:
+    """The argument that the result of an operation is equal to, if there is one."""
+    first, second = (*node.args, None, None)[:2]
+    before, after = (getattr(each, "meta", {}).get("val") for each in (first, node))
+    if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
+        return None
+    if (before.shape, before.dtype, before.stride()) != (after.shape, after.dtype, after.stride()):
+        return None
+    name, number = str(node.target).split(".")[1], isinstance(second, int | float)
+    same = (
+        name in _VIEWS
+        or (name == "sum" and before.ndim == 0)
+        or (name in ("pow", "mul", "div") and number and second == 1)
+    )
+    return first if same else None  # pyright: ignore[reportReturnType]
 
 
 def _lift_held(module: torch.fx.GraphModule) -> list[torch.Tensor]:
@@ -178,6 +215,8 @@ class Replayed:
         return replay(leaves)
 
 
+# Operations that give the same array where its shape does not change.
+_VIEWS = {"expand", "view", "_unsafe_view", "alias", "detach"}
 # Operations whose result does not share memory with an argument: matrix products, and elementwise operations.
 _PRODUCTS = {
     torch.ops.aten.mm.default,

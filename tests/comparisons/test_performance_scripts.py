@@ -24,7 +24,7 @@ def script(monkeypatch):
     "name",
     [
         "nuts_against_numpyro",
-        "svi_against_pyro",
+        "pyro_against_pyro",
         "predict_against_predictive",
         "laplace_against_laplace_torch",
         "variational",

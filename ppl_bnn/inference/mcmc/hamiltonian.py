@@ -328,9 +328,9 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
     place = None if len(keys) == 1 else torch.as_tensor(np.argsort(order))
     gradients = 0
 
-    def negative(flat: Any, x: Any, y: Any) -> Any:
+    def negative(flat: Any) -> Any:
         u = {**program.unravel(flat, names), **constants}
-        return -tempered_log_joint(program, method.temperature, u, x, y)
+        return -tempered_log_joint(program, method.temperature, u, problem.x, problem.y)
 
     value_and_grad = system.compile(system.value_and_grad(negative))
 
@@ -339,7 +339,7 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
 
         @staticmethod
         def forward(context: Any, flat: Any) -> Any:
-            value, gradient = value_and_grad(flat.detach(), problem.x, problem.y)
+            value, gradient = value_and_grad(flat.detach())
             context.save_for_backward(gradient)
             return value
 
