@@ -14,6 +14,7 @@ chooses its own.
 
 from __future__ import annotations
 
+import hashlib
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ import ppl_bnn as bnn
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.settings import OneOf, check_settings, setting, whole
 from ppl_bnn.diagnostics.prior_draws import PriorDraw
+from ppl_bnn.language.handlers import recorded_linear
 from ppl_bnn.references.reference import REGIONS
 
 FOLDER = Path(__file__).parent / "references"
@@ -38,6 +40,8 @@ GRID = 80
 # The share of the values of one feature, about its median, that the training rows leave out.
 GAP = 0.1
 FAR = 3.0
+# Steps of Adam for a network whose features are the inputs of a problem.
+FEATURE_STEPS = 1000
 Rows = dict[str, np.ndarray]
 
 
@@ -163,11 +167,11 @@ def problem(entry: Entry) -> Problem:
         return CURVES[entry.data](entry)
     if entry.data not in bnn.data.datasets():
         raise unknown_name("data", entry.data, [*CURVES, *bnn.data.datasets()])
-    return _of_table(entry)
+    return _of_table(entry, entry.data)
 
 
-def _of_table(entry: Entry) -> Problem:
-    table = bnn.data.load(entry.data)
+def _of_table(entry: Entry, name: str) -> Problem:
+    table = bnn.data.load(name)
     rng = np.random.default_rng(entry.seed)
     order = rng.permutation(len(table.y))
     ranks = np.argsort(np.argsort(table.x[order, entry.feature], kind="stable"), kind="stable")
@@ -342,6 +346,47 @@ def hat(entry: Entry) -> Problem:
     return _simulated(entry, draw_x, draw_y, gap, far, str(hat.__doc__))
 
 
+# --- features of a trained network ----------------------------------------------------------------------
+
+
+def _features(entry: Entry, model: str, arguments: Mapping[str, Any], words: str) -> Problem:
+    """The problem of a table, with what enters the last layer of a network in place of its inputs.
+
+    The layers before are those of a mode, found on the training rows of the problem.
+    """
+    base = _of_table(entry, "digits")
+    network = bnn.zoo.load(model, **arguments)
+    start = bnn.MAP(steps=FEATURE_STEPS, learning_rate=0.005, polish=False)
+    mode = bnn.fit(network, base.x, base.y, start, seed=entry.seed).approximation.centre()
+
+    def last(x: np.ndarray) -> np.ndarray:
+        return np.asarray(recorded_linear(network, mode, x)[1]["output"][0], dtype=float)
+
+    x, grid = last(base.x), {region: last(rows) for region, rows in base.grid.items()}
+    arrays = [np.ascontiguousarray(array) for array in (x, *grid.values())]
+    digest = hashlib.sha256(b"".join(array.astype(np.float32).tobytes() for array in arrays)).hexdigest()
+    source = dict(base.source) | {
+        "name": entry.data,
+        "provenance": words,
+        "network": {"model": model, "arguments": dict(arguments), "steps": FEATURE_STEPS},
+        "table sha256": base.source["sha256"],
+        "sha256": digest,
+    }
+    return Problem(x, base.y, grid, base.targets, source)
+
+
+def digits_lenet(entry: Entry) -> Problem:
+    """The 84 tanh units before the last layer of the zoo's LeNet, at a mode of the whole network, on digits."""
+    return _features(entry, "lenet", {"sigma": 10.0}, str(digits_lenet.__doc__))
+
+
+def digits_transformer(entry: Entry) -> Problem:
+    """The 12 channels before the last layer of the zoo's transformer, at a mode of the whole network, on digits."""
+    return _features(
+        entry, "transformer_classifier", {"width": 12, "sigma": 10.0}, str(digits_transformer.__doc__)
+    )
+
+
 # --- data from the prior ------------------------------------------------------------------------------
 
 
@@ -387,5 +432,7 @@ CURVES = {
         hat,
         prior_curve,
         prior_surface,
+        digits_lenet,
+        digits_transformer,
     )
 }

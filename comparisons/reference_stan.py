@@ -71,6 +71,8 @@ def data_of(entry: Entry, chosen: Problem) -> dict[str, Any]:
         data |= {"groups": len(cuts) + 1, "group": group.tolist()}
     if entry.model == "wide_network":
         data |= {"rectified": int(values.pop("activation") == "relu"), "offset_scale": values.pop("offset")}
+    if entry.model == "classification_mlp":
+        data |= {"depth": values.pop("depth")}
     for name, wanted in WRITTEN_FOR.items():
         given, expected = values.pop(name, wanted), f"{name}={wanted!r}, as in the Stan program"
         InputError.check(given == wanted, entry.name, expected, repr(given), "that")
