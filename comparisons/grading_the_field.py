@@ -164,6 +164,38 @@ def league(study: Study) -> list[dict[str, Any]]:
     return rows
 
 
+def median_gradients(study: Study, method: str) -> float:
+    """The median over references of the gradients of a fit; NaN where a method does not count any."""
+    known = [
+        float(each["gradients"])
+        for each in study.tables["fits"]
+        if each["method"] == method and each.get("gradients") not in (None, "")
+    ]
+    known = [value for value in known if math.isfinite(value)]
+    return float(np.median(known)) if known else math.nan
+
+
+def matched(study: Study, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The league among methods of like cost: those whose median gradients have the same power of ten.
+
+    Rank 1 in a class and region has the smallest error of the mean. Methods without a count have a class of their own.
+    """
+    found = []
+    for row in rows:
+        if "mean_error" in row:
+            gradients = median_gradients(study, row["method"])
+            power = math.floor(math.log10(gradients)) if gradients >= 1.0 else -1
+            words = "not counted" if power < 0 else f"1e{power} to 1e{power + 1}"
+            found.append({"cost": words, "power": power, "gradients": gradients, **row})
+    found.sort(key=lambda row: (row["power"], REGIONS.index(row["region"]), row["mean_error"]))
+    ranks: dict[tuple[str, str], int] = {}
+    for row in found:
+        key = row["cost"], row["region"]
+        row["rank"] = ranks[key] = ranks.get(key, 0) + 1
+        del row["power"]
+    return found
+
+
 def paired_logs(study: Study, one: tuple[str, str], other: tuple[str, str], column: str) -> list[float]:
     """Differences of logarithms over the references that have both; `one` and `other` are (method, region)."""
     a, b = (logs(study, *each, column) for each in (one, other))
@@ -364,16 +396,12 @@ def _draw_cost(study: Study, rows: list[dict[str, Any]]) -> None:
     figure, axes = panels(11.0, 4.6, 2)
     for panel, region in zip(axes[0], ("test", "gap"), strict=True):
         for index, row in enumerate(rows):
-            known = [
-                float(each["gradients"])
-                for each in study.tables["fits"]
-                if each["method"] == row["method"] and each.get("gradients") not in (None, "")
-            ]
-            if row["region"] == region and "mean_error" in row and np.isfinite(known).any():
+            gradients = median_gradients(study, row["method"])
+            if row["region"] == region and "mean_error" in row and math.isfinite(gradients):
                 colour = (
                     ORANGE if row["method"] in OUTSIDE else VERMILION if row["method"] in CHAINS else BLUE
                 )
-                place = float(np.nanmedian(known)), row["mean_error"]
+                place = gradients, row["mean_error"]
                 panel.plot(*place, "o", color=colour, markersize=4)
                 # Neighbours have their names on two sides.
                 at = (3, 2) if index % 8 < 4 else (3, -7)
@@ -404,6 +432,7 @@ def main(
             grades.extend(found["grades"])
             study.say(f"{name}, {method}: {found['fit']['failure'] or found['grades'][-1]['mean_error']}")
     study.tables["league"] = league(study)
+    study.tables["matched"] = matched(study, study.tables["league"])
     draw(study)
     study.conclude(judge)
     study.say(f"written to {study.out}")

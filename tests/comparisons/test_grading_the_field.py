@@ -80,6 +80,22 @@ def test_the_league_is_of_geometric_means(script: Any, tmp_path: Path) -> None:
     assert rows["map", "test"]["references"] == 0
 
 
+def test_methods_are_ranked_among_those_of_like_cost(script: Any, tmp_path: Path) -> None:
+    study = made_up(script, tmp_path, {})
+    cost = {"svi": 10_000.0, "laplace": 1000.0, "ensemble": 20_000.0, "nuts": math.nan}
+    for fit in study.tables["fits"]:
+        fit["gradients"] = cost[fit["method"]]
+    # The median counts.
+    study.tables["fits"][0]["gradients"] = 1e9
+    rows = [row for row in script.matched(study, script.league(study)) if row["region"] == "gap"]
+    assert [(row["cost"], row["rank"], row["method"]) for row in rows] == [
+        ("not counted", 1, "nuts"),
+        ("1e3 to 1e4", 1, "laplace"),
+        ("1e4 to 1e5", 1, "ensemble"),
+        ("1e4 to 1e5", 2, "svi"),
+    ]
+
+
 @pytest.mark.slow
 def test_the_tiny_study_runs(script: Any, tmp_path: Path) -> None:
     done = script.main(tiny=True, out=tmp_path / "out", checkpoint=tmp_path / "kept")
