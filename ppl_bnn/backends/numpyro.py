@@ -396,5 +396,7 @@ def enable_compilation_cache(folder: str | None = None) -> str:
     chosen = Path(folder) if folder else Path.home() / ".cache" / "ppl-bnn" / "jax"
     chosen.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(chosen))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+    # Small programs, too: a fit has tens of them.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     return str(chosen)

@@ -111,6 +111,22 @@ def _coordinates(problem: Problem, w: Mapping[str, Any]) -> tuple[dict[str, Any]
 # --- NumPyro --------------------------------------------------------------------------------------
 
 
+def _minus_elbo(key: Any, params: Any, model: Any, guide: Any, data: tuple[Any, Any]) -> Any:
+    """Minus the ELBO at one draw of the guide, as by `Trace_ELBO`, whose derivative has no score function.
+
+    `Trace_ELBO` adds the terms of sites in the order of a set, which is another one in each process; with it, the last
+    bits of the loss and the compiled program would be.
+    """
+    import jax
+    from numpyro.handlers import replay, seed
+    from numpyro.infer.util import log_density
+
+    of_model, of_guide = jax.random.split(key)
+    log_q, drawn = log_density(seed(guide, of_guide), data, {}, params)
+    log_joint, _ = log_density(replay(seed(model, of_model), drawn), data, {}, params)
+    return log_q - log_joint
+
+
 class _NumPyroNormal(_Normal):
     named = ("{}_auto_loc", "{}_auto_scale")
 
@@ -160,7 +176,7 @@ class _NumPyroNormal(_Normal):
 
             with turn:
                 noisy = substitute(guide, substitute_fn=drawn)
-                return engine.loss.loss(for_model, params, model, noisy, x, y)
+                return _minus_elbo(for_model, params, model, noisy, (x, y))
 
         eps = jax.random.normal(for_eps, (self._particles, size), dtype=like.dtype)
         value = jnp.mean(jax.vmap(particle)(eps)) if self._particles > 1 else particle(eps[0])
@@ -174,10 +190,10 @@ class _NumPyroWritten(SystemGuide):
         import optax
         from numpyro.infer import SVI, Trace_ELBO
 
-        self._problem, self._model, self._guide = problem, model, guide
+        self._problem, self._model, self._guide, self._particles = problem, model, guide, particles
         key, data = jax.random.PRNGKey(problem.seed), _first(problem, batch)
         seeded = numpyro.handlers.seed(guide, key)
-        self._engine = SVI(model, guide, optax.identity(), Trace_ELBO(num_particles=particles))
+        self._engine = SVI(model, guide, optax.identity(), Trace_ELBO())
         with problem.system.turn:
             _check_sites(problem, set(numpyro.handlers.trace(seeded).get_trace(*data)))
             state = self._engine.init(key, *data)
@@ -187,9 +203,18 @@ class _NumPyroWritten(SystemGuide):
         self._constrain: Any = self._engine.constrain_fn
 
     def __call__(self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any) -> Costs:
+        import jax
+
         with self._problem.system.turn:
             params = self._constrain(parameters)
-            value = self._engine.loss.loss(seed, params, self._model, self._guide, x, y)
+
+            def particle(key: Any) -> Any:
+                return _minus_elbo(key, params, self._model, self._guide, (x, y))
+
+            one = self._particles == 1
+            value = (
+                particle(seed) if one else jax.vmap(particle)(jax.random.split(seed, self._particles)).mean()
+            )
         return value, (math.nan, math.nan)
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
