@@ -20,6 +20,7 @@ import numpy as np
 # `import numpyro.distributions` alone would then load the package twice and lose its submodules.
 import numpyro
 import numpyro.distributions
+from jax.core import Tracer
 from numpyro.distributions.transforms import ExpTransform, biject_to
 from numpyro.primitives import Messenger
 
@@ -265,7 +266,6 @@ class NumPyro(protocol.System):
     split: Any = staticmethod(jax.random.split)
     value_and_grad: Any = staticmethod(jax.value_and_grad)
     vmap: Any = staticmethod(jax.vmap)
-    compile: Any = staticmethod(jax.jit)
     native: Any = staticmethod(as_numpyro)
     # The settings of a session belong to its thread, and the turn is held only while a program is traced.
     outside: Any = staticmethod(nullcontext)
@@ -306,7 +306,7 @@ class NumPyro(protocol.System):
         return jax.random.split(jax.random.PRNGKey(seed), count)
 
     def batched(self, function: Function, size: int) -> Callable[..., None]:
-        compiled = jax.jit(lambda w, x: jax.lax.map(lambda one: function(one, x), w, batch_size=size))
+        compiled = self.compile(lambda w, x: jax.lax.map(lambda one: function(one, x), w, batch_size=size))
 
         traced: set[Any] = set()
         tracing = threading.Lock()
@@ -347,20 +347,29 @@ class NumPyro(protocol.System):
             while waiting:
                 waiting.popleft().result()
 
+    def compile(self, function: Function) -> Function:
+        return _Compiled(self, function)
+
     def compile_for(self, function: Function, arguments: tuple[Any, ...], quick: bool = False) -> Function:
-        # Every fit makes a new function for JAX. Programs are therefore identified by their text, which contains all
-        # constants, and by the structure of their arguments and results.
         lowered = jax.jit(function, keep_unused=True).lower(*arguments)
-        trees = jax.tree.structure(arguments), jax.tree.structure(lowered.out_info)
-        text = repr((trees, jax.config.jax_default_device, quick, lowered.as_text()))
+        try:
+            return self.compiled(lowered, {"xla_backend_optimization_level": 0} if quick else None)
+        except jax.errors.JaxRuntimeError:  # a version of XLA with another name for this option
+            return self.compiled(lowered)
+
+    def compiled(self, lowered: Any, options: Mapping[str, Any] | None = None) -> Function:
+        """The compiled program of a function that JAX has lowered; equal programs are compiled once per process.
+
+        Every fit makes new functions for JAX. Programs are therefore identified by their text, which contains all
+        constants, and by the structure of their arguments and results.
+        """
+        trees = lowered.in_tree, jax.tree.structure(lowered.out_info)
+        text = repr((trees, jax.config.jax_default_device, options, lowered.as_text()))
         key = hashlib.sha256(text.encode()).hexdigest()
         with _KEEPING:
             found = _COMPILED.pop(key, None)
         if found is None:
-            try:
-                found = lowered.compile({"xla_backend_optimization_level": 0} if quick else None)
-            except jax.errors.JaxRuntimeError:  # a version of XLA with another name for this option
-                found = lowered.compile()
+            found = lowered.compile(None if options is None else dict(options))
         # A program that is used is moved to the end, and the first one is dropped.
         with _KEEPING:
             _COMPILED[key] = found
@@ -369,10 +378,30 @@ class NumPyro(protocol.System):
         return found
 
 
-# Programs that `compile_for` has compiled in this process, and how many are kept.
+class _Compiled:
+    """A function as a compiled program for each shape of its arguments, shared with equal programs of the process."""
+
+    def __init__(self, system: NumPyro, function: Function):
+        self._system, self._function, self._traced = system, function, jax.jit(function)
+        self._found: dict[Any, Function] = {}
+
+    def __call__(self, *arguments: Any) -> Any:
+        leaves, structure = jax.tree.flatten(arguments)
+        if any(isinstance(leaf, Tracer) for leaf in leaves):
+            return self._traced(*arguments)
+        leaves = [jnp.asarray(leaf) for leaf in leaves]
+        shapes = tuple((leaf.shape, str(leaf.dtype), leaf.weak_type) for leaf in leaves)
+        key = structure, shapes, jax.config.jax_default_device
+        arguments = jax.tree.unflatten(structure, leaves)
+        if key not in self._found:
+            self._found[key] = self._system.compile_for(self._function, arguments)
+        return self._found[key](*arguments)
+
+
+# Programs that are compiled in this process, and how many are kept.
 _COMPILED: dict[str, Callable[..., Any]] = {}
 _KEEPING = threading.Lock()
-KEPT_COMPILED = 32
+KEPT_COMPILED = 128
 SYSTEM = NumPyro()
 
 

@@ -1,13 +1,97 @@
-"""Compiled programs of JAX on disk: a second process with the same work compiles nothing."""
+"""Compiled programs of JAX are shared: a second fit of the same shapes compiles nothing, nor does a second process."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jax
+import numpy as np
 import pytest
+
+import ppl_bnn as bnn
+from ppl_bnn.backends.numpyro import SYSTEM
+from tests.problems import regression_data, small_network
+
+METHODS = {
+    "MAP": bnn.MAP(steps=200),
+    "MAP, restarts": bnn.MAP(steps=200, restarts=2),
+    "SVI": bnn.SVI(steps=200, elbo_draws=5),
+    "SVI, lowrank": bnn.SVI(steps=200, guide="lowrank", elbo_draws=5),
+    "Laplace": bnn.Laplace(start=bnn.MAP(steps=200)),
+    "Laplace, kron": bnn.Laplace(structure="kron", start=bnn.MAP(steps=200)),
+    "NUTS": bnn.NUTS(warmup=20, draws=20, chains=2),
+    "HMC": bnn.HMC(warmup=20, draws=20, chains=2),
+    "MCLMC": bnn.MCLMC(warmup=50, draws=20, chains=2),
+    "IVON": bnn.IVON(steps=200),
+    "SVGD": bnn.SVGD(steps=200, particles=5),
+    "SWAG": bnn.SWAG(start=bnn.MAP(steps=200)),
+    "SMC": bnn.SMC(particles=100, runs=2),
+    "Pathfinder": bnn.Pathfinder(paths=2),
+    "Ensemble": bnn.Ensemble(bnn.MAP(steps=200), size=2),
+}
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """The programs that JAX compiles while the fixture is in use, one name for each."""
+    found: list[str] = []
+
+    def seen(name: str, seconds: float, **_: Any) -> None:
+        if name.endswith("/backend_compile_duration"):
+            found.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(seen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(seen)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_second_fit_of_the_same_shapes_compiles_nothing(name: str, compiled: list[str]) -> None:
+    """Other rows, as of another split, and another seed."""
+    for seed in (0, 1):
+        compiled.clear()
+        x, y = regression_data(seed=seed)
+        bnn.fit(small_network, x, y, METHODS[name], seed=seed).predict(x[:5])
+    assert compiled == []
+
+
+def test_another_shape_and_another_model_are_compiled(compiled: list[str]) -> None:
+    x, y = regression_data()
+    counts = []
+    for data, model in (((x, y), small_network), ((x[:-1], y[:-1]), small_network), ((x, y), noisier)):
+        compiled.clear()
+        bnn.fit(model, *data, METHODS["MAP"])
+        counts.append(len(compiled))
+    assert counts[1] > 0
+    assert counts[2] > 0
+
+
+def noisier(x: Any, y: Any = None) -> None:
+    noise = bnn.sample("noise", bnn.dist.HalfNormal(2.0))
+    f = bnn.mlp(x, [3, 1], activation="tanh", prior=bnn.priors.Normal(0.0, "fan_in"))
+    bnn.observe(y, f, bnn.likelihoods.Gaussian(noise))
+
+
+def test_programs_that_differ_in_a_constant_are_different() -> None:
+    with SYSTEM.session("float64", "cpu"):
+        x = np.arange(5.0)
+        one, other = (SYSTEM.compile(lambda x, k=k: x + k)(x) for k in (x, 2.0 * x))
+        np.testing.assert_array_equal(one, 2.0 * x)
+        np.testing.assert_array_equal(other, 3.0 * x)
+
+
+def test_a_compiled_function_can_be_part_of_another(compiled: list[str]) -> None:
+    with SYSTEM.session("float64", "cpu"):
+        inner = SYSTEM.compile(lambda x: (x**2).sum())
+        x = np.arange(4.0)
+        np.testing.assert_array_equal(jax.grad(inner)(x), 2.0 * x)
+        np.testing.assert_array_equal(jax.vmap(inner)(np.stack([x, x])), [14.0, 14.0])
+
 
 # Counts the programs that were not in the cache; jax.monitoring reports each.
 PROGRAM = """

@@ -296,11 +296,16 @@ def _predictor(problem: Problem) -> Callable[..., Any]:
     """The function (values, rows) -> eta (B, D), row by row, compiled once for each program."""
     program, system = problem.program, problem.system
 
-    def one(values: Any, row: Any) -> Any:
-        w = program.constrain(values, *first_rows(problem))
+    def one(values: Any, row: Any, first: Any) -> Any:
+        w = program.constrain(values, *first)
         return program.predictor(w, map_data(lambda a: a[None], row))[0]
 
-    return program.cached("predictor by row", lambda: system.compile(system.vmap(one, in_axes=(None, 0))))
+    def build() -> Any:
+        return system.compile(system.vmap(one, in_axes=(None, 0, None)))
+
+    # An argument, because a constant would make it another program for other data.
+    first = first_rows(problem)
+    return lambda values, rows: program.cached("predictor by row", build)(values, rows, first)
 
 
 def _factors(problem: Problem, plan: JacobianPlan) -> Callable[..., Any]:
@@ -310,11 +315,11 @@ def _factors(problem: Problem, plan: JacobianPlan) -> Callable[..., Any]:
     """
     program, system = problem.program, problem.system
 
-    def factors(values: Any, row: Any, root: Any) -> tuple[Any, Any, Any, Any]:
+    def factors(values: Any, row: Any, root: Any, first: Any) -> tuple[Any, Any, Any, Any]:
         row = map_data(lambda a: a[None], row)
 
         def of(leaves: Any) -> tuple[Any, Any]:
-            w = program.constrain({**values, **leaves["rest"]}, *first_rows(problem))
+            w = program.constrain({**values, **leaves["rest"]}, *first)
             if not plan.maps:
                 eta = program.predictor(w, row)[0]
                 return eta, (eta, {})
@@ -339,8 +344,11 @@ def _factors(problem: Problem, plan: JacobianPlan) -> Callable[..., Any]:
             gradients[weight] = ops.concatenate(each, 1)
         return eta, inputs, gradients, pulled["rest"]
 
-    key = "factors", tuple(plan.slices), bool(plan.maps)
-    return program.cached(key, lambda: system.compile(system.vmap(factors, in_axes=(None, 0, 0))))
+    def build() -> Any:
+        return system.compile(system.vmap(factors, in_axes=(None, 0, 0, None)))
+
+    key, first = ("factors", tuple(plan.slices), bool(plan.maps)), first_rows(problem)
+    return lambda values, rows, root: program.cached(key, build)(values, rows, root, first)
 
 
 def hessian_product(

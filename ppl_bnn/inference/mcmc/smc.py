@@ -427,7 +427,7 @@ class _Swarm:
                     return jax.vmap(lambda *own: one(*own, *shared))(*each)
                 return jax.lax.map(lambda own: one(*own, *shared), each, batch_size=at_once)
 
-            function = jax.jit(every).lower(each, *shared, data).compile()
+            function = problem.system.compile_for(every, (each, *shared, data))
             return lambda each, *shared: function(each, *map(asarray, shared), data)
 
         self._asarray, number = asarray, asarray(0.5)

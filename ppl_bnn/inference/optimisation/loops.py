@@ -254,7 +254,7 @@ class _JaxLoop(Loop):
             return jax.lax.while_loop(lambda at: (at[0] < count) & at[3], body, (0, carry, records, True))[:3]
 
         def build() -> Any:
-            return jax.jit(stretch).lower(*arguments).compile()
+            return self.problem.system.compile_for(stretch, arguments)
 
         if self.key is None:
             return build()

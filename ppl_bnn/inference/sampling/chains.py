@@ -287,16 +287,20 @@ class Engine:
         flat = self.problem.system.asarray(np.zeros(shape))
         key = self._key(self.strands[0])
         compiling = Stopwatch()
-        first = jax.jit(begin).trace(flat, key, self.data)
-        compiled = functools.cache(lambda: first.lower().compile())
+        first = jax.jit(begin, keep_unused=True).trace(flat, key, self.data)
+        system: Any = self.problem.system
+        compiled = functools.cache(lambda: system.compiled(first.lower()))
         state_shape, _, _ = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), first.out_info)
         with ThreadPoolExecutor(1) as pool:
             # In parallel, because one compilation leaves cores idle. A resumed run begins no chain.
             early = pool.submit(self._in_session, compiled) if self.starts else None
-            advance = jax.jit(advance, compiler_options=self._options())
-            traced = advance.trace(state_shape, np.int32(0), self.data)
-            if self.how != "devices":
-                advance = traced.lower().compile()
+            options = self._options()
+            traced = jax.jit(advance, keep_unused=True).trace(state_shape, np.int32(0), self.data)
+            # Of several devices each gets its part of the chains.
+            if self.how == "devices":
+                advance = jax.jit(advance, compiler_options=options)
+            else:
+                advance = system.compiled(traced.lower(), options)
             if early is not None:
                 early.result()
         self.compile_seconds += compiling()

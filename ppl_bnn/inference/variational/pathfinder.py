@@ -382,7 +382,7 @@ class Pathfinder(Method):
         root = jax.random.PRNGKey(site_seed("pathfinder", problem.seed))
         points = [problem.system.asarray(start) for start in starts]
         compiling = Stopwatch()
-        compiled = jax.jit(_path(self, problem)).lower(points[0], root, data).compile()
+        compiled = problem.system.compile_for(_path(self, problem), (points[0], root, data))
         seconds = compiling()
         found: list[_Path] = []
         with closing(progress.task(self.name, self.paths)) as task:
