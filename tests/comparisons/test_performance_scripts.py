@@ -25,6 +25,7 @@ def script(monkeypatch):
     [
         "nuts_against_numpyro",
         "pyro_against_pyro",
+        "first_answer",
         "predict_against_predictive",
         "laplace_against_laplace_torch",
         "variational",
@@ -41,6 +42,12 @@ def test_runs_at_a_tiny_size(script, name, capsys):
     assert figures
     assert all(np.isfinite(value) and value > 0 for value in figures.values())
     assert "target" in capsys.readouterr().out
+
+
+def test_the_page_is_written_from_the_stored_results(script):
+    module = script("page")
+    assert module.PAGE.read_text() == module.page()
+    assert module.page().count("\n## ") == 6
 
 
 def test_advice_is_held_against_what_fits_take(script, capsys):
