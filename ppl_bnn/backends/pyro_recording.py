@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,7 +76,11 @@ class Record:
                 # Without the checks of `torch.compile` at each call, which take as long as the operations.
                 run = _inductor.compile(self.module, list(arrays), options={"fallback_random": True})
             elif not numbers and all(array.device.type == "cpu" for array in arrays):
-                run = torch.jit.trace(lambda *values: self.module.forward(*values), arrays, check_trace=False)
+                # The interpreter has no lists of truth values, as derivatives of convolutions have.
+                with suppress(RuntimeError):
+                    run = torch.jit.trace(
+                        lambda *values: self.module.forward(*values), arrays, check_trace=False
+                    )
 
         def replay(leaves: list[Any]) -> Any:
             return tree_unflatten(list(run(*(leaves[place] for place in places), *held)), results)

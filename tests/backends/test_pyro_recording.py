@@ -124,6 +124,19 @@ def test_classes_and_single_precision_are_recorded_too(after):
         np.testing.assert_allclose(recorded, eager, rtol=1e-4)
 
 
+def test_convolutions_are_recorded_without_the_interpreter(after):
+    """torch's interpreter refuses the arguments of their derivatives."""
+    model = bnn.zoo.load("lenet", classes=2, channels=(2,), widths=(3,), kernel=3)
+    x = np.random.default_rng(0).normal(size=(10, 16))
+    method = bnn.MAP(ppl="pyro", steps=STEPS, polish=False)
+    after(NEVER)
+    eager = numbers(bnn.fit(model, x, np.arange(10) % 2, method))
+    after(0)
+    posterior = bnn.fit(model, x, np.arange(10) % 2, method)
+    assert not any(EAGER in text for text in posterior.info.warnings)
+    np.testing.assert_allclose(numbers(posterior)["loss"], eager["loss"], rtol=1e-8)
+
+
 def test_a_model_runs_as_often_as_before_a_record_however_many_the_steps():
     runs = 0
 

@@ -200,7 +200,7 @@ def test_what_is_reported_about_the_fit(ppl: str) -> None:
     least = posterior.statistics["n_steps"].sum() + method.chains * (1 + method.warmup)
     assert info.gradient_evaluations >= least
     assert info.run_seconds > 0
-    assert (info.compile_seconds > 0) == (ppl == "numpyro")
+    assert info.compile_seconds > 0.0
 
 
 def test_gradient_evaluations_are_counted_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,7 +213,11 @@ def test_a_finished_run_with_more_draws_goes_on(tmp_path, monkeypatch):
 def test_nothing_is_compiled_for_beginnings_where_no_chain_begins(tmp_path, monkeypatch):
     import jax
 
+    from ppl_bnn.backends import numpyro
+
     fit(Walk(checkpoint=tmp_path, draws=25))
+    # As in a new process, which shares no programs with this fit.
+    monkeypatch.setattr(numpyro, "_COMPILED", {})
     compiled, compile_ = [], jax.stages.Lowered.compile
     monkeypatch.setattr(
         jax.stages.Lowered, "compile", lambda self, *a, **k: compiled.append(1) or compile_(self, *a, **k)
