@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from ratios import alternate, report
+from ratios import alternate, keep, report
 
 FOLDER = Path(__file__).parent
 DATA = "from problem import by_hand_in_numpyro, by_hand_in_pyro, data, in_the_language\n"
@@ -97,6 +97,7 @@ def main(tiny: bool = False, rounds: int = 3, store: bool = False) -> dict[str, 
     rows, widths = (20, [3]) if tiny else (353, [10])
     most, svi = (100, 100) if tiny else (20_000, 10_000)
     shared = {"data": DATA, "rows": rows, "widths": widths}
+    facts = {"rows": rows, "widths": widths}
     ratios = []
     for name, method, ppl, guide, draws in CASES[:1] if tiny else CASES:
         program = OURS.format(method=method.format(most=most, svi=svi), **shared)
@@ -117,7 +118,9 @@ def main(tiny: bool = False, rounds: int = 3, store: bool = False) -> dict[str, 
         target = 1.0 / 1.3
         ratios.append(alternate(f"{name} / by hand", target, "answers/s", ours, theirs, rounds))
         print(ratios[-1], flush=True)
-    return report("first_answer", ratios, {"rows": rows, "widths": widths}, store)
+        if store:
+            keep("first_answer", ratios, facts)
+    return report("first_answer", ratios, facts, store)
 
 
 if __name__ == "__main__":

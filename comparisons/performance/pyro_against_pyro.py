@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from problem import by_hand_in_pyro, data, in_the_language
-from ratios import alternate, report
+from ratios import alternate, keep, report
 
 import ppl_bnn as bnn
 
@@ -46,9 +46,9 @@ def pyro_by_hand(seed: int) -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
-def main(tiny: bool = False, rounds: int = 5, store: bool = False) -> dict[str, float]:
+def main(tiny: bool = False, rounds: int = 3, store: bool = False) -> dict[str, float]:
     rows, widths = (20, [3]) if tiny else (353, [10])
-    steps, short, transitions = (120, 60, 4) if tiny else (10_000, 1000, 100)
+    steps, short, transitions = (120, 60, 4) if tiny else (10_000, 1000, 50)
     x, y = data(rows, 10)
     model = in_the_language(widths)
 
@@ -159,14 +159,19 @@ def main(tiny: bool = False, rounds: int = 5, store: bool = False) -> dict[str, 
     bnn.fit(model, x, y, bnn.SVI(steps=20, elbo_draws=2))
     by_hand("AutoNormal", 10, 0)
     unit = "steps/s or gradients/s"
-    ratios = [alternate(name, target, unit, ours, theirs, rounds) for name, target, ours, theirs in cases]
     facts = {"rows": rows, "widths": widths, "steps": [steps, short], "transitions": 2 * transitions}
+    ratios = []
+    for name, target, ours, theirs in cases:
+        ratios.append(alternate(name, target, unit, ours, theirs, rounds))
+        print(ratios[-1], flush=True)
+        if store:
+            keep("pyro_against_pyro", ratios, facts)
     return report("pyro_against_pyro", ratios, facts, store)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--store", action="store_true", help="keep the figures in results/")
     options = parser.parse_args()

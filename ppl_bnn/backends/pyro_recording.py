@@ -29,8 +29,6 @@ from ppl_bnn.core.warning_filters import ignored
 CALLS = 50
 # Number of shapes of arguments for which a function keeps records.
 MOST_RECORDED = 16
-
-
 # The note of a session that could not record a function.
 EAGER = (
     "the steps ran several times slower than recorded ones, as operations of the model depend on the values of its "
@@ -145,7 +143,8 @@ def _copied(node: torch.fx.Node) -> torch.fx.Node | None:
         return None
     if (before.shape, before.dtype, before.stride()) != (after.shape, after.dtype, after.stride()):
         return None
-    name, number = str(node.target).split(".")[1], isinstance(second, int | float)
+    # Rounding is a keyword.
+    name, number = str(node.target).split(".")[1], isinstance(second, int | float) and not node.kwargs
     same = (
         name in _VIEWS
         or (name == "sum" and before.ndim == 0)

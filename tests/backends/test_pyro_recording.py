@@ -275,6 +275,41 @@ def test_each_shape_and_each_plain_argument_has_its_own_record(after):
         assert len(replayed._replays) == 5
 
 
+def test_operations_that_copy_are_left_out_and_those_that_round_are_not(after):
+    after(0)
+
+    def function(x):
+        rounded = torch.div(x, 1, rounding_mode="floor")
+        return x.sum().sum() ** 1.0 * 1.0, rounded, x.view(3).expand(3) * 2.0
+
+    with SYSTEM.session("float64", "cpu"):
+        x = torch.tensor([0.5, 1.5, 2.5], dtype=torch.float64)
+        found = module.record(function, [x], torch.utils._pytree.tree_flatten((x,))[1])
+        names = [str(node.target) for node in found.module.graph.nodes if node.op == "call_function"]
+        assert names == ["aten.div.Tensor_mode", "aten.sum.default", "aten.mul.Tensor"]
+        total, rounded, doubled = Replayed(function)(x)
+    assert total == 4.5
+    assert rounded.tolist() == [0.0, 1.0, 2.0]
+    assert doubled.tolist() == [1.0, 3.0, 5.0]
+
+
+def test_arrays_that_are_written_in_place_keep_their_copies(after):
+    after(0)
+
+    def function(x):
+        copy = x**1.0
+        copy.mul_(3.0)
+        return copy, x * 2.0
+
+    with SYSTEM.session("float64", "cpu"):
+        replayed = Replayed(torch.no_grad()(function))
+        x = torch.ones(3, dtype=torch.float64)
+        for _ in range(2):
+            copy, double = replayed(x)
+            assert torch.equal(copy, 3.0 * torch.ones(3))
+            assert torch.equal(double, 2.0 * torch.ones(3))
+
+
 def test_nothing_is_recorded_inside_a_transform(after):
     after(0)
     with SYSTEM.session("float64", "cpu"):

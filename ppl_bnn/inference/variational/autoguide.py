@@ -136,21 +136,14 @@ class _NumPyroNormal(_Normal):
     def __call__(self, parameters: Any, seed: Any, weight: Any, x: Any, y: Any) -> Costs:
         import jax
         import jax.numpy as jnp
-        import optax
         from numpyro.distributions import TransformedDistribution
         from numpyro.handlers import substitute
-        from numpyro.infer import SVI, Trace_ELBO
         from numpyro.infer.autoguide import AutoNormal
 
         program, model, turn = self._problem.program, self._model, self._problem.system.turn
         names = [site.name for site in program.latents]
-        # Set up under a trace: otherwise each operation would be compiled.
-        guide = AutoNormal(model)
-        engine = SVI(model, guide, optax.identity(), Trace_ELBO())
-        with turn:
-            engine.init(jax.random.PRNGKey(0), x, y)
-            constrain: Any = engine.constrain_fn
-            params = constrain(parameters)
+        scales = [self._names(site)[1] for site in program.latents]
+        params = dict(parameters) | {name: ops.softplus(parameters[name]) for name in scales}
         for_eps, for_model = jax.random.split(seed)
         like, size = next(iter(parameters.values())), sum(site.size for site in program.latents)
 
@@ -175,7 +168,7 @@ class _NumPyroNormal(_Normal):
                 return value
 
             with turn:
-                noisy = substitute(guide, substitute_fn=drawn)
+                noisy = substitute(AutoNormal(model), substitute_fn=drawn)
                 return _minus_elbo(for_model, params, model, noisy, (x, y))
 
         eps = jax.random.normal(for_eps, (self._particles, size), dtype=like.dtype)
