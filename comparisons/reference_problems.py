@@ -27,6 +27,7 @@ import numpy as np
 import ppl_bnn as bnn
 from ppl_bnn.core.errors import InputError, unknown_name
 from ppl_bnn.core.settings import OneOf, check_settings, setting, whole
+from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.diagnostics.prior_draws import PriorDraw
 from ppl_bnn.language.handlers import recorded_linear
 from ppl_bnn.references.reference import REGIONS
@@ -357,12 +358,16 @@ def _features(entry: Entry, model: str, arguments: Mapping[str, Any], words: str
     base = _of_table(entry, "digits")
     network = bnn.zoo.load(model, **arguments)
     start = bnn.MAP(steps=FEATURE_STEPS, learning_rate=0.005, polish=False)
-    mode = bnn.fit(network, base.x, base.y, start, seed=entry.seed).approximation.centre()
+    # Pixels at the border of an image have no variance.
+    with ignored("x: columns"):
+        mode = bnn.fit(network, base.x, base.y, start, seed=entry.seed).approximation.centre()
 
     def last(x: np.ndarray) -> np.ndarray:
         return np.asarray(recorded_linear(network, mode, x)[1]["output"][0], dtype=float)
 
     x, grid = last(base.x), {region: last(rows) for region, rows in base.grid.items()}
+    # The same bits as among all training rows.
+    grid["train"] = x[_places(base)]
     arrays = [np.ascontiguousarray(array) for array in (x, *grid.values())]
     digest = hashlib.sha256(b"".join(array.astype(np.float32).tobytes() for array in arrays)).hexdigest()
     source = dict(base.source) | {
@@ -387,6 +392,12 @@ def digits_transformer(entry: Entry) -> Problem:
     )
 
 
+def _places(base: Problem) -> list[int]:
+    """Where the rows of the region "train" are among the training rows."""
+    places = {row.tobytes(): index for index, row in enumerate(base.x)}
+    return [places[row.tobytes()] for row in base.grid["train"]]
+
+
 # --- data from the prior ------------------------------------------------------------------------------
 
 
@@ -404,9 +415,7 @@ def _from_the_prior(entry: Entry, base: Problem, words: str) -> Problem:
     prediction = bnn.Prediction(*form.mixture_parameters(np.asarray(run.predictor, dtype=float)[None]))
     drawn = np.split(prediction.sample(1, rng)[0], np.cumsum([len(part) for part in parts.values()])[:-1])
     y, held = drawn[0], dict(zip(list(parts)[1:], drawn[1:], strict=True))
-    # Rows of the region "train" are among the training rows.
-    places = {row.tobytes(): index for index, row in enumerate(base.x)}
-    chosen = [places[row.tobytes()] for row in base.grid["train"]]
+    chosen = _places(base)
     source = dict(base.source) | {"name": entry.data, "provenance": words}
     truth = {name: np.asarray(value) for name, (_, value) in run.drawn.items()}
     return Problem(base.x, y, base.grid, {"train": y[chosen], **held}, source, truth)

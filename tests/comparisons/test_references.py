@@ -86,7 +86,9 @@ def entries() -> list[Any]:
     )
     for name, entry in ENTRIES.items():
         downloaded = entry.data in cards and cards[entry.data].where == "downloaded"
-        found.append(pytest.param(name, marks=without if downloaded else ()))
+        # A network is fitted for its features.
+        fitted = entry.data in ("digits_lenet", "digits_transformer")
+        found.append(pytest.param(name, marks=without if downloaded else pytest.mark.slow if fitted else ()))
     return found
 
 
