@@ -131,11 +131,13 @@ def stan_log_joints(
     shapes: list[list[int]] = module.get_dims(data)
     sites = {site.replace("0", "").replace(".", "_"): site for site in each[0]}
     in_words = [SHORTER.get(name, name) for name in names]
-    InputError.check(set(in_words) == set(sites), model, f"the parameters {sorted(sites)}", in_words, "these")
+    # A layer that is not there has no elements.
+    there = [word for word, shape in zip(in_words, shapes, strict=True) if 0 not in shape]
+    InputError.check(set(there) == set(sites), model, f"the parameters {sorted(sites)}", there, "these")
     found = []
     for w in each:
         values = {
-            name: w[sites[word]].reshape(shape).tolist()
+            name: (w[sites[word]] if word in there else np.empty(shape)).reshape(shape).tolist()
             for name, word, shape in zip(names, in_words, shapes, strict=True)
         }
         found.append(module.log_prob(data, module.transform_inits(data, values), False))
