@@ -47,7 +47,7 @@ def test_runs_at_a_tiny_size(script, name, capsys):
 def test_the_page_is_written_from_the_stored_results(script):
     module = script("page")
     assert module.PAGE.read_text() == module.page()
-    assert module.page().count("\n## ") == 6
+    assert module.page().count("\n## ") == 7
 
 
 def test_advice_is_held_against_what_fits_take(script, capsys):
