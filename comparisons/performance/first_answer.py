@@ -4,8 +4,8 @@ A process imports what it needs, fits ten tanh units to a table of 353 rows and 
 process is a new one, without a compilation cache. The peer does as many steps as the fit took here, which its first
 round finds.
 
-- MAP against AutoDelta, SVI against AutoNormal, Laplace against AutoLaplaceApproximation (in NumPyro; Pyro's takes the
-  dense Hessian of its own step by step), all with Trace_ELBO and Adam, then `Predictive`.
+MAP is against AutoDelta, SVI against AutoNormal, and Laplace against AutoLaplaceApproximation, all with Trace_ELBO,
+Adam and `Predictive`.
 """
 
 from __future__ import annotations

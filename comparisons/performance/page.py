@@ -11,20 +11,20 @@ FOLDER = Path(__file__).parent
 PAGE = FOLDER / "README.md"
 HEAD = """# Performance
 
-Every figure is a ratio: the rate of this library over that of a named peer on the same work, in one run, the two in
-alternating order. Larger is better. The range is that of the rounds. A target is set before the measurement. This page
+Every figure is a ratio of the two sides that its row names, on the same work, in one run, in alternating order. Larger
+is better. The range is that of the rounds. A target is set before the measurement. This page
 is written by `page.py` from `results/`, which each benchmark writes with `--store`.
 """
 
 
-def facts_of(script: str) -> str:
-    """The docstring of a benchmark, without its first line's full stop."""
+def docstring_of(script: str) -> str:
+    """The docstring of a benchmark."""
     return ast.get_docstring(ast.parse((FOLDER / f"{script}.py").read_text())) or ""
 
 
 def section(script: str, kept: dict[str, Any]) -> list[str]:
     """The table of one benchmark."""
-    first, _, rest = facts_of(script).partition("\n")
+    first, _, rest = docstring_of(script).partition("\n")
     lines = [f"## `{script}.py`", "", first, *rest.rstrip().splitlines(), ""]
     lines += ["| work / peer | ratio | range | rounds | target | |", "|---|---|---|---|---|---|"]
     for row in kept["ratios"]:

@@ -9,9 +9,9 @@ ArviZ's bulk ESS over all chains, computed by the same lines for both sides. Per
 round, in alternating order:
 
 - the best sampler here over the one by hand, in effective draws per second, each with the settings that `samplers`
-  gives it (MCLMC makes twice as many draws; what came of them is in the facts). Only a sampler counts whose predictive
+  gives it (MCLMC makes twice as many draws; the facts have its figures). Only a sampler counts whose predictive
   agrees with that by hand (mean gap below twice the noise floor of the reference, or a tenth of a standard deviation;
-  standard deviations within a tenth): MCLMC is not exact, and a fast wrong answer is none;
+  standard deviations within a tenth), because MCLMC is not exact;
 - our NUTS over the one by hand, in gradients per second of a whole run, and in effective draws per gradient, which
   should be equal within its error over rounds;
 - NUTS from the best of several warm starts over the one by hand, in effective draws per second; the fit of the start

@@ -308,16 +308,8 @@ class NumPyro(protocol.System):
     def batched(self, function: Function, size: int) -> Callable[..., None]:
         compiled = self.compile(lambda w, x: jax.lax.map(lambda one: function(one, x), w, batch_size=size))
 
-        traced: set[Any] = set()
-        tracing = threading.Lock()
-
         def filled(w: Any, x: Any, into: np.ndarray) -> None:
-            shapes = tuple((a.shape, str(a.dtype)) for a in jax.tree.leaves((w, x)))
-            key = shapes, jax.config.jax_default_device
-            # One thread traces and compiles, and the others reuse the result.
-            with nullcontext() if key in traced else tracing:
-                result = np.asarray(compiled(w, x))
-                traced.add(key)
+            result = np.asarray(compiled(w, x))
             into[...] = result[tuple(slice(length) for length in into.shape)]
 
         return filled
@@ -384,6 +376,7 @@ class _Compiled:
     def __init__(self, system: NumPyro, function: Function):
         self._system, self._function, self._traced = system, function, jax.jit(function)
         self._found: dict[Any, Function] = {}
+        self._compiling = threading.Lock()
 
     def __call__(self, *arguments: Any) -> Any:
         leaves, structure = jax.tree.flatten(arguments)
@@ -394,7 +387,10 @@ class _Compiled:
         key = structure, shapes, jax.config.jax_default_device
         arguments = jax.tree.unflatten(structure, leaves)
         if key not in self._found:
-            self._found[key] = self._system.compile_for(self._function, arguments)
+            # One thread traces and compiles, and the others reuse the result.
+            with self._compiling:
+                if key not in self._found:
+                    self._found[key] = self._system.compile_for(self._function, arguments)
         return self._found[key](*arguments)
 
 

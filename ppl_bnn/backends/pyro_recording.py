@@ -57,8 +57,8 @@ class Record:
     def replay(self, leaves: list[Any], compiled: bool = False) -> Callable[[list[Any]], Any]:
         """The function of leaves like these, run by torch's C++ interpreter on a CPU, or compiled.
 
-        torch deprecates this interpreter in favour of its compiler, which takes half a minute for a step; Pyro needs
-        it, too.
+        torch deprecates this interpreter in favour of its compiler, which takes up to half a minute for a step;
+        Pyro needs it, too.
         """
         places, held, results = self.places, self.held, self.results
         arrays = tuple(array.detach() for array in (*(leaves[place] for place in places), *held))
@@ -138,7 +138,9 @@ def _remove_copies(module: torch.fx.GraphModule) -> None:
 def _copied(node: torch.fx.Node) -> torch.fx.Node | None:
     """The argument that the result of an operation is equal to, if there is one."""
     first, second = (*node.args, None, None)[:2]
-    before, after = (getattr(each, "meta", {}).get("val") for each in (first, node))
+    if not isinstance(first, torch.fx.Node):
+        return None
+    before, after = (each.meta.get("val") for each in (first, node))
     if not isinstance(before, torch.Tensor) or not isinstance(after, torch.Tensor):
         return None
     if (before.shape, before.dtype, before.stride()) != (after.shape, after.dtype, after.stride()):
@@ -150,7 +152,7 @@ def _copied(node: torch.fx.Node) -> torch.fx.Node | None:
         or (name == "sum" and before.ndim == 0)
         or (name in ("pow", "mul", "div") and number and second == 1)
     )
-    return first if same else None  # pyright: ignore[reportReturnType]
+    return first if same else None
 
 
 def _lift_held(module: torch.fx.GraphModule) -> list[torch.Tensor]:

@@ -83,7 +83,7 @@ class Method(ABC):
     dtype : {"auto", "float64", "float32"}
         The floating type. "auto" is float64 on the CPU and float32 on CUDA. Keyword only.
     compile : bool, default False
-        Whether torch's compiler compiles the steps of a fit in Pyro, which takes about half a minute and needs a C++
+        Whether torch's compiler compiles the steps of a fit in Pyro, which takes up to half a minute and needs a C++
         compiler; a step then takes a third of its time or less. JAX compiles every fit. Keyword only.
 
     Attributes

@@ -263,7 +263,7 @@ class _JaxLoop(Loop):
 
 
 class _TorchLoop(Loop):
-    """Steps one by one, recorded by the system after the first."""
+    """Steps one by one, recorded by the system after the first fifty."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

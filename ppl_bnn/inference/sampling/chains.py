@@ -295,12 +295,11 @@ class Engine:
             # In parallel, because one compilation leaves cores idle. A resumed run begins no chain.
             early = pool.submit(self._in_session, compiled) if self.starts else None
             options = self._options()
-            traced = jax.jit(advance, keep_unused=True).trace(state_shape, np.int32(0), self.data)
-            # Of several devices each gets its part of the chains.
-            if self.how == "devices":
-                advance = jax.jit(advance, compiler_options=options)
-            else:
-                advance = system.compiled(traced.lower(), options)
+            # Of several devices each gets its part of the chains, which JAX compiles at the first call.
+            alone = self.how != "devices"
+            staged = jax.jit(advance, keep_unused=True, compiler_options=None if alone else options)
+            traced = staged.trace(state_shape, np.int32(0), self.data)
+            advance = system.compiled(traced.lower(), options) if alone else staged
             if early is not None:
                 early.result()
         self.compile_seconds += compiling()

@@ -106,3 +106,68 @@ def test_a_draw_out_of_place_is_that_of_the_distribution() -> None:
     assert np.abs(z.mean(0)).max() < 4.5 / math.sqrt(20_000)
     assert np.abs(z.T @ z / 20_000 - np.eye(3)).max() < 4.5 * math.sqrt(2.0 / 20_000)
     assert autoguide._functional_draw(dist.Gamma(1.0, 1.0)) is None
+
+
+# --- the losses of the systems, against their own ------------------------------------------------------
+
+
+def test_pyros_loss_and_its_derivative_are_those_of_trace_elbo() -> None:
+    """Also of a site without a reparameterised draw, whose derivative has the score function."""
+    import pyro
+    import pyro.distributions as pd
+    import torch
+    from pyro.infer import Trace_ELBO
+
+    from ppl_bnn.inference.variational.autoguide import _surrogate
+
+    def model() -> None:
+        rate = pyro.sample("rate", pd.LogNormal(0.0, 1.0))
+        count = pyro.sample("count", pd.Poisson(rate))
+        with pyro.plate("rows", 3):
+            pyro.sample("y", pd.Normal(count, 1.0), obs=torch.tensor([1.0, 2.0, 4.0]))
+
+    def guide() -> None:
+        pyro.sample("rate", pd.LogNormal(pyro.param("loc", torch.tensor(0.3)), 0.5))
+        pyro.sample("count", pd.Poisson(pyro.param("mean", torch.tensor(2.0))))
+
+    elbo, found = Trace_ELBO(), []
+    with pyro.get_param_store().scope(), torch.random.fork_rng(devices=[]):
+        guide()
+        leaves = [pyro.get_param_store()._params[name] for name in ("loc", "mean")]
+        for loss in (
+            lambda: elbo.differentiable_loss(model, guide),
+            lambda: _surrogate(*next(iter(elbo._get_traces(model, guide, (), {})))),
+        ):
+            torch.manual_seed(1)
+            value = loss()
+            found.append([value.detach(), *torch.autograd.grad(value, leaves)])
+    assert all(float(each) != 0.0 for each in found[0])
+    torch.testing.assert_close(found[1], found[0])
+
+
+def test_numpyros_loss_and_its_derivative_are_those_of_trace_elbo() -> None:
+    import jax
+    import jax.numpy as jnp
+    import numpyro
+    import numpyro.distributions as nd
+    from numpyro.infer import Trace_ELBO
+
+    from ppl_bnn.inference.variational.autoguide import _minus_elbo
+
+    def model(x: Any, y: Any) -> None:
+        slope = numpyro.sample("slope", nd.Normal(0.0, 1.0))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", nd.Normal(slope * x, 0.5), obs=y)
+
+    def guide(x: Any, y: Any) -> None:
+        scale = numpyro.param("scale", 0.3, constraint=nd.constraints.positive)
+        numpyro.sample("slope", nd.Normal(numpyro.param("loc", 0.1), scale))
+
+    x, key = jnp.arange(4.0), jax.random.PRNGKey(3)
+    params = {"loc": jnp.array(0.2), "scale": jnp.array(0.4)}
+    ours = jax.value_and_grad(lambda params: _minus_elbo(key, params, model, guide, (x, 2.0 * x)))(params)
+    theirs = jax.value_and_grad(lambda params: Trace_ELBO().loss(key, params, model, guide, x, 2.0 * x))(
+        params
+    )
+    for one, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
