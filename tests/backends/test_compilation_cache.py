@@ -33,6 +33,11 @@ METHODS = {
     "SMC": bnn.SMC(particles=100, runs=2),
     "Pathfinder": bnn.Pathfinder(paths=2),
     "Ensemble": bnn.Ensemble(bnn.MAP(steps=200), size=2),
+    "MCDropout": bnn.MCDropout(steps=200),
+    "SGLD": bnn.SGLD(warmup=20, draws=20, chains=2, batch_size=8),
+    "SGHMC": bnn.SGHMC(warmup=20, draws=20, chains=2, batch_size=8),
+    "ChEES": bnn.ChEES(warmup=20, draws=20, chains=8),
+    "MEADS": bnn.MEADS(warmup=20, draws=20, chains=16),
 }
 
 
