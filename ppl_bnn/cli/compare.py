@@ -15,7 +15,7 @@ from ppl_bnn.cli.options import option
 from ppl_bnn.core.errors import ClusterError, InputError
 from ppl_bnn.core.progress import Bars
 from ppl_bnn.inference.registry import ROWS
-from ppl_bnn.reporting.terminal import print_table, show
+from ppl_bnn.reporting.terminal import print_table, show, show_latest_row
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,7 +80,7 @@ def compare(
 ) -> None:
     """Fit one model by several methods, and show the results and the cost of each.
 
-    Without arguments: regression_mlp on the diabetes table by NUTS, SVI, Laplace and MAP, in under three minutes.
+    Without arguments: regression_mlp on the diabetes table by NUTS, SVI, Laplace and MAP, in under a minute.
     """
     started = time.monotonic()
     _check_grid_options(context, grid)
@@ -132,8 +132,13 @@ def _fit_and_show(
         if report and result.posteriors:
             console.write_report(errors, result, planned.out / console.REPORT)
 
+    def show_row(partial: Comparison) -> None:
+        bars.rest()
+        show_latest_row(errors, partial)
+
     train, test = ((table.x[rows], table.y[rows]) for rows in (planned.train, planned.test))
     settings = {**settings, **names, "card": card, "progress": bars, "standardise": True, "out": planned.out}
+    settings["finished"] = show_row
     try:
         with console.warnings_shown(errors):
             result = run(planned.model, train, test, chosen, **settings)

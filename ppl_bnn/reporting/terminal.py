@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn.reporting.columns import Column, cell, noise_floors, number, tables
+from ppl_bnn.reporting.columns import FIDELITY, PREDICTION, Column, cell, noise_floors, number, tables
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,6 +60,27 @@ def show(console: Console, comparison: Comparison, elsewhere: str = "comparison.
         console.print()
     console.print(Text(comparison.summary()))
     console.print()
+
+
+# Columns of the rows that appear while a comparison runs, and the width of one with a standard error and without.
+_RUNNING = ("ppl", "log_score", "rmse", "accuracy", "converged", "gap_mean", "run_seconds")
+_WIDTH_WITH_ERROR, _WIDTH = 15, 8
+
+
+def show_latest_row(console: Console, comparison: Comparison) -> None:
+    """Print the last row of a comparison that is still running; the first one comes with the headings."""
+    known = {column.source: column for column in (Column("system", "ppl"), *PREDICTION, *FIDELITY)}
+    columns = [known[source] for source in _RUNNING if source in comparison.table]
+    grid = _grid(comparison.table.tail(1), columns, None)
+    # Each row is a table of its own: equal widths align them.
+    names = (*comparison.table.index, *comparison.missing)
+    widths = [max(len(str(name)) for name in names)]
+    widths += [_WIDTH_WITH_ERROR if column.error in comparison.table else _WIDTH for column in columns]
+    for column, width in zip(grid.columns, widths, strict=True):
+        column.min_width = max(width, column.min_width or 0)
+    grid.show_header = len(comparison.table) == 1
+    # A row that is wider than the terminal goes on in its next line, with all of its digits.
+    console.print(grid, width=10_000, crop=False)
 
 
 def notes_by_method(

@@ -309,6 +309,11 @@ def test_quick_comparison_of_a_file(csv: Path) -> None:
     assert max(len(line) for line in out.splitlines()) <= 100
     assert "…" not in out
     folder = Path("ppl-bnn-results") / "regression_mlp-small-quick"
+    # Each row appears when its method has finished; the first one below the headings.
+    running = err.splitlines()
+    first = [line.split(" ")[0] for line in running]
+    assert first.index("method") < first.index("map") < first.index("laplace")
+    assert first.count("method") == 1
     assert f"Kept in {folder}/" in out
     assert {entry.name for entry in folder.iterdir()} == {
         "map.nc", "laplace.nc", "comparison.csv", "comparison.md", "figure.png", "report.html", "comparison.json",
@@ -327,6 +332,9 @@ def test_quick_comparison_of_a_file(csv: Path) -> None:
     table = pd.read_csv(folder / "comparison.csv", index_col=0)
     assert list(table.index) == ["map", "laplace"]
     assert f"{table.loc['laplace', 'log_score']:.3f}" in out
+    for name in table.index:
+        row = next(line for line in running if line.startswith(f"{name} "))
+        assert f" {table.loc[name, 'log_score']:.3f} ± {table.loc[name, 'log_score_se']:.3f} " in row
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -679,11 +687,12 @@ def test_a_method_that_fails_is_a_red_row_and_exit_code_1(csv: Path, monkeypatch
         raise ppl_bnn.errors.CurvatureError("the curvature is singular")
 
     monkeypatch.setattr(ppl_bnn.Laplace, "run", fail)
-    code, out, _ = invoke(
+    code, out, err = invoke(
         "compare", "linear_regression", "--data", csv, "--target", "y", "--quick", "--methods", "map,laplace",
         "--ppl", "numpyro",
     )  # fmt: skip
     assert code == 1
+    assert any(line.split()[:3] == ["laplace", "numpyro", "-"] for line in err.splitlines())
     assert "laplace failed: CurvatureError: the curvature is singular" in out
     assert "Kept in" in out
 

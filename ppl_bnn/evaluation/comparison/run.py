@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,6 +59,7 @@ def compare(
     target_name: str | None = None,
     observed: str | None = None,
     card: Mapping[str, Any] | None = None,
+    finished: Callable[[Comparison], Any] | None = None,
 ) -> Comparison:
     """Fit `model` to `train` by each of `methods`, and score the predictions of `test`.
 
@@ -91,6 +92,9 @@ def compare(
         The observed site of a plain NumPyro or Pyro model.
     card : mapping, optional
         Further information on the data (name, licence, ...), kept in `Comparison.data`.
+    finished : callable, optional
+        Called after each method with the comparison so far. The last row of its table is that of the method; ranks and
+        weights are there after the last one.
 
     Returns
     -------
@@ -145,7 +149,7 @@ def compare(
         for file in sorted(file_names(rows)):
             (folder.path / file).unlink(missing_ok=True)
     given = {"reference": reference, "data": data, "test_inputs": x_test, "test_targets": y_test}
-    run = _Run(rows, folder, given)
+    run = _Run(rows, folder, given, finished)
     options: dict[str, Any] = {
         "seed": int(seed),
         "device": device,
@@ -291,6 +295,7 @@ class _Run:
     names: tuple[str, ...]
     folder: stored.Folder | None
     given: dict[str, Any]
+    finished: Callable[[Comparison], Any] | None = None
     records: dict[str, Record] = field(default_factory=dict)
 
     def comparison(self, *, ranked: bool = True) -> Comparison:
@@ -319,6 +324,8 @@ class _Run:
         latest = self.comparison(ranked=len(self.records) == len(self.names))
         if self.folder is not None:
             files.write_parts(self.folder, latest)
+        if self.finished is not None:
+            self.finished(latest)
         return latest
 
     def interrupted(self, during: str) -> ComparisonInterrupted:
