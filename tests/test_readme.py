@@ -1,4 +1,4 @@
-"""What the README shows is executed: its Python blocks run, its commands and their options exist."""
+"""What the README and the guide show is executed: Python blocks run, commands and their options exist."""
 
 from __future__ import annotations
 
@@ -13,30 +13,42 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+GUIDE = ROOT / "docs" / "guide"
 
 
-def blocks(language: str) -> list[tuple[int, str]]:
+def pages() -> dict[str, str]:
+    """Name -> text of the README and of the pages of the guide, in the order in which they are read."""
+    listed = (GUIDE / "index.md").read_text(encoding="utf-8").split("{toctree}", 1)[1].split("```", 1)[0]
+    names = [line for line in listed.splitlines() if line and line[0].isalpha()]
+    return {"README.md": README} | {f"{name}.md": (GUIDE / f"{name}.md").read_text("utf-8") for name in names}
+
+
+def blocks(text: str, language: str) -> list[tuple[int, str]]:
     """(line of the first character, text) of every block in that language."""
-    found = re.finditer(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-    return [(README.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
+    found = re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [(text.count("\n", 0, match.start(1)) + 1, match[1]) for match in found]
 
 
 def commands() -> list[list[str]]:
     """Every command of the shell blocks, in words, without its comment."""
-    lines = [line for _, block in blocks("bash") for line in block.splitlines()]
-    parts = [part for line in lines for part in line.split(" && ")]
+    shown = [block for text in pages().values() for _, block in blocks(text, "bash")]
+    parts = [part for block in shown for line in block.splitlines() for part in line.split(" && ")]
     return [shlex.split(part, comments=True) for part in parts]
+
+
+def test_every_page_of_the_guide_is_listed():
+    assert {path.name for path in GUIDE.glob("*.md")} == set(pages()) - {"README.md"} | {"index.md"}
 
 
 def test_the_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    # As a module, because dataclasses and pickling look for one.
+    # As a module, because dataclasses and pickling look for one. Pages go on from those before them.
     page = types.ModuleType("readme")
-    shown = blocks("python")
-    assert len(shown) >= 8
-    for line, text in shown:
+    shown = [(name, *block) for name, text in pages().items() for block in blocks(text, "python")]
+    assert len(shown) >= 15
+    for name, line, text in shown:
         # Lines as in the file, so that a traceback points there.
-        exec(compile("\n" * (line - 1) + text, "README.md", "exec"), vars(page))
+        exec(compile("\n" * (line - 1) + text, name, "exec"), vars(page))
     assert (tmp_path / "results" / "comparison.csv").is_file()
     assert (tmp_path / "posterior").is_dir()
 
@@ -85,29 +97,21 @@ def test_the_two_commands_do_their_own_set_up():
         assert extra in project["optional-dependencies"], extra
 
 
-def test_the_columns_are_those_of_the_table():
-    from ppl_bnn.evaluation.comparison.table import COLUMNS
-
-    table = README.split("| column | meaning |", 1)[1].split("\n\n", 1)[0]
-    rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
-    shown = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
-    assert sorted(shown) == sorted(COLUMNS)
-
-
-@pytest.mark.parametrize(
-    ("heading", "method"), [("## Variational inference", "SVI"), ("## Laplace, in every way", "Laplace")]
-)
-def test_the_choices_of_a_method_are_its_arguments(heading, method):
+@pytest.mark.parametrize(("name", "method"), [("variational.md", "SVI"), ("laplace.md", "Laplace")])
+def test_the_choices_of_a_method_are_its_arguments(name: str, method: str):
     from dataclasses import fields
 
     import ppl_bnn as bnn
 
-    section = README.split(heading, 1)[1]
-    table = section.split("| choice | values |", 1)[1].split("\n\n", 1)[0]
+    table = pages()[name].split("| choice | values |", 1)[1].split("\n\n", 1)[0]
     rows = re.findall(r"^\| (`.*?) \|", table, re.MULTILINE)
     names = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert names
     assert set(names) <= {field.name for field in fields(getattr(bnn, method))}
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) <= 120
 
 
 def test_links_lead_somewhere():

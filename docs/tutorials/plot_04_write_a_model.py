@@ -1,0 +1,62 @@
+"""
+Write a model
+=============
+
+From a linear regression to a network with its own noise, in the language that both systems share.
+"""
+
+# %%
+# ``sample`` names an unknown with its prior, ``linear`` and ``dense`` apply weights, and ``observe`` ends the model.
+import matplotlib.pyplot as plt
+import numpy as np
+
+import ppl_bnn as bnn
+from ppl_bnn import dist, likelihoods, ops, priors
+
+rng = np.random.default_rng(0)
+x = rng.uniform(-2.0, 2.0, 120)[:, None]
+y = np.sin(2.0 * x[:, 0]) + 0.05 * np.exp(x[:, 0]) * rng.normal(size=120)
+
+
+def line(x, y=None):
+    noise = bnn.sample("noise", dist.HalfNormal(1.0))
+    f = bnn.dense("line", x, 1, prior=priors.Normal(0.0, 1.0))
+    bnn.observe(y, f, likelihoods.Gaussian(noise))
+
+
+# %%
+# Hidden layers with different priors: a learned scale for the input weights, heavy tails for the output.
+def network(x, y=None):
+    noise = bnn.sample("noise", dist.HalfNormal(1.0))
+    h = ops.tanh(bnn.dense("hidden", x, 15, prior=priors.Hierarchical()))
+    f = bnn.dense("output", h, 1, prior=priors.StudentT(4.0, 0.0, "fan_in"))
+    bnn.observe(y, f, likelihoods.Gaussian(noise))
+
+
+# %%
+# The noise grows with x. Two outputs, the second of which is the noise:
+def own_noise(x, y=None):
+    f = bnn.mlp(x, [15, 2], activation="tanh", prior=priors.Normal(0.0, "fan_in", 2.0))
+    bnn.observe(y, f, likelihoods.HeteroscedasticGaussian())
+
+
+# %%
+# The sites of a model, as the language sees them:
+for site in bnn.zoo.sketch(network, 1).sites:
+    print(f"{site.name:24} {site.prior:22} {site.shape}")
+
+# %%
+# All three by the same method, scored on fresh rows.
+x_new = rng.uniform(-2.0, 2.0, 200)[:, None]
+y_new = np.sin(2.0 * x_new[:, 0]) + 0.05 * np.exp(x_new[:, 0]) * rng.normal(size=200)
+grid = np.linspace(-2.0, 2.0, 200)[:, None]
+figure, axes = plt.subplots(1, 3, figsize=(10, 3), sharey=True, layout="constrained")
+for ax, model in zip(axes, (line, network, own_noise), strict=True):
+    posterior = bnn.fit(model, x, y, bnn.SVI(steps=3000, learning_rate=0.02))
+    low, high = posterior.predict(grid).interval(0.9)
+    score = posterior.predict(x_new).log_prob(y_new).mean()
+    ax.fill_between(grid[:, 0], low, high, alpha=0.3, linewidth=0)
+    ax.plot(x[:, 0], y, ".", color="black", markersize=3)
+    ax.set(title=f"{model.__name__}: log score {score:.2f}", xlabel="x")
+axes[0].set_ylabel("y, 90 % interval")
+plt.show()

@@ -1,0 +1,39 @@
+"""
+Sample until certified
+======================
+
+How many draws are enough? Say what has to hold, and how long it may take.
+"""
+
+# %%
+# ``until`` is a rule over R-hat and the effective sample size in function space; ``budget`` the seconds after which the
+# run ends in any case. ``draws`` is how often the rule is checked.
+import ppl_bnn as bnn
+
+table = bnn.data.load("diabetes")
+train, test = table.split(seed=0)
+x, y, x_new = table.x[train], table.y[train], table.x[test]
+model = bnn.zoo.load("regression_mlp", width=5)
+method = bnn.NUTS(warmup=300, draws=200, until="rhat<1.01, ess>400", budget=60)
+posterior = bnn.fit(model, x, y, method, standardise=True)
+print(posterior.info.figures)
+
+# %%
+# What the rule saw at each check:
+for name, values in posterior.info.history.items():
+    if name.startswith("look"):
+        print(name.removeprefix("look_"), values.round(3))
+
+# %%
+# The rule looks at training rows. The test rows are judged by ``diagnose``, and more draws need no second warm-up.
+print(bnn.diagnose(posterior, x=x_new))
+longer = bnn.extend(posterior, draws=200)
+print(longer.shape, "chains and draws")
+
+# %%
+# A warm start saves most of the warm-up: the chains begin at draws of an approximation, whose variances are the first
+# mass matrix.
+warm = bnn.NUTS(start=bnn.Laplace(), warmup=100, draws=200, until="rhat<1.01, ess>400", budget=60)
+started = bnn.fit(model, x, y, warm, standardise=True)
+for name, fitted in (("from the prior", posterior), ("from Laplace", started)):
+    print(f"{name:16} {fitted.info.gradient_evaluations:9.0f} gradients")

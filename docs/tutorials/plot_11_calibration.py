@@ -1,0 +1,53 @@
+"""
+Calibration, conformal intervals, recalibration
+===============================================
+
+Do 90 % intervals hold 90 % of new targets? Three answers: measure it, correct it, or get intervals that hold by
+construction.
+"""
+
+# %%
+# A model that is wrong on purpose: Gaussian noise of one size, on data whose noise grows.
+import matplotlib.pyplot as plt
+import numpy as np
+
+import ppl_bnn as bnn
+
+rng = np.random.default_rng(0)
+
+
+def rows(count):
+    x = rng.uniform(-2.0, 2.0, count)[:, None]
+    return x, np.sin(2.0 * x[:, 0]) + 0.15 * np.exp(0.8 * x[:, 0]) * rng.standard_t(3, size=count)
+
+
+(x, y), (x_held, y_held), (x_new, y_new) = rows(150), rows(150), rows(500)
+posterior = bnn.fit(bnn.zoo.load("regression_mlp", width=10, sigma=2.0), x, y, bnn.Laplace())
+
+# %%
+# The probability integral transform of calibrated predictions is uniform.
+prediction = posterior.predict(x_new)
+print(bnn.scores.coverages(prediction, y_new))
+
+# %%
+# Held-out rows recalibrate the predictive distribution.
+corrected = bnn.recalibrate(posterior, x_held, y_held)
+print(bnn.scores.coverages(corrected.predict(x_new), y_new))
+
+# %%
+figure, ax = plt.subplots(figsize=(4, 3.5), layout="constrained")
+for name, each in (("as fitted", prediction), ("recalibrated", corrected.predict(x_new))):
+    ax.plot(np.linspace(0, 1, len(y_new)), np.sort(bnn.scores.pit(each, y_new)), label=name)
+ax.plot([0, 1], [0, 1], color="grey", linestyle=":")
+ax.set(xlabel="uniform", ylabel="probability integral transform")
+ax.legend()
+plt.show()
+
+# %%
+# Conformal intervals cover with the promised frequency whatever the model is, as long as rows are exchangeable. They
+# cover on average over rows: where the noise is small they are too wide.
+low, high = bnn.conformal(posterior, x_held, y_held, level=0.9).interval(x_new)
+inside = (low <= y_new) & (y_new <= high)
+print(f"conformal: coverage {inside.mean():.3f}, mean width {np.mean(high - low):.2f}")
+left = x_new[:, 0] < 0
+print(f"left half {inside[left].mean():.2f}, right half {inside[~left].mean():.2f}")
