@@ -72,6 +72,8 @@ sphinx_gallery_conf = {
     "remove_config_comments": True,
     "abort_on_example_error": True,
     "show_signature": False,
+    # Its page would load scripts from a network.
+    "write_computation_times": False,
 }
 
 
