@@ -80,4 +80,5 @@ sphinx_gallery_conf = {
 def setup(app):
     """Read docstrings as plain text, before numpydoc does; write the pages that are made."""
     app.connect("autodoc-process-docstring", docstrings.plain, priority=400)
+    app.connect("autodoc-process-signature", docstrings.signature)
     pages.write_all()

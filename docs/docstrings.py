@@ -5,6 +5,7 @@ Single signs such as `|w|` and `*` mean themselves there, and an indented block 
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from typing import Any
 
@@ -44,3 +45,22 @@ def _escaped(text: str) -> str:
     head = start[0] if start else ""
     rest = re.sub(r"(?<!\\)([|*])", r"\\\1", text[len(head) :])
     return head + re.sub(r"(\w)_(?=\W|$)", r"\1\\_", rest)
+
+
+def signature(
+    app: Any, what: str, name: str, obj: Any, options: Any, given: str | None, returned: str | None
+) -> tuple[str, str | None] | None:
+    """The arguments of a dataclass with their defaults, for `autodoc-process-signature`."""
+    if what != "class" or not dataclasses.is_dataclass(obj):
+        return None
+    shown = []
+    for field in dataclasses.fields(obj):
+        if not field.init:
+            continue
+        if field.default is not dataclasses.MISSING:
+            shown.append(f"{field.name}={field.default!r}")
+        elif field.default_factory is not dataclasses.MISSING:
+            shown.append(f"{field.name}={field.default_factory()!r}")
+        else:
+            shown.append(field.name)
+    return f"({', '.join(shown)})", returned

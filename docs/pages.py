@@ -304,7 +304,7 @@ def reference_pages() -> list[tuple[str, str]]:
         found[_group_of(home)].append(name)
     parts = ["# API reference", "All names below are in `ppl_bnn`, by convention `import ppl_bnn as bnn`."]
     for title, names in found.items():
-        parts += [f"## {title}", _autosummary("ppl_bnn", names)]
+        parts += [f"## {title}", _autosummary("ppl_bnn", names, "method" if title == "Methods" else "")]
     parts += ["## Modules", _toc("\n".join(modules))]
     pages = [("api/index", "\n\n".join(parts))]
     for name, module in modules.items():
@@ -325,9 +325,10 @@ def _group_of(home: str) -> str:
     return next(iter(GROUPS))
 
 
-def _autosummary(module: str, names: Sequence[str]) -> str:
+def _autosummary(module: str, names: Sequence[str], template: str = "") -> str:
     lines = "\n".join(f"   {name}" for name in names)
     options = ".. autosummary::\n   :toctree: names\n   :nosignatures:"
+    options += f"\n   :template: autosummary/{template}.rst" if template else ""
     return f"```{{eval-rst}}\n.. currentmodule:: {module}\n\n{options}\n\n{lines}\n```"
 
 
