@@ -36,6 +36,8 @@ from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.zoo.files import keyword_only
 from ppl_bnn.zoo.support import named
 
+__all__ = ["BNNClassifier", "BNNRegressor"]
+
 
 class _Estimator(BaseEstimator):
     """Common base of both estimators; they document the parameters."""

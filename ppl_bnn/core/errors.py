@@ -10,6 +10,22 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
+__all__ = [
+    "BNNError",
+    "BudgetError",
+    "ClusterError",
+    "CurvatureError",
+    "DamagedError",
+    "DeviceError",
+    "DivergenceError",
+    "InputError",
+    "Interrupted",
+    "MissingFrameworkError",
+    "ModelError",
+    "UnknownNameError",
+    "UnsupportedError",
+]
+
 
 def message(expected: str, got: str, advice: str) -> str:
     """The text of an error message: what was expected, what was given, what to try."""

@@ -71,6 +71,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "EmpiricalBayes": {"scale": 1.0, "per": "weight"},
 }
 FAMILIES = {family: arguments for families, arguments in _ARGUMENTS.items() for family in families.split()}
+__all__ = ["Distribution", "distribution", *FAMILIES]
 POSITIVE = frozenset(
     ("scale", "rate", "concentration", "concentration1", "concentration0", "df", "scales", "weights", "precisions")
 )  # fmt: skip
@@ -412,4 +413,4 @@ def __getattr__(family: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*FAMILIES, "Distribution", "distribution"]
+    return __all__

@@ -21,6 +21,15 @@ import numpy as np
 from ppl_bnn.core.errors import ModelError, check_known
 from ppl_bnn.core.settings import whole
 
+__all__ = [
+    "abs", "activation", "asarray", "avg_pool", "broadcast_to", "concatenate", "concrete", "conv1d", "conv2d",
+    "cos", "cumsum", "diagonal_matrix", "einsum", "exp", "flip", "full_like", "gelu", "in_floats", "log",
+    "log1p", "log_softmax", "logsumexp", "lookup", "matmul", "max_pool", "maximum", "mean", "namespace",
+    "one_hot", "ones_like", "patches", "relu", "scan", "segment_sum", "sigmoid", "silu", "sin", "softmax",
+    "softplus", "solve_triangular", "sqrt", "stack", "stop_gradient", "sum", "take_along", "tanh", "where",
+    "zeros_like",
+]  # fmt: skip
+
 Array = Any
 # An image is (N, H, W, C); a kernel and a stride are one number or (height, width).
 Pair = int | tuple[int, int]

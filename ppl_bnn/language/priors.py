@@ -32,6 +32,12 @@ from ppl_bnn.language.prior_parts import Checked, Scale, among, check_scale, sam
 from ppl_bnn.language.prior_parts import CovarianceFactor as CovarianceFactor
 from ppl_bnn.language.prior_parts import CutPoints as CutPoints
 
+__all__ = [
+    "CorrelatedConvolution", "CovarianceFactor", "CutPoints", "EmpiricalBayes", "Hierarchical", "Horseshoe",
+    "Laplace", "LogUniform", "MatrixNormal", "Normal", "Point", "RegularisedHorseshoe", "ScaleMixture",
+    "SpikeAndSlab", "StudentT",
+]  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Normal(parts.LocationScale):

@@ -35,3 +35,20 @@ from ppl_bnn.language.likelihoods.noise import MixtureDensity as MixtureDensity
 from ppl_bnn.language.likelihoods.noise import StudentT as StudentT
 from ppl_bnn.language.likelihoods.survival import Censored as Censored
 from ppl_bnn.language.likelihoods.survival import Weibull as Weibull
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "Censored",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "Laplace",
+    "Likelihood",
+    "MixtureDensity",
+    "MultiOutputGaussian",
+    "NegativeBinomial",
+    "Ordinal",
+    "Poisson",
+    "StudentT",
+    "Weibull",
+]
