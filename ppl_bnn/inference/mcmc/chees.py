@@ -50,7 +50,7 @@ class ChEES(ManyChains):
     ----------
     draws, warmup, chains, superchains : int
         See `ManyChains`.
-    start, jitter, chain_method, temperature, checkpoint, until, budget
+    start, jitter, chain_method, temperature, checkpoint, until, budget : optional
         See `ManyChains` and `Sampler`.
     target_accept : float
         Target of the harmonic mean of the acceptance probabilities. A failed chain contributes 0.1, so a good value is
@@ -62,6 +62,8 @@ class ChEES(ManyChains):
     learning_rate : float
         Learning rate of Adam, about the change of log T per transition. W transitions of warm-up reach lengths up to
         exp(W learning_rate) steps.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -91,6 +93,15 @@ class ChEES(ManyChains):
     ----------
     Hoffman, Radul and Sountsov (2021), "An adaptive-MCMC scheme for setting trajectory lengths in Hamiltonian Monte
     Carlo", AISTATS.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.ChEES(draws=10, warmup=20, chains=8, superchains=2)
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.shape  # chains, draws
+    (8, 10)
     """
 
     target_accept: float = setting(0.651, between(0, 1))

@@ -42,7 +42,7 @@ class NUTS(Hamiltonian):
         workers of Dask), which may not start other processes.
     temperature : float
         T of the target p(w | D)^(1/T), in both systems.
-    checkpoint, until, budget
+    checkpoint, until, budget : optional
         See `Sampler`. NumPyro only, as is `bnn.extend`.
     target_accept : float
         The mean acceptance probability to which the step size is tuned. Values nearer 1 mean smaller steps and fewer
@@ -56,6 +56,8 @@ class NUTS(Hamiltonian):
         Where the tuning of the step size begins. None begins at 1.
     max_tree_depth : int
         A trajectory has at most 2**max_tree_depth - 1 leapfrog steps.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -85,6 +87,15 @@ class NUTS(Hamiltonian):
     ----------
     - Hoffman and Gelman (2014), "The No-U-Turn Sampler: adaptively setting path lengths in Hamiltonian Monte Carlo".
     - Betancourt (2017), "A conceptual introduction to Hamiltonian Monte Carlo".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.NUTS(draws=20, warmup=20, chains=2)
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.shape  # chains, draws
+    (2, 20)
     """
 
     max_tree_depth: int = setting(10, whole(1, 20, ", since 20 is a million steps per draw"))

@@ -38,7 +38,7 @@ class SGHMC(StochasticGradient):
     ----------
     draws, warmup, chains : int
         Draws per chain that are kept and not kept, and the number of chains, see `Sampler`.
-    start, jitter, chain_method, temperature, checkpoint, until, budget
+    start, jitter, chain_method, temperature, checkpoint, until, budget : optional
         See `Sampler`.
     friction : float
         a, 1 minus the momentum. A smaller value lets the chain move further at the same step size, until it oscillates.
@@ -62,6 +62,8 @@ class SGHMC(StochasticGradient):
         Whether to reduce the variance of the gradient estimates, see `StochasticGradient`.
     preconditioner : {"auto", "curvature", None}
         Whether the chain moves in coordinates of equal curvature, see `StochasticGradient`.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -84,6 +86,15 @@ class SGHMC(StochasticGradient):
     References
     ----------
     Chen, Fox and Guestrin (2014), "Stochastic gradient Hamiltonian Monte Carlo".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.SGHMC(draws=20, warmup=20, chains=2, batch_size=50, step_size=0.01, start=bnn.MAP())
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.shape  # chains, draws
+    (2, 20)
     """
 
     friction: float = setting(0.1, between(0, 1))

@@ -40,7 +40,7 @@ class SGLD(StochasticGradient):
     ----------
     draws, warmup, chains : int
         Draws per chain that are kept and not kept, and the number of chains, see `Sampler`.
-    start, jitter, chain_method, temperature, checkpoint, until, budget
+    start, jitter, chain_method, temperature, checkpoint, until, budget : optional
         See `Sampler`.
     batch_size : int or None
         B, rows per step. None takes all rows.
@@ -67,6 +67,8 @@ class SGLD(StochasticGradient):
     correction : {None, "metropolis"}
         "metropolis": the Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996), whose draws are exact. It
         needs all rows at each step and a constant step size, by default tuned to an acceptance of 0.574.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -90,6 +92,15 @@ class SGLD(StochasticGradient):
     - Li, Chen, Carlson and Carin (2016), "Preconditioned stochastic gradient Langevin dynamics for deep neural
       networks".
     - Roberts and Tweedie (1996), "Exponential convergence of Langevin distributions and their discrete approximations".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.SGLD(draws=20, warmup=20, chains=2, batch_size=50, step_size=0.01, start=bnn.MAP())
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.shape  # chains, draws
+    (2, 20)
     """
 
     preconditioner: str | None = setting("auto", OneOf(("auto", "curvature", "rmsprop", None)))

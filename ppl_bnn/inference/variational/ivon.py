@@ -61,6 +61,8 @@ class IVON(iterated.IteratedMethod):
         Initial value of m: a method, a posterior or a dict of constrained values; None for the prior.
     elbo_draws : int, default 1000
         Number of new draws for the reported ELBO.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -86,6 +88,14 @@ class IVON(iterated.IteratedMethod):
     ----------
     .. [1] Shen et al. (2024). Variational learning is effective for large deep networks.
     .. [2] Lin, Schmidt and Khan (2020).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x, table.y, bnn.IVON(steps=200, elbo_draws=20), standardise=True)
+    >>> posterior.predict(table.x[:5], draws=50).std.shape
+    (5,)
     """
 
     steps: int = setting(10_000, whole())

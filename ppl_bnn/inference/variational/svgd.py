@@ -110,6 +110,8 @@ class SVGD(iterated.IteratedMethod):
         from it, a dict of constrained values, or a method, which is fitted once per particle with its own seed.
     jitter : float, default 0.1
         Standard deviation of the noise that separates starting points that coincide.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -143,6 +145,14 @@ class SVGD(iterated.IteratedMethod):
     .. [1] Liu and Wang (2016).
     .. [2] Ba, Erdogdu, Ghassemi, Sun, Suzuki, Wu and Zhang (2022). Understanding the variance collapse of SVGD in high
        dimensions.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x, table.y, bnn.SVGD(particles=5, steps=100), standardise=True)
+    >>> posterior.shape  # one chain of particles
+    (1, 5)
     """
 
     particles: int | None = setting(None, optional(whole()), advice="20")
