@@ -47,7 +47,7 @@ def outcome(test: doctest.DocTest) -> tuple[int, str]:
     # In a module, because dataclasses and the reader of sources look for one.
     page, report = types.ModuleType("example"), []
     test.globs = vars(page)
-    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS, verbose=False)
+    runner = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE, verbose=False)
     return runner.run(test, out=report.append, clear_globs=False).failed, "".join(report)
 
 
