@@ -244,6 +244,16 @@ class BNNRegressor(RegressorMixin, _Estimator):
         Number of columns of X.
     feature_names_in_ : np.ndarray
         Names of the columns, if X was a table with names.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> from ppl_bnn.estimators import BNNRegressor
+    >>> table = bnn.data.load("diabetes")
+    >>> regressor = BNNRegressor("linear_regression", "map").fit(table.x, table.y)
+    >>> mean, std = regressor.predict(table.x, return_std=True)
+    >>> mean.shape, std.shape
+    ((442,), (442,))
     """
 
     _default: ClassVar[str] = "regression_mlp"
@@ -335,6 +345,15 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         Number of columns of X.
     feature_names_in_ : np.ndarray
         Names of the columns, if X was a table with names.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> from ppl_bnn.estimators import BNNClassifier
+    >>> table = bnn.data.load("iris")
+    >>> classifier = BNNClassifier("classification_mlp", "map").fit(table.x, table.y)
+    >>> classifier.predict_proba(table.x).shape
+    (150, 3)
     """
 
     _default: ClassVar[str] = "classification_mlp"

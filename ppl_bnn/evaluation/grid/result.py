@@ -92,6 +92,15 @@ class GridResult:
         The cells that have not been computed.
     settings : dict
         "methods", "models" and "data": label -> settings, bound arguments or `Table.card`; "standardise", "device".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> methods = {"laplace": bnn.Laplace(), "map": bnn.MAP()}
+    >>> grid = bnn.Grid(["linear_regression"], ["diabetes"], methods, "random:2@0.9", reference="laplace")
+    >>> result = grid.run("grid", engine="sequential")
+    >>> len(result.cells), result.missing, result.failures
+    (4, 0, 0)
     """
 
     cells: pd.DataFrame
@@ -172,6 +181,7 @@ class GridResult:
         Returns
         -------
         dict of str to np.ndarray
+            Name -> array.
         """
         return {} if self.folder is None else cells.Store(self.folder / CELLS).arrays(key)
 
