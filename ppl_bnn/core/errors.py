@@ -89,7 +89,7 @@ class InputError(BNNError, ValueError):
     >>> bnn.SVI(steps=0)
     Traceback (most recent call last):
         ...
-    ppl_bnn.core.errors.InputError: SVI: expected ...
+    ppl_bnn.core.errors.InputError: SVI steps: expected a whole number of at least 1; got 0; try steps=10000
     """
 
 

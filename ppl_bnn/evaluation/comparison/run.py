@@ -114,12 +114,11 @@ def compare(
     --------
     >>> import ppl_bnn as bnn
     >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
-    >>> train, test = table.split(seed=0)
-    >>> x, y = table.x[train], table.y[train]
+    >>> train, test = ((table.x[rows], table.y[rows]) for rows in table.split(seed=0))
     >>> methods = {"laplace": bnn.Laplace(), "map": bnn.MAP()}
-    >>> result = bnn.compare(model, (x, y), (table.x[test], table.y[test]), methods, standardise=True)
-    >>> result.table[["rmse", "coverage_90"]].shape
-    (2, 2)
+    >>> result = bnn.compare(model, train, test, methods, reference="laplace", standardise=True)
+    >>> result.table[["rmse", "coverage_90", "gap_mean"]].shape
+    (2, 3)
     """
     methods = _checked_methods(methods)
     feature_names, class_names = clean_all(feature_names), clean_all(class_names)

@@ -84,13 +84,11 @@ class Grid:
     Examples
     --------
     >>> import ppl_bnn as bnn
-    >>> methods = {"laplace": bnn.Laplace(), "map": bnn.MAP()}
-    >>> grid = bnn.Grid(["linear_regression"], ["diabetes"], methods, "random:2@0.9", reference="laplace")
-    >>> len(grid.cells)  # one model, one data set, two splits, two methods
-    4
-    >>> result = grid.run("grid", engine="sequential")
-    >>> result.table()["cells"].tolist()
-    [2, 2]
+    >>> grid = bnn.Grid(["linear_regression"], ["diabetes"], ["map"], "random:2@0.9")
+    >>> len(grid.cells)  # one model, one data set, one method, two splits
+    2
+    >>> grid.run("grid", engine="sequential").table()["cells"].tolist()
+    [2]
     """
 
     models: Any

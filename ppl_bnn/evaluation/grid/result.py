@@ -96,11 +96,10 @@ class GridResult:
     Examples
     --------
     >>> import ppl_bnn as bnn
-    >>> methods = {"laplace": bnn.Laplace(), "map": bnn.MAP()}
-    >>> grid = bnn.Grid(["linear_regression"], ["diabetes"], methods, "random:2@0.9", reference="laplace")
+    >>> grid = bnn.Grid(["linear_regression"], ["diabetes"], ["map"], "random:1@0.9")
     >>> result = grid.run("grid", engine="sequential")
     >>> len(result.cells), result.missing, result.failures
-    (4, 0, 0)
+    (1, 0, 0)
     """
 
     cells: pd.DataFrame

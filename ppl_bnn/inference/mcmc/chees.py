@@ -48,10 +48,17 @@ class ChEES(ManyChains):
 
     Parameters
     ----------
-    draws, warmup, chains, superchains : int
-        See `ManyChains`.
+    draws : int
+        Draws kept per chain. A few are enough, since all chains contribute.
+    warmup : int
+        Transitions per chain for adaptation, which are not kept.
+    chains : int
+        As many as keep the machine busy. On a GPU hundreds cost little more than one.
     start, jitter, chain_method, temperature, checkpoint, until, budget : optional
-        See `ManyChains` and `Sampler`.
+        As in `NUTS`; `chain_method` is "auto" or "vectorised".
+    superchains : int
+        Number of groups, each of chains / superchains consecutive chains that begin at one point. Nested R-hat compares
+        these groups, and can detect a problem only if the points are spread wider than the posterior.
     target_accept : float
         Target of the harmonic mean of the acceptance probabilities. A failed chain contributes 0.1, so a good value is
         lower than for NUTS.

@@ -78,9 +78,9 @@ class MCLMC(Sampler):
     Parameters
     ----------
     draws, warmup, chains : int
-        Transitions per chain that are kept and not kept, and the number of chains, see `Sampler`.
+        Transitions per chain that are kept and not kept, and the number of chains.
     start, jitter, chain_method, temperature, checkpoint, until, budget : optional
-        See `Sampler`. If `start` is or fits an approximation with a spread, its variances are the first v.
+        As in `NUTS`. If `start` is or fits an approximation with a spread, its variances are the first v.
     adjusted : bool
         Whether to use a Metropolis test.
     energy_variance : float

@@ -47,10 +47,12 @@ class MEADS(ManyChains):
 
     Parameters
     ----------
-    draws, warmup, chains, superchains : int
-        See `ManyChains`.
+    draws, warmup, chains : int
+        As in `ChEES`.
     start, jitter, chain_method, temperature, checkpoint, until, budget : optional
-        See `ManyChains` and `Sampler`.
+        As in `ChEES`.
+    superchains : int
+        As in `ChEES`.
     thinning : int
         Leapfrog steps, and so gradients, per draw and per transition of the warm-up.
     folds : int

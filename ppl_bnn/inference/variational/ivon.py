@@ -48,9 +48,9 @@ class IVON(iterated.IteratedMethod):
     learning_rate : float, default 0.1
         Dimensionless; 1 is a Newton step. It is held for half of the steps and falls linearly to a tenth over the rest.
     momentum : float, default 0.9
-        b1.
+        Decay rate b1 of the average of gradients.
     curvature_momentum : float, default 0.995
-        b2. With mini-batches, whose gradients are noisy, it should be closer to 1.
+        Decay rate b2 of the average of curvatures. With mini-batches, whose gradients are noisy, it should be closer to 1.
     batch_size : int or None
         Rows per step, with the likelihood scaled by N / batch_size; None for all rows.
     particles : int, default 1

@@ -76,7 +76,7 @@ class MCDropout(iterated.IteratedMethod):
     Parameters
     ----------
     rate : float, default 0.1
-        r, the probability that a unit is dropped.
+        Probability r that a unit is dropped.
     layers : tuple of str or None
         Names of the linear maps and convolutions whose inputs are dropped. None for all but the first, whose inputs are
         features.

@@ -264,7 +264,8 @@ class Pathfinder(Method):
     >>> import ppl_bnn as bnn
     >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
     >>> posterior = bnn.fit(model, table.x, table.y, bnn.Pathfinder(), standardise=True)
-    >>> sorted(posterior.info.figures)[:3]
+    >>> posterior.predict(table.x[:5], draws=50).std.shape
+    (5,)
     """
 
     paths: int = setting(1, whole())

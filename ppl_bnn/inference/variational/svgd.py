@@ -81,7 +81,9 @@ class Particles(Point):
 
 @dataclass(frozen=True)
 class SVGD(iterated.IteratedMethod):
-    """Stein variational gradient descent [1]_: n particles u_1..u_n in unconstrained coordinates, moved along
+    """Stein variational gradient descent: particles that move together towards the posterior [1]_.
+
+    The n particles u_1..u_n, in unconstrained coordinates, are moved along
 
         phi_i = 1/n sum_j [ k(u_j, u_i) grad log p(u_j, D) + grad_{u_j} k(u_j, u_i) ],  k(u, v) = exp(-|u - v|^2 / h).
 
@@ -94,7 +96,7 @@ class SVGD(iterated.IteratedMethod):
     Parameters
     ----------
     particles : int or None
-        n. None for 50 per coordinate, up to 100, if there are at most 10 coordinates, and 20 otherwise.
+        Number n of particles. None for 50 per coordinate, up to 100, if there are at most 10 coordinates, and 20 otherwise.
     steps : int, default 5000
         Number of steps.
     learning_rate : float, default 0.02
@@ -102,7 +104,7 @@ class SVGD(iterated.IteratedMethod):
     optimiser : {"adam", "adagrad"}
         The optimiser.
     bandwidth : float or None
-        h. None for the median of |u_i - u_j|^2 over pairs divided by log(n + 1), computed at each step.
+        Bandwidth h. None for the median of |u_i - u_j|^2 over pairs divided by log(n + 1), computed at each step.
     batch_size : int or None
         Rows per step, with the likelihood scaled by N / batch_size; None for all rows.
     start : Start
