@@ -272,6 +272,7 @@ class BNNRegressor(RegressorMixin, _Estimator):
         Returns
         -------
         Self
+            The estimator, fitted.
         """
         options: dict[str, Any] = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
         X, y = validate_data(self, X, y, dtype=self._dtype(), **options)
@@ -372,6 +373,7 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         Returns
         -------
         Self
+            The estimator, fitted.
         """
         X, y = validate_data(self, X, y, dtype=self._dtype(), ensure_min_samples=2)
         check_classification_targets(y)

@@ -1,7 +1,8 @@
 """Tables: scikit-learn's bundled ones, simulated ones, downloaded ones with SHA-256, or any CSV file.
 
 `load(name)` and `read_csv(path, target)` return a `Table` in the units of its source: values are not standardised,
-shuffled or subsampled here. `datasets()` lists the data sets without loading them.
+shuffled or subsampled here. `datasets()` lists the data sets without loading them. `SOURCES`
+has the files of each, `TASKS` the names of the tasks.
 
 The files of a table come from one of two places, and are checked against their SHA-256:
 

@@ -300,7 +300,7 @@ class Method(ABC):
 
         Parameters
         ----------
-        model, x, y
+        model, x, y : callable, array, array
             As for `fit`. The model is traced, as in every fit.
         **options
             Keyword arguments of `fit`.

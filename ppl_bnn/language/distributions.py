@@ -146,11 +146,33 @@ class Distribution:
     event_dims: int = 0
 
     def expand(self, shape: tuple[int, ...]) -> Distribution:
-        """The same distribution, independent over `shape`."""
+        """The same distribution, independent over `shape`.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            The batch shape.
+
+        Returns
+        -------
+        Distribution
+            The expanded distribution.
+        """
         return replace(self, shape=tuple(map(int, shape)))
 
     def to_event(self, dims: int | None = None) -> Distribution:
-        """The last `dims` axes (all of the expanded shape by default) as one event."""
+        """The last axes as one event, whose log densities are summed.
+
+        Parameters
+        ----------
+        dims : int, optional
+            Number of axes, by default all of the expanded shape.
+
+        Returns
+        -------
+        Distribution
+            The distribution of whole events.
+        """
         return replace(self, event_dims=len(self.shape or ()) if dims is None else dims)
 
 

@@ -2,7 +2,8 @@
 
 One file is one model. A checkout has them in the folder `models`, the wheel in `ppl_bnn/_zoo`. That folder is the
 `__path__` of this module, so a file is imported as `ppl_bnn.zoo.<name>` from any working folder and in worker
-processes.
+processes. `MODELS_FOLDER` is the folder, `Model` the type of a function `(x, y=None)`, and `MOST_NUMBERS` the largest
+number of unknowns that `sketch` accepts.
 
 Cards are read from the syntax tree of a file: listing the zoo does not run any model.
 """

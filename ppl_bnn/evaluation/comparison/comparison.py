@@ -94,6 +94,7 @@ class Comparison:
         Returns
         -------
         Comparison
+            What the folder holds.
 
         Raises
         ------

@@ -135,6 +135,7 @@ class Grid:
         Returns
         -------
         Grid
+            The grid.
         """
         from ppl_bnn.evaluation.grid import toml_file
 
@@ -200,6 +201,7 @@ class Grid:
         Returns
         -------
         GridResult
+            All cells of the folder.
 
         Raises
         ------

@@ -141,6 +141,7 @@ class GridResult:
         Returns
         -------
         GridResult
+            What the folder holds.
 
         Raises
         ------
