@@ -11,20 +11,10 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
 __all__ = [
-    "BNNError",
-    "BudgetError",
-    "ClusterError",
-    "CurvatureError",
-    "DamagedError",
-    "DeviceError",
-    "DivergenceError",
-    "InputError",
-    "Interrupted",
-    "MissingFrameworkError",
-    "ModelError",
-    "UnknownNameError",
+    "BNNError", "BudgetError", "ClusterError", "CurvatureError", "DamagedError", "DeviceError",
+    "DivergenceError", "InputError", "Interrupted", "MissingFrameworkError", "ModelError", "UnknownNameError",
     "UnsupportedError",
-]
+]  # fmt: skip
 
 
 def message(expected: str, got: str, advice: str) -> str:

@@ -310,7 +310,7 @@ class Prediction:
     # --- densities ---
 
     def component_log_prob(self, y: Any) -> np.ndarray:
-        """Log density log p(y_n | theta_sn) of each component, summed over K outputs, (S, N), for targets as in `log_prob`."""
+        """Log density of each component, log p(y_n | theta_sn), summed over K outputs, (S, N); y as in `log_prob`."""
         return self._component_log_prob(arguments.checked_targets(self, y), slice(None))
 
     def _component_log_prob(self, y: np.ndarray, rows: slice) -> np.ndarray:

@@ -36,30 +36,11 @@ from ppl_bnn.prediction.uncertainty import selective as selective
 from ppl_bnn.prediction.uncertainty import uncertainty as uncertainty
 
 __all__ = [
-    "accuracy",
-    "brier",
-    "concordance_index",
-    "coverage",
-    "coverages",
-    "crps",
-    "energy_score",
-    "expected_calibration_error",
-    "fidelity",
-    "interval_width",
-    "log_score",
-    "mean_absolute_error",
-    "noise_floor",
-    "out_of_distribution",
-    "paired_difference",
-    "pit",
-    "pit_uniformity",
-    "reliability",
-    "rmse",
-    "scores_of",
-    "selective",
-    "uncertainty",
-    "wasserstein",
-]
+    "accuracy", "brier", "concordance_index", "coverage", "coverages", "crps", "energy_score",
+    "expected_calibration_error", "fidelity", "interval_width", "log_score", "mean_absolute_error",
+    "noise_floor", "out_of_distribution", "paired_difference", "pit", "pit_uniformity", "reliability", "rmse",
+    "scores_of", "selective", "uncertainty", "wasserstein",
+]  # fmt: skip
 
 # --- proper scores ----------------------------------------------------------------------------------------
 

@@ -34,10 +34,11 @@ class HMC(Hamiltonian):
     target_accept, mass_matrix, adapt_mass_matrix, step_size : optional
         Adaptation in the warm-up, as in `NUTS`.
     trajectory_length : float or None
-        Length s n, the step size s times the number of steps n, in units of the posterior's standard deviations if the mass
-        matrix is right. n follows from the step size. If neither this nor `num_steps` is given, it is pi/2.
+        Length s n, the step size s times the number of steps n, in units of the posterior's standard deviations if the
+        mass matrix is right. n follows from the step size. If neither this nor `num_steps` is given, it is pi/2.
     num_steps : int or None
-        Number of steps n. The trajectory length then follows from the step size. Give this or `trajectory_length`, not both.
+        Number of steps n. The trajectory length then follows from the step size. Give this or `trajectory_length`, not
+        both.
     max_steps : int
         Upper bound on n, which NumPyro's own HMC does not have. Where the step size is far too small, trajectories are
         shorter than requested. More than 5 % of such draws give a warning.

@@ -61,7 +61,8 @@ class SGHMC(StochasticGradient):
     preconditioner : {"auto", "curvature", None}
         Whether the chain moves in coordinates of equal curvature, as in `SGLD`.
     friction : float
-        The friction a, 1 minus the momentum. A smaller value lets the chain move further at the same step size, until it oscillates.
+        The friction a, 1 minus the momentum. A smaller value lets the chain move further at the same step size, until
+        it oscillates.
     ppl, dtype, compile : str, str, bool
         As for `Method`.
 

@@ -50,7 +50,8 @@ class IVON(iterated.IteratedMethod):
     momentum : float, default 0.9
         Decay rate b1 of the average of gradients.
     curvature_momentum : float, default 0.995
-        Decay rate b2 of the average of curvatures. With mini-batches, whose gradients are noisy, it should be closer to 1.
+        Decay rate b2 of the average of curvatures. With mini-batches, whose gradients are noisy, it should be closer
+        to 1.
     batch_size : int or None
         Rows per step, with the likelihood scaled by N / batch_size; None for all rows.
     particles : int, default 1

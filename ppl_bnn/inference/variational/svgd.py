@@ -96,7 +96,8 @@ class SVGD(iterated.IteratedMethod):
     Parameters
     ----------
     particles : int or None
-        Number n of particles. None for 50 per coordinate, up to 100, if there are at most 10 coordinates, and 20 otherwise.
+        Number n of particles. None for 50 per coordinate, up to 100, if there are at most 10 coordinates, and 20
+        otherwise.
     steps : int, default 5000
         Number of steps.
     learning_rate : float, default 0.02
