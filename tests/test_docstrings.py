@@ -69,6 +69,7 @@ CLASSES += [estimators.BNNRegressor, estimators.BNNClassifier]
 def members() -> Iterator[tuple[str, Any, bool]]:
     """(name, function, whether it is read as an attribute) of the public methods and properties of the classes."""
     for owner in CLASSES:
+        value: Any
         for name, value in vars(owner).items():
             read = isinstance(value, property | functools.cached_property)
             function = value.fget if isinstance(value, property) else value.func if read else value

@@ -68,8 +68,8 @@ class SGLD(StochasticGradient):
         `step_size` then is. None: the coordinates are unchanged. "auto": "curvature" if `step_size` is None.
 
         "rmsprop" (Li, Chen, Carlson and Carin 2016): G = 1 / (1e-5 + v^(1/2)), elementwise, with v a running mean of
-        (g / N)^2, prior included. v is learned in the warm-up (mostly over its last fifth) and then stays fixed, so that
-        the paper's Gamma, the divergence of G, is zero.
+        (g / N)^2, prior included. v is learned in the warm-up (mostly over its last fifth) and then stays fixed, so
+        that the paper's Gamma, the divergence of G, is zero.
     correction : {None, "metropolis"}
         "metropolis": the Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996), whose draws are exact. It
         needs all rows at each step and a constant step size, by default tuned to an acceptance of 0.574.
