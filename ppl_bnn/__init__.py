@@ -3,6 +3,9 @@
 This file is the table of contents: the methods of the registry, and the imports under `TYPE_CHECKING`. Type checkers
 read these, and at run time `__getattr__` loads a name when it is first used. So importing the package loads neither
 torch nor JAX, and a broken or missing framework breaks its own half only.
+
+The sizes in the examples of this reference are small, because tests run all of them. Without arguments each method
+takes sizes that are meant for use.
 """
 
 from __future__ import annotations
@@ -135,6 +138,7 @@ def fit(
     Returns
     -------
     Posterior
+        It predicts, draws, exports and saves itself.
 
     Raises
     ------
@@ -143,7 +147,12 @@ def fit(
 
     Examples
     --------
-    >>> posterior = bnn.fit(model, x, y, bnn.NUTS(), seed=0)
+    >>> import ppl_bnn as bnn
+    >>> table = bnn.data.load("diabetes")
+    >>> model = bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x, table.y, bnn.MAP(), standardise=True)
+    >>> posterior.predict(table.x).mean.shape
+    (442,)
     """
     from ppl_bnn.core.errors import InputError
     from ppl_bnn.inference.method import Method

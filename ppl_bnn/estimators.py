@@ -36,6 +36,8 @@ from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.zoo.files import keyword_only
 from ppl_bnn.zoo.support import named
 
+__all__ = ["BNNClassifier", "BNNRegressor"]
+
 
 class _Estimator(BaseEstimator):
     """Common base of both estimators; they document the parameters."""
@@ -242,6 +244,16 @@ class BNNRegressor(RegressorMixin, _Estimator):
         Number of columns of X.
     feature_names_in_ : np.ndarray
         Names of the columns, if X was a table with names.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> from ppl_bnn.estimators import BNNRegressor
+    >>> table = bnn.data.load("diabetes")
+    >>> regressor = BNNRegressor("linear_regression", "map").fit(table.x, table.y)
+    >>> mean, std = regressor.predict(table.x, return_std=True)
+    >>> mean.shape, std.shape
+    ((442,), (442,))
     """
 
     _default: ClassVar[str] = "regression_mlp"
@@ -260,6 +272,7 @@ class BNNRegressor(RegressorMixin, _Estimator):
         Returns
         -------
         Self
+            The estimator, fitted.
         """
         options: dict[str, Any] = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
         X, y = validate_data(self, X, y, dtype=self._dtype(), **options)
@@ -333,6 +346,15 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         Number of columns of X.
     feature_names_in_ : np.ndarray
         Names of the columns, if X was a table with names.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> from ppl_bnn.estimators import BNNClassifier
+    >>> table = bnn.data.load("iris")
+    >>> classifier = BNNClassifier("classification_mlp", "map").fit(table.x, table.y)
+    >>> classifier.predict_proba(table.x).shape
+    (150, 3)
     """
 
     _default: ClassVar[str] = "classification_mlp"
@@ -351,6 +373,7 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         Returns
         -------
         Self
+            The estimator, fitted.
         """
         X, y = validate_data(self, X, y, dtype=self._dtype(), ensure_min_samples=2)
         check_classification_targets(y)

@@ -186,6 +186,16 @@ def as_numpyro(model: Model, population: int | None = None, record: bool = True)
     -------
     callable
         A NumPyro model.
+
+    Examples
+    --------
+    >>> import jax
+    >>> import numpyro
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.as_numpyro(bnn.zoo.load("linear_regression"))
+    >>> draws = numpyro.infer.Predictive(model, num_samples=5)(jax.random.key(0), table.x)
+    >>> draws["y"].shape
+    (5, 442)
     """
     return interpretation.interpreted(model, lambda: NumPyroInterpretation(population, record))
 
@@ -415,6 +425,12 @@ def enable_compilation_cache(folder: str | None = None) -> str:
     -------
     str
         The folder.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.enable_compilation_cache("compiled")  # once, before the first fit
+    'compiled'
     """
     from pathlib import Path
 

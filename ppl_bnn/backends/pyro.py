@@ -89,6 +89,16 @@ def as_pyro(model: Model, population: int | None = None, record: bool = True) ->
     -------
     callable
         A Pyro model.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ppl_bnn as bnn
+    >>> from pyro.infer import Predictive
+    >>> table, model = bnn.data.load("diabetes"), bnn.as_pyro(bnn.zoo.load("linear_regression"))
+    >>> draws = Predictive(model, num_samples=5)(torch.as_tensor(table.x, dtype=torch.float32))
+    >>> draws["y"].shape
+    torch.Size([5, 442])
     """
     native: Any = interpreted(model, lambda: PyroInterpretation(population, record))
     native.sets_types = True

@@ -10,6 +10,12 @@ import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
+__all__ = [
+    "BNNError", "BudgetError", "ClusterError", "CurvatureError", "DamagedError", "DeviceError",
+    "DivergenceError", "InputError", "Interrupted", "MissingFrameworkError", "ModelError", "UnknownNameError",
+    "UnsupportedError",
+]  # fmt: skip
+
 
 def message(expected: str, got: str, advice: str) -> str:
     """The text of an error message: what was expected, what was given, what to try."""
@@ -17,7 +23,17 @@ def message(expected: str, got: str, advice: str) -> str:
 
 
 class BNNError(Exception):
-    """Base class of all errors raised on purpose by ppl_bnn."""
+    """Base class of all errors raised on purpose by ppl_bnn.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> try:
+    ...     bnn.SVI(step=100)
+    ... except bnn.errors.BNNError as error:
+    ...     print(type(error).__name__)
+    UnknownNameError
+    """
 
     @classmethod
     def of(cls, where: str, expected: str, got: str, advice: str) -> Self:
@@ -32,7 +48,22 @@ class BNNError(Exception):
 
 
 class Interrupted[Result](KeyboardInterrupt):
-    """Ctrl-C during a long computation. `partial` is the result of what had finished."""
+    """Ctrl-C during a long computation.
+
+    Parameters
+    ----------
+    text : str
+        The message.
+    partial : object
+        The result of what had finished.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> error = bnn.errors.Interrupted("interrupted; 1 of 2 methods finished", partial=["map"])
+    >>> error.partial
+    ['map']
+    """
 
     def __init__(self, text: str, partial: Result):
         super().__init__(text)
@@ -40,52 +71,138 @@ class Interrupted[Result](KeyboardInterrupt):
 
 
 class InputError(BNNError, ValueError):
-    """Data or an argument that cannot be used."""
+    """Data or an argument that cannot be used.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.SVI(steps=0)
+    Traceback (most recent call last):
+        ...
+    ppl_bnn.core.errors.InputError: SVI steps: expected a whole number of at least 1; got 0; try steps=10000
+    """
 
 
 class DamagedError(InputError):
-    """A stored file that has changed since it was written: another checksum, a missing part, or other content."""
+    """A stored file that has changed since it was written: another checksum, a missing part, or other content.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> issubclass(bnn.errors.DamagedError, bnn.errors.InputError)
+    True
+    """
 
 
 class UnknownNameError(BNNError, LookupError, ValueError):
-    """A model, data set, method or argument that does not exist."""
+    """A model, data set, method or argument that does not exist.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.zoo.load("linear_regresion")
+    Traceback (most recent call last):
+        ...
+    ppl_bnn.core.errors.UnknownNameError: unknown model 'linear_regresion': did you mean 'linear_regression'? ...
+    """
 
 
 class ModelError(BNNError, ValueError):
-    """A program that is not a model: no `observe`, two sites with one name, a shape that does not fit."""
+    """A program that is not a model: no `observe`, two sites with one name, a shape that does not fit.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> model = lambda x, y=None: bnn.observe(y, bnn.mlp(x, [2]), bnn.likelihoods.Bernoulli())
+    >>> bnn.zoo.sketch(model, 10)
+    Traceback (most recent call last):
+        ...
+    ppl_bnn.core.errors.ModelError: Bernoulli: expected one network output; got f of shape (1, 2); try ...
+    """
 
 
 class UnsupportedError(BNNError, NotImplementedError):
-    """A combination of model, method and system that is not defined, with the reason."""
+    """A combination of model, method and system that is not defined, with the reason.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.SVI(compile=True)
+    Traceback (most recent call last):
+        ...
+    ppl_bnn.core.errors.UnsupportedError: SVI: expected compile=True with ppl='pyro' ...
+    """
 
 
 class CurvatureError(BNNError, ArithmeticError):
-    """A curvature that gives no Gaussian: singular, indefinite or not finite."""
+    """A curvature that gives no Gaussian: singular, indefinite or not finite.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> issubclass(bnn.errors.CurvatureError, ArithmeticError)
+    True
+    """
 
 
 class DivergenceError(BNNError, ArithmeticError):
     """An optimisation or a chain whose values are no longer finite.
 
     `last` has the last finite values (constrained, by site), if the method keeps them.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> error = bnn.errors.DivergenceError("the loss became infinite")
+    >>> isinstance(error, ArithmeticError), error.last
+    (True, None)
     """
 
     last: Mapping[str, Any] | None = None
 
 
 class BudgetError(BNNError, TimeoutError):
-    """The time limit was reached before there was any result."""
+    """The time limit was reached before there was any result.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> issubclass(bnn.errors.BudgetError, TimeoutError)
+    True
+    """
 
 
 class DeviceError(BNNError, RuntimeError):
-    """A device that is not available."""
+    """A device that is not available.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> issubclass(bnn.errors.DeviceError, RuntimeError)
+    True
+    """
 
 
 class ClusterError(BNNError, ConnectionError):
-    """A cluster that ended while it computed. Results that were returned before are not affected."""
+    """A cluster that ended while it computed. Results that were returned before are not affected.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> issubclass(bnn.errors.ClusterError, ConnectionError)
+    True
+    """
 
 
 class MissingFrameworkError(BNNError, ImportError):
-    """A system (NumPyro with JAX, or Pyro with torch) that cannot be imported."""
+    """A system (NumPyro with JAX, or Pyro with torch) that cannot be imported.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> issubclass(bnn.errors.MissingFrameworkError, ImportError)
+    True
+    """
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:

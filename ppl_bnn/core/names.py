@@ -30,6 +30,7 @@ def clean(name: object) -> str:
 
     Examples
     --------
+    >>> from ppl_bnn.core.names import clean
     >>> clean("income\n(USD) ")
     'income (USD)'
     >>> clean("\x1b[31mred")

@@ -22,11 +22,25 @@ Parts = dict[str, Any]
 
 
 class DownloadError(BNNError, OSError):
-    """A data file that could not be downloaded, or not be written to the cache."""
+    """A data file that could not be downloaded, or not be written to the cache.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> issubclass(bnn.data.DownloadError, OSError)
+    True
+    """
 
 
 class ChecksumError(InputError):
-    """A data file whose SHA-256 differs from the known one."""
+    """A data file whose SHA-256 differs from the known one.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> issubclass(bnn.data.ChecksumError, bnn.errors.InputError)
+    True
+    """
 
 
 @dataclass(frozen=True)
@@ -37,6 +51,14 @@ class Splits:
     ----------
     train, test : ndarray
         Shapes (S, n_train) and (S, n_test), int64.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> splits = bnn.data.Splits(train=np.array([[0, 1], [1, 2]]), test=np.array([[2], [0]]))
+    >>> splits.train.shape
+    (2, 2)
     """
 
     train: np.ndarray

@@ -17,16 +17,27 @@ from typing import Any
 class DatasetCard:
     """Description of a data set, available before it is loaded.
 
-    Attributes
+    Parameters
     ----------
-    name, task, source, licence : str
-        Name, task, source and licence.
+    name : str
+        Name of the data set.
+    task : str
+        "regression" or "classification".
     rows, features : int
         Numbers of rows and features.
+    source, licence : str
+        Where it comes from, and its licence.
     bytes : int
         Size of its download, 0 if there is none.
     where : str
         Location of the files.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> card = bnn.data.datasets()["diabetes"]
+    >>> card.task, card.rows, card.features
+    ('regression', 442, 10)
     """
 
     name: str

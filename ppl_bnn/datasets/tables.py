@@ -1,7 +1,8 @@
 """Tables: scikit-learn's bundled ones, simulated ones, downloaded ones with SHA-256, or any CSV file.
 
 `load(name)` and `read_csv(path, target)` return a `Table` in the units of its source: values are not standardised,
-shuffled or subsampled here. `datasets()` lists the data sets without loading them.
+shuffled or subsampled here. `datasets()` lists the data sets without loading them. `SOURCES`
+has the files of each, `TASKS` the names of the tasks.
 
 The files of a table come from one of two places, and are checked against their SHA-256:
 
@@ -68,6 +69,14 @@ class Table:
         valid.
     reading : str
         For a file, one line that states how each column was read.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table = bnn.data.load("diabetes")
+    >>> table.x.shape, table.feature_names[:3], table.target_name
+    ((442, 10), ['age', 'sex', 'bmi'], 'disease_progression')
+    >>> train, test = table.split(seed=0)
     """
 
     name: str
@@ -202,6 +211,12 @@ def datasets() -> dict[str, DatasetCard]:
     -------
     dict of str to DatasetCard
         Name -> card.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> sorted(bnn.data.datasets())[:2]
+    ['airfoil', 'alzheimers']
     """
     return {name: source.card for name, source in SOURCES.items()}
 
@@ -233,6 +248,12 @@ def load(name: str, **options: Any) -> Table:
         If a file cannot be obtained.
     InputError
         If the folder in PPL_BNN_DATA lacks the data set.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.data.load("iris").class_names
+    ('setosa', 'versicolor', 'virginica')
     """
     check_known("data set", [name], SOURCES)
     source = SOURCES[name]
@@ -248,7 +269,7 @@ def load(name: str, **options: Any) -> Table:
 def read_csv(
     path: str | os.PathLike[str], target: str, *, drop: Sequence[str] = (), task: str | None = None
 ) -> Table:
-    """A table from a comma-separated file (UTF-8) with one header line.
+    r"""A table from a comma-separated file (UTF-8) with one header line.
 
     Blanks around a cell and empty lines are ignored. Names of columns and words are cleaned (`names.clean`). Features
     keep the order of the file. A column of words (`yes`, `True`, ...) becomes one 0/1 column for each of its values,
@@ -283,6 +304,15 @@ def read_csv(
         number or a date but were not read, such as 3.1%, 3,1, $3 or 31.12.2024. The message names the column.
     UnknownNameError
         For an absent target, an absent dropped column or an unknown task, with the nearest name.
+
+    Examples
+    --------
+    >>> from pathlib import Path
+    >>> import ppl_bnn as bnn
+    >>> written = Path("patients.csv").write_text("age,smoker,outcome\n40,yes,1.5\n55,no,2.0\n61,no,2.5\n")
+    >>> table = bnn.data.read_csv("patients.csv", target="outcome")
+    >>> table.feature_names, table.y
+    (['age', 'smoker=no', 'smoker=yes'], array([1.5, 2. , 2.5]))
     """
     parts = read_columns(path, target, drop, task)
     parts["task"] = "regression" if parts["class_names"] is None else "classification"
@@ -302,6 +332,12 @@ def name_of(path: str | os.PathLike[str]) -> str:
     -------
     str
         The name.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.data.name_of("tables/patients.csv"), bnn.data.name_of("patients/data.csv")
+    ('patients', 'patients')
     """
     file = Path(path)
     folder = file.resolve().parent.name

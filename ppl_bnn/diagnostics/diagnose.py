@@ -120,6 +120,7 @@ def diagnose(
     Returns
     -------
     Diagnosis
+        The verdict with its reasons, advice and figures; `print` shows it.
 
     Raises
     ------
@@ -127,6 +128,15 @@ def diagnose(
         A reference that is not a posterior of chains, or a calibration of a model that cannot be simulated.
     InputError
         A reference for other data, a calibration of another type, or `x` unlike the training inputs.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x, table.y, bnn.Laplace(), standardise=True)
+    >>> diagnosis = bnn.diagnose(posterior, x=table.x[:5])
+    >>> diagnosis.verdict, bool(diagnosis.figures["pareto_k"] < 0.7)
+    ('adequate as far as seen', True)
     """
     expected, advice = "a Calibration, or a method", "bnn.simulation_based_calibration(model, x, method)"
     known = isinstance(calibration, Calibration | Method | None)

@@ -147,20 +147,25 @@ def check_prior(
     ----------
     model : Model
         The model.
-    x, y
-        Inputs and targets.
+    x : array or dict of array
+        Inputs, (N, F).
+    y : array
+        Targets, (N,) or (N, K).
     draws : int
         Largest number of draws.
     seed : int
         Seed of the draws.
     standardise : bool
         Whether to check in the units of a fit with `standardise=True`.
-    ppl, observed
-        System and observed site of a plain NumPyro or Pyro model, as in `prior_predictive`.
+    ppl : str
+        The system that draws, "numpyro" or "pyro".
+    observed : str, optional
+        The observed site of a plain NumPyro or Pyro model.
 
     Returns
     -------
     PriorCheck
+        The findings, and the numbers behind them.
 
     Raises
     ------
@@ -173,6 +178,16 @@ def check_prior(
 
     At most `draws` draws and 50 rows are used (all rows if they interact), fewer for large networks, so that the check
     takes less than half a second up to some hundred thousand weights. A plain model of a system takes longer.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> bnn.check_prior(model, table.x, table.y, standardise=True).sound
+    True
+    >>> narrow = bnn.zoo.load("linear_regression", scale=1e-3)  # hardly varies over the rows
+    >>> bnn.check_prior(narrow, table.x, table.y, standardise=True).sound
+    False
     """
     check_value(draws, whole(2), "check_prior draws", "draws=100")
     x = checks.check_inputs(x)

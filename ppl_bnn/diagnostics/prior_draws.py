@@ -91,11 +91,20 @@ def prior_predictive(
     Returns
     -------
     Posterior
+        Draws from the prior, which predict, plot and export as those of a posterior.
 
     Raises
     ------
     InputError, ModelError, UnsupportedError
         Invalid input, an invalid model, or a prior that cannot be drawn from; raised before anything is drawn.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> prior = bnn.prior_predictive(model, table.x, table.y, draws=50, standardise=True)
+    >>> prior.predict(table.x).sample(10, seed=0).shape
+    (10, 442)
     """
     classes = None if class_names is None else tuple(class_names)
     names: Any = {"observed": observed, "feature_names": feature_names, "class_names": classes}

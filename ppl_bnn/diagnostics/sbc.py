@@ -79,7 +79,7 @@ def simulation_based_calibration(
     model : Model
         The model. There is no `standardise`: units made from simulated targets would change the prior in each
         simulation.
-    x
+    x : array or dict of array
         Inputs at which targets are simulated, in the units of the model.
     method : Method
         The method. Draws of a chain are correlated, and their ranks then not uniform even if the chain is exact: make
@@ -133,6 +133,16 @@ def simulation_based_calibration(
     Talts, Betancourt, Simpson, Vehtari and Gelman (2018), Validating Bayesian inference algorithms with
     simulation-based calibration.
     Yao, Vehtari, Simpson and Gelman (2018), ICML.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> model, x = bnn.zoo.load("linear_regression"), np.linspace(-1.0, 1.0, 10)[:, None]
+    >>> method = bnn.Laplace()
+    >>> calibration = bnn.simulation_based_calibration(model, x, method, simulations=2, draws=9)
+    >>> calibration.ranks.shape[0], len(calibration.names)
+    (2, 5)
     """
     check = InputError.check
     check_value(simulations, whole(), "simulations", "simulations=100")

@@ -141,19 +141,26 @@ def advise(
     ----------
     model : Model
         The model.
-    x, y
-        Inputs and targets, as for `fit`.
+    x : array or dict of arrays
+        Inputs, as for `fit`.
+    y : array
+        Targets, as for `fit`.
     seconds : float
         Time budget of a fit in seconds.
     methods : mapping or sequence, optional
         A dict label -> method, a list of methods, or names of rows of `models/methods.toml` such as "laplace-kron".
         Default: all rows, in NumPyro where possible, else in Pyro.
-    device, observed, standardise
+    device : str
+        As for `fit`.
+    observed : str, optional
+        As for `fit`.
+    standardise : bool
         As for `fit`.
 
     Returns
     -------
     Advice
+        A table with a row for each method; `print` shows it.
 
     Raises
     ------
@@ -167,7 +174,11 @@ def advise(
 
     Examples
     --------
-    >>> print(bnn.advise(model, x, y, seconds=300))
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> advice = bnn.advise(model, table.x, table.y, seconds=300, methods=["map", "laplace"], standardise=True)
+    >>> sorted(advice.table.index), advice.seconds
+    (['laplace', 'map'], 300.0)
     """
     InputError.check(not between()(seconds), "seconds", "a positive number", repr(seconds), "seconds=300")
     checked = checks.check_inputs(x)

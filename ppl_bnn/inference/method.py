@@ -104,6 +104,13 @@ class Method(ABC):
     -----
     An unknown keyword raises `UnknownNameError`. A subclass implements `run`, and may override `check`,
     `check_support`, `limitations`, `effort` and `streams`.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> method = bnn.MAP(ppl="pyro", dtype="float64")
+    >>> isinstance(method, bnn.Method), method.systems
+    (True, ('numpyro', 'pyro'))
     """
 
     ppl: str = field(default="numpyro", kw_only=True)
@@ -293,7 +300,7 @@ class Method(ABC):
 
         Parameters
         ----------
-        model, x, y
+        model, x, y : callable, array, array
             As for `fit`. The model is traced, as in every fit.
         **options
             Keyword arguments of `fit`.

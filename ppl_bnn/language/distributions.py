@@ -32,6 +32,20 @@ The meaning of two families depends on the method. A method that does not suppor
 - EmpiricalBayes(scale, per): w ~ N(0, s^2) with s found by the method, one per weight, per output unit or per tensor.
   A system treats it as Normal(0, scale), from which starts are drawn; that density is not used otherwise.
 - ImproperLogUniform(scale): p(w) proportional to 1 / |w|, which has no integral. Starts are drawn from N(0, scale^2).
+
+Examples
+--------
+>>> from ppl_bnn import dist
+>>> scale = dist.HalfNormal(1.0)  # for bnn.sample, or as the scale of a prior
+>>> scale.family, scale.arguments
+('HalfNormal', {'scale': 1.0})
+>>> weights = dist.Normal(0.0, 0.5).expand((10, 3)).to_event()  # one event of 30 independent numbers
+>>> weights.shape, weights.event_dims
+((10, 3), 2)
+>>> dist.Normal(0.0, -1.0)
+Traceback (most recent call last):
+    ...
+ppl_bnn.core.errors.InputError: Normal: expected a positive scale; got -1.0; try scale=1.0
 """
 
 from __future__ import annotations
@@ -71,6 +85,7 @@ _ARGUMENTS: dict[str, dict[str, Any]] = {
     "EmpiricalBayes": {"scale": 1.0, "per": "weight"},
 }
 FAMILIES = {family: arguments for families, arguments in _ARGUMENTS.items() for family in families.split()}
+__all__ = ["Distribution", "distribution", *FAMILIES]
 POSITIVE = frozenset(
     ("scale", "rate", "concentration", "concentration1", "concentration0", "df", "scales", "weights", "precisions")
 )  # fmt: skip
@@ -116,6 +131,13 @@ class Distribution:
         Batch shape to expand to, or None for that of the arguments.
     event_dims : int
         How many trailing axes form one event (their log densities are summed).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> normal = bnn.dist.Normal(0.0, 2.0).expand((3,)).to_event()
+    >>> isinstance(normal, bnn.dist.Distribution), normal.arguments
+    (True, {'loc': 0.0, 'scale': 2.0})
     """
 
     family: str
@@ -124,11 +146,33 @@ class Distribution:
     event_dims: int = 0
 
     def expand(self, shape: tuple[int, ...]) -> Distribution:
-        """The same distribution, independent over `shape`."""
+        """The same distribution, independent over `shape`.
+
+        Parameters
+        ----------
+        shape : tuple of int
+            The batch shape.
+
+        Returns
+        -------
+        Distribution
+            The expanded distribution.
+        """
         return replace(self, shape=tuple(map(int, shape)))
 
     def to_event(self, dims: int | None = None) -> Distribution:
-        """The last `dims` axes (all of the expanded shape by default) as one event."""
+        """The last axes as one event, whose log densities are summed.
+
+        Parameters
+        ----------
+        dims : int, optional
+            Number of axes, by default all of the expanded shape.
+
+        Returns
+        -------
+        Distribution
+            The distribution of whole events.
+        """
         return replace(self, event_dims=len(self.shape or ()) if dims is None else dims)
 
 
@@ -227,6 +271,12 @@ def distribution(family: str, *args: Any, **kwargs: Any) -> Distribution:
         An unknown family or argument.
     InputError
         An argument that is missing, given twice or invalid.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.dist.distribution("Normal", 0.0, scale=2.0) == bnn.dist.Normal(0.0, 2.0)
+    True
     """
     check_known("distribution", [family], FAMILIES)
     known = FAMILIES[family]
@@ -412,4 +462,4 @@ def __getattr__(family: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*FAMILIES, "Distribution", "distribution"]
+    return __all__

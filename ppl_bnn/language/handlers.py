@@ -53,7 +53,27 @@ def network_output(model: Callable[..., Any], values: Values, x: Any) -> Network
 
 
 def network_function(model: Callable[..., Any]) -> Callable[[Values, Any], Any]:
-    """f(w, x) of shape (N, K): a pure function of the values `w` of all latent sites and of the inputs."""
+    """Network output f(w, x), (N, K): a pure function of the values of all latent sites and of the inputs.
+
+    Parameters
+    ----------
+    model : callable
+        A model in the language.
+
+    Returns
+    -------
+    callable
+        A function of w, a dict site -> array, and of x.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> f = bnn.network_function(bnn.zoo.load("linear_regression"))
+    >>> w = {"noise": 1.0, "output.weight": np.array([[2.0], [3.0]]), "output.bias": np.array([0.5])}
+    >>> f(w, np.array([[1.0, 1.0]]))
+    array([[5.5]])
+    """
 
     def f(w: Values, x: Any) -> Any:
         return network_output(model, w, x).f

@@ -2,6 +2,21 @@
 
 A model calls `ops.tanh(x)` and never names a system: the function is found from the type of its argument. Functions
 such as relu, softplus, logsumexp and softmax have other names or other arguments in each system.
+
+Examples
+--------
+>>> import numpy as np
+>>> from ppl_bnn import ops
+>>> x = np.array([[-1.0, 0.0, 1.0]])
+>>> ops.relu(x)  # a tensor of torch, or an array of JAX, gives one of its own kind
+array([[0., 0., 1.]])
+>>> ops.mean(x, 0).shape, ops.concatenate([x, x]).shape, ops.stack([x, x], 0).shape
+((3,), (1, 6), (2, 1, 3))
+>>> ops.matmul(x, ops.diagonal_matrix(ops.exp(x))[0]).round(1)
+array([[-0.4,  0. ,  2.7]])
+>>> images = np.ones((2, 8, 8, 3))
+>>> ops.conv2d(images, np.ones((3, 3, 3, 4)), padding="same").shape, ops.max_pool(images, 2).shape
+((2, 8, 8, 4), (2, 4, 4, 3))
 """
 
 from __future__ import annotations
@@ -20,6 +35,15 @@ import numpy as np
 
 from ppl_bnn.core.errors import ModelError, check_known
 from ppl_bnn.core.settings import whole
+
+__all__ = [
+    "abs", "activation", "asarray", "avg_pool", "broadcast_to", "concatenate", "concrete", "conv1d", "conv2d",
+    "cos", "cumsum", "diagonal_matrix", "einsum", "exp", "flip", "full_like", "gelu", "in_floats", "log",
+    "log1p", "log_softmax", "logsumexp", "lookup", "matmul", "max_pool", "maximum", "mean", "namespace",
+    "one_hot", "ones_like", "patches", "relu", "scan", "segment_sum", "sigmoid", "silu", "sin", "softmax",
+    "softplus", "solve_triangular", "sqrt", "stack", "stop_gradient", "sum", "take_along", "tanh", "where",
+    "zeros_like",
+]  # fmt: skip
 
 Array = Any
 # An image is (N, H, W, C); a kernel and a stride are one number or (height, width).
@@ -44,7 +68,7 @@ def _is_jax(x: Any) -> bool:
 
 
 def namespace(*arrays: Any) -> Any:
-    """The module (`torch`, `jax.numpy` or `numpy`) of these arrays; plain numbers count as NumPy."""
+    """Module (`torch`, `jax.numpy` or `numpy`) of these arrays; plain numbers count as NumPy."""
     if any(map(_is_torch, arrays)):
         return sys.modules["torch"]
     return sys.modules["jax.numpy"] if any(map(_is_jax, arrays)) else np
@@ -61,7 +85,7 @@ def _function(arrays: Sequence[Any], torch: str, jax: str, numpy: str | Callable
 
 
 def asarray(value: Any, like: Array) -> Array:
-    """`value` as an array with the library, floating type and device of `like`."""
+    """Convert `value` to an array with the library, floating type and device of `like`."""
     xp = namespace(like)
     if xp.__name__ == "torch":
         if _is_torch(value):
@@ -93,33 +117,37 @@ def sqrt(x: Array) -> Array:
 
 
 def sin(x: Array) -> Array:
+    """Elementwise sine."""
     return namespace(x).sin(x)
 
 
 def cos(x: Array) -> Array:
+    """Elementwise cosine."""
     return namespace(x).cos(x)
 
 
 def abs(x: Array) -> Array:
+    """Elementwise absolute value."""
     return namespace(x).abs(x)
 
 
 def tanh(x: Array) -> Array:
+    """Elementwise hyperbolic tangent."""
     return namespace(x).tanh(x)
 
 
 def sigmoid(x: Array) -> Array:
-    """1 / (1 + exp(-x)), without overflow."""
+    """Logistic function, 1 / (1 + exp(-x)), without overflow."""
     return _function([x], "sigmoid", "nn.sigmoid", lambda x: np.exp(-np.logaddexp(0.0, -x)))(x)
 
 
 def relu(x: Array) -> Array:
-    """max(x, 0), with derivative 0 at 0 in both systems."""
+    """Rectified linear unit, max(x, 0), with derivative 0 at 0 in both systems."""
     return _function([x], "relu", "nn.relu", lambda x: np.maximum(x, 0.0))(x)
 
 
 def gelu(x: Array) -> Array:
-    """x times the standard normal distribution function at x (the exact form, not the tanh approximation)."""
+    """Gaussian error linear unit: x times the standard normal distribution function, in the exact form."""
     if _is_jax(x):
         return sys.modules["jax"].nn.gelu(x, approximate=False)
     if _is_torch(x):
@@ -128,12 +156,12 @@ def gelu(x: Array) -> Array:
 
 
 def silu(x: Array) -> Array:
-    """x times sigmoid(x)."""
+    """Sigmoid linear unit, x times sigmoid(x)."""
     return x * sigmoid(x)
 
 
 def softplus(x: Array) -> Array:
-    """log(1 + exp(x)), without overflow."""
+    """Softplus, log(1 + exp(x)), without overflow."""
     xp = namespace(x)
     if xp.__name__ == "torch":
         # torch's own softplus is linear above a threshold; logaddexp is smooth.
@@ -142,12 +170,12 @@ def softplus(x: Array) -> Array:
 
 
 def softmax(x: Array) -> Array:
-    """exp(x) / sum(exp(x)) over the last axis."""
+    """Softmax, exp(x) / sum(exp(x)) over the last axis."""
     return exp(log_softmax(x))
 
 
 def log_softmax(x: Array) -> Array:
-    """x - logsumexp(x) over the last axis.
+    """Logarithm of `softmax`: x - logsumexp(x) over the last axis.
 
     Notes
     -----
@@ -163,23 +191,27 @@ def logsumexp(x: Array) -> Array:
 
 
 def sum(x: Array, axis: int | None = None) -> Array:
+    """Sum over one axis, or over all."""
     return x.sum() if axis is None else x.sum(axis)
 
 
 def mean(x: Array, axis: int | None = None) -> Array:
+    """Mean over one axis, or over all."""
     return x.mean() if axis is None else x.mean(axis)
 
 
 def stack(arrays: list[Array], axis: int = -1) -> Array:
+    """Join arrays of one shape along a new axis, by default a new last one."""
     return namespace(*arrays).stack(arrays, axis)
 
 
 def concatenate(arrays: list[Array], axis: int = -1) -> Array:
+    """Join arrays along an axis that they have, by default the last."""
     return namespace(*arrays).concatenate(arrays, axis)
 
 
 def flip(x: Array) -> Array:
-    """x with its last axis in reverse order."""
+    """Reverse the order of the last axis."""
     return namespace(x).flip(x, (-1,))
 
 
@@ -198,18 +230,22 @@ def take_along(x: Array, index: Array) -> Array:
 
 
 def broadcast_to(x: Array, shape: tuple[int, ...]) -> Array:
+    """Repeat x to this shape, by the rules of broadcasting."""
     return namespace(x).broadcast_to(x, shape)
 
 
 def ones_like(x: Array) -> Array:
+    """Ones, in the shape and type of x."""
     return namespace(x).ones_like(x)
 
 
 def zeros_like(x: Array) -> Array:
+    """Zeros, in the shape and type of x."""
     return namespace(x).zeros_like(x)
 
 
 def full_like(x: Array, value: float) -> Array:
+    """One value, in the shape and type of x."""
     return namespace(x).full_like(x, value)
 
 
@@ -220,7 +256,7 @@ def diagonal_matrix(x: Array) -> Array:
 
 
 def solve_triangular(matrix: Array, right: Array) -> Array:
-    """The solution z of matrix @ z = right, for a lower-triangular matrix (D, D) and right (..., D)."""
+    """Solution z of matrix @ z = right, for a lower-triangular matrix (D, D) and right (..., D)."""
     name, columns = "linalg.solve_triangular", right.reshape(-1, right.shape[-1]).T
     solve = _function([matrix, right], name, f"scipy.{name}", f"scipy:{name}")
     side = {"upper": False} if _is_torch(right) else {"lower": True}
@@ -228,6 +264,7 @@ def solve_triangular(matrix: Array, right: Array) -> Array:
 
 
 def where(condition: Array, x: Array, y: Array) -> Array:
+    """Entries of x where the condition is true, else of y."""
     return namespace(condition, x, y).where(condition, x, y)
 
 
@@ -237,7 +274,7 @@ def maximum(x: Array, y: Array) -> Array:
 
 
 def in_floats(x: Array, like: Array) -> Array:
-    """x, numbers or booleans, in the floating type and on the device of `like`."""
+    """Convert x, numbers or booleans, to the floating type and the device of `like`."""
     xp = namespace(like)
     if xp.__name__ == "torch":
         return xp.as_tensor(x).to(dtype=like.dtype, device=like.device)
@@ -245,7 +282,7 @@ def in_floats(x: Array, like: Array) -> Array:
 
 
 def concrete(x: Array) -> Any:
-    """x in NumPy, or None where its values are not available.
+    """Values of x in NumPy, or None where they are not available.
 
     They are not available inside a compiled or mapped function, nor on devices other than the CPU, where reading them
     would wait for all running operations.
@@ -336,16 +373,17 @@ def scan(step: Step, state: Arrays, inputs: Arrays, reverse: bool = False, unrol
 
 
 def log1p(x: Array) -> Array:
-    """log(1 + x), accurate for small x."""
+    """Logarithm of 1 + x, accurate for small x."""
     return namespace(x).log1p(x)
 
 
 def einsum(formula: str, *arrays: Array) -> Array:
+    """Einstein summation, with the formulas of NumPy."""
     return namespace(*arrays).einsum(formula, *arrays)
 
 
 def stop_gradient(x: Array) -> Array:
-    """x as a constant for automatic differentiation."""
+    """Return x as a constant for automatic differentiation."""
     return _function([x], "detach", "lax.stop_gradient", lambda x: x)(x)
 
 
@@ -443,7 +481,9 @@ def patches(x: Array, kernel: Pair, stride: Pair = 1, padding: AnyPadding = "val
         Images or sequences.
     kernel : int or tuple of int
         Size of the kernel.
-    stride, padding
+    stride : int or tuple of int
+        As in `conv2d`.
+    padding : str, int or tuple
         As in `conv2d`.
 
     Returns
@@ -565,7 +605,7 @@ def avg_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: AnyPad
         Size of the window.
     stride : int or tuple of int, optional
         Stride, by default the kernel.
-    padding
+    padding : str, int or tuple
         As in `conv2d`, for sequences as in `conv1d`.
 
     Returns
@@ -597,7 +637,7 @@ def max_pool(x: Array, kernel: Pair, stride: Pair | None = None, padding: AnyPad
         Size of the window.
     stride : int or tuple of int, optional
         Stride, by default the kernel.
-    padding
+    padding : str, int or tuple
         As in `conv2d`, for sequences as in `conv1d`.
 
     Returns
@@ -623,7 +663,7 @@ ACTIVATIONS["identity"] = lambda x: x
 
 
 def activation(name: str | Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """The activation function of that name; a function is returned unchanged."""
+    """Activation function of that name, a key of `ACTIVATIONS`; a function is returned unchanged."""
     if callable(name):
         return name
     check_known("activation", [name], ACTIVATIONS)

@@ -211,6 +211,15 @@ def sample(name: str, distribution: Distribution, obs: Any = None) -> Any:
     ------
     ModelError
         `distribution` is not a distribution of `ppl_bnn.dist`.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     noise = bnn.sample("noise", bnn.dist.HalfNormal(1.0))
+    ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Gaussian(noise))
+    >>> bnn.zoo.sketch(model, 4).sites[0].prior
+    'HalfNormal(1)'
     """
     if not isinstance(distribution, Distribution):
         expected, got = "a distribution of ppl_bnn.dist", type(distribution).__name__
@@ -219,7 +228,32 @@ def sample(name: str, distribution: Distribution, obs: Any = None) -> Any:
 
 
 def deterministic(name: str, value: Any) -> Any:
-    """Record `value` under `name`, and return it."""
+    """Record `value` under `name`, and return it.
+
+    Parameters
+    ----------
+    name : str
+        Name of the site.
+    value : array
+        Its value.
+
+    Returns
+    -------
+    array
+        The value, unchanged.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     double = bnn.deterministic("double", 2.0 * x)  # part of the posterior's draws
+    ...     w = bnn.sample("w", bnn.dist.Normal(0.0, 1.0).expand((1, 1)).to_event())
+    ...     bnn.observe(y, double @ w, bnn.likelihoods.Gaussian(1.0))
+    >>> bnn.network_function(model)({"w": np.array([[2.0]])}, np.array([[1.0], [3.0]]))
+    array([[ 4.],
+           [12.]])
+    """
     return send(Message("deterministic", name, {"value": value}))
 
 
@@ -237,6 +271,15 @@ def param(name: str, init: Any) -> Any:
     -------
     array
         The value.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     shift = bnn.param("shift", 0.0)
+    ...     bnn.observe(y, bnn.mlp(x, [1], bias=False) + shift, bnn.likelihoods.Gaussian(1.0))
+    >>> bnn.zoo.sketch(model, 4).sites[0]
+    SiteSketch(name='shift', prior='none: a parameter', shape=(), local=False)
     """
     return send(Message("param", name, {"init": init}))
 
@@ -259,6 +302,17 @@ def linear(name: str, x: Any, weight: Any, bias: Any = None) -> Any:
     -------
     array
         Outputs, (..., O).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     w = bnn.sample("w", bnn.dist.Normal(0.0, 1.0).expand((1, 1)).to_event())
+    ...     bnn.observe(y, bnn.linear("layer", x, w), bnn.likelihoods.Gaussian(1.0))
+    >>> bnn.network_function(model)({"w": np.array([[2.0]])}, np.array([[1.0], [3.0]]))
+    array([[2.],
+           [6.]])
     """
     return send(Message("linear", name, {"x": x, "weight": weight, "bias": bias}))
 
@@ -281,15 +335,25 @@ def conv(
         Weight, (kh, kw, C, O) or (k, C, O).
     bias : array, optional
         Bias, (O,).
-    stride
+    stride : int or tuple of int
         As in `ops.conv2d` or `ops.conv1d`.
-    padding
+    padding : str, int or tuple
         As in `ops.conv2d` or `ops.conv1d`.
 
     Returns
     -------
     array
         Outputs, (N, H', W', O) or (N, T', O).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     w = bnn.sample("w", bnn.dist.Normal(0.0, 1.0).expand((3, 3, 1, 2)).to_event())
+    ...     bnn.observe(y, bnn.conv("layer", x, w).mean((1, 2)), bnn.likelihoods.Categorical())
+    >>> bnn.network_function(model)({"w": np.ones((3, 3, 1, 2))}, np.ones((1, 8, 8, 1)))
+    array([[9., 9.]])
     """
     arguments = {"x": x, "weight": weight, "bias": bias, "stride": stride, "padding": padding}
     return send(Message("conv", name, arguments))
@@ -304,12 +368,40 @@ def rows(n: int) -> contextlib.AbstractContextManager[Any]:
     ----------
     n : int
         Number of rows.
+
+    Returns
+    -------
+    context manager
+        The block in which the variables are sampled.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     with bnn.rows(len(x)):
+    ...         shift = bnn.sample("shift", bnn.dist.Normal(0.0, 1.0))  # one for each row: (N,)
+    ...     bnn.observe(y, bnn.mlp(x, [1]) + shift[..., None], bnn.likelihoods.Gaussian(0.1))
+    >>> [site.local for site in bnn.zoo.sketch(model, 4).sites]
+    [True, False, False]
     """
     return send(Message("rows", "rows", {"n": int(n)}))
 
 
 def coupled() -> None:
-    """Declare that the rows interact (a graph): no mini-batches and no predictions in chunks of rows."""
+    """Declare that the rows interact (a graph): no mini-batches and no predictions in chunks of rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.coupled()  # each row is compared with the mean over all rows
+    ...     w = bnn.sample("w", bnn.dist.Normal(0.0, 1.0).expand((1, 1)).to_event())
+    ...     bnn.observe(y, (x - x.mean(0)) @ w, bnn.likelihoods.Gaussian(1.0))
+    >>> bnn.network_function(model)({"w": np.array([[2.0]])}, np.array([[1.0], [3.0]]))
+    array([[-2.],
+           [ 2.]])
+    """
     send(Message("coupled", "coupled"))
 
 
@@ -325,13 +417,22 @@ def observe(y: Any, f: Any, likelihood: Any) -> None:
         Targets; with None they are drawn.
     f : array
         Network output, (N, K).
-    likelihood
+    likelihood : Likelihood
         The likelihood, an instance of a subclass of `bnn.likelihoods.Likelihood`.
 
     Raises
     ------
     ModelError
         `f` is not (N, K) or does not fit the likelihood, or `y` does not fit `f`.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     f = bnn.mlp(x, [1])  # (N, 1)
+    ...     bnn.observe(y, f, bnn.likelihoods.Bernoulli())  # y: (N,), labels 0 and 1
+    >>> bnn.zoo.sketch(model, 4).task
+    'classification'
     """
     if not isinstance(likelihood, Likelihood):
         got = f"the class {likelihood.__name__}" if isinstance(likelihood, type) else repr(likelihood)

@@ -205,6 +205,15 @@ class CovarianceFactor(Checked):
     ----------
     Lewandowski, Kurowicka and Joe (2009), Generating random correlation matrices based on vines and extended onion
     method.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> between = bnn.priors.CovarianceFactor(scale=None)  # correlations between the three outputs
+    >>> def model(x, y=None, prior=bnn.priors.MatrixNormal(columns=between)):
+    ...     bnn.observe(y, bnn.dense("out", x, 3, prior, bias=False), bnn.likelihoods.Categorical())
+    >>> [(site.name, site.prior, site.shape) for site in bnn.zoo.sketch(model, 4).sites][1]
+    ('out.weight.columns.correlation', 'LKJCholesky(3, 1)', (3, 3))
     """
 
     scale: dist.Distribution | None = setting(HALF_NORMAL, optional(hyper_prior))
@@ -245,6 +254,15 @@ class CutPoints(Checked):
     References
     ----------
     Betancourt (2019), Ordinal regression.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     cuts = bnn.priors.CutPoints()("cuts", 4)
+    ...     bnn.observe(y, bnn.mlp(x, [1], bias=False), bnn.likelihoods.Ordinal(cuts))
+    >>> [(site.name, site.prior, site.shape) for site in bnn.zoo.sketch(model, 4).sites][0]
+    ('cuts.probabilities', 'Dirichlet((1, 1, 1, 1))', (4,))
     """
 
     concentration: float = setting(1.0, between())

@@ -32,6 +32,12 @@ from ppl_bnn.language.prior_parts import Checked, Scale, among, check_scale, sam
 from ppl_bnn.language.prior_parts import CovarianceFactor as CovarianceFactor
 from ppl_bnn.language.prior_parts import CutPoints as CutPoints
 
+__all__ = [
+    "CorrelatedConvolution", "CovarianceFactor", "CutPoints", "EmpiricalBayes", "Hierarchical", "Horseshoe",
+    "Laplace", "LogUniform", "MatrixNormal", "Normal", "Point", "RegularisedHorseshoe", "ScaleMixture",
+    "SpikeAndSlab", "StudentT",
+]  # fmt: skip
+
 
 @dataclass(frozen=True)
 class Normal(parts.LocationScale):
@@ -47,6 +53,14 @@ class Normal(parts.LocationScale):
         the weights is then `name.base`, e ~ N(0, 1), and w = loc + scale * e.
     sigma : float or Distribution
         Factor of the standard deviation with `scale="fan_in"`. A distribution is treated as for `scale`.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None, prior=bnn.priors.Normal(0.0, "fan_in")):
+    ...     bnn.observe(y, bnn.dense("out", x, 2, prior, bias=False), bnn.likelihoods.Gaussian(1.0))
+    >>> [(site.name, site.prior, site.shape) for site in bnn.zoo.sketch(model, 4).sites]
+    [('out.weight', 'Normal(0, 0.5)', (4, 2))]
     """
 
     loc: float = 0.0
@@ -73,6 +87,12 @@ class StudentT(parts.LocationScale):
         Scale; a distribution as for `Normal`.
     sigma : float or Distribution
         Factor of the scale with `scale="fan_in"`; a distribution as for `Normal`.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.priors.StudentT(df=4.0, scale="fan_in")
+    StudentT(df=4.0, loc=0.0, scale='fan_in', sigma=1.0)
     """
 
     df: float = setting(3.0, check_scale)
@@ -101,6 +121,12 @@ class Laplace(parts.LocationScale):
         Scale; a distribution as for `Normal`.
     sigma : float or Distribution
         Factor of the standard deviation with `scale="fan_in"`; a distribution as for `Normal`.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.priors.Laplace(scale="fan_in")
+    Laplace(loc=0.0, scale='fan_in', sigma=1.0)
     """
 
     loc: float = 0.0
@@ -134,6 +160,12 @@ class ScaleMixture:
     References
     ----------
     Blundell et al. (2015), Weight uncertainty in neural networks.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.priors.ScaleMixture((0.25, 0.75), (1.0, 0.01))
+    ScaleMixture(weights=(0.25, 0.75), scales=(1.0, 0.01))
     """
 
     weights: tuple[float, ...] = (0.5, 0.5)
@@ -192,11 +224,17 @@ class SpikeAndSlab(Checked):
 
     References
     ----------
-    George and McCulloch (1993), Variable selection via Gibbs sampling.
+    - George and McCulloch (1993), Variable selection via Gibbs sampling.
+    - Maddison, Mnih and Teh (2017), The concrete distribution.
+    - Jang, Gu and Poole (2017), Categorical reparameterization with Gumbel-softmax.
 
-    Maddison, Mnih and Teh (2017), The concrete distribution.
-
-    Jang, Gu and Poole (2017), Categorical reparameterization with Gumbel-softmax.
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None, prior=bnn.priors.SpikeAndSlab(relaxed=True)):
+    ...     bnn.observe(y, bnn.dense("out", x, 2, prior, bias=False), bnn.likelihoods.Gaussian(1.0))
+    >>> [(site.name, site.prior, site.shape) for site in bnn.zoo.sketch(model, 4).sites]
+    [('out.weight.logit', 'Logistic(0, 2)', (4, 2)), ('out.weight.base', 'Normal(0, 1)', (4, 2))]
     """
 
     probability: float = 0.5
@@ -259,11 +297,17 @@ class Hierarchical(Checked):
 
     References
     ----------
-    MacKay (1994), automatic relevance determination.
+    - MacKay (1994), automatic relevance determination.
+    - Neal (1996), Bayesian learning for neural networks.
+    - Papaspiliopoulos, Roberts and Skold (2007), A general framework for the parametrization of hierarchical models.
 
-    Neal (1996), Bayesian learning for neural networks.
-
-    Papaspiliopoulos, Roberts and Skold (2007), A general framework for the parametrization of hierarchical models.
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None, prior=bnn.priors.Hierarchical(per="unit")):
+    ...     bnn.observe(y, bnn.dense("out", x, 2, prior, bias=False), bnn.likelihoods.Gaussian(1.0))
+    >>> [(site.name, site.prior, site.shape) for site in bnn.zoo.sketch(model, 4).sites]
+    [('out.weight.scale', 'HalfNormal(1)', (2,)), ('out.weight.base', 'Normal(0, 1)', (4, 2))]
     """
 
     scale: dist.Distribution = setting(parts.HALF_NORMAL, parts.hyper_prior)
@@ -309,12 +353,19 @@ class Horseshoe(Checked):
 
     References
     ----------
-    Carvalho et al. (2010), The horseshoe estimator for sparse signals.
+    - Carvalho et al. (2010), The horseshoe estimator for sparse signals.
+    - Piironen and Vehtari (2017), Sparsity information and regularization in the horseshoe and other shrinkage priors.
+    - Ghosh, Yao and Doshi-Velez (2018), Structured variational learning of Bayesian neural networks with horseshoe
+      priors.
 
-    Piironen and Vehtari (2017), Sparsity information and regularization in the horseshoe and other shrinkage priors.
-
-    Ghosh, Yao and Doshi-Velez (2018), Structured variational learning of Bayesian neural networks with horseshoe
-    priors.
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None, prior=bnn.priors.Horseshoe(0.1)):
+    ...     bnn.observe(y, bnn.dense("out", x, 2, prior, bias=False), bnn.likelihoods.Gaussian(1.0))
+    >>> [(site.name, site.prior, site.shape) for site in bnn.zoo.sketch(model, 4).sites]
+    [('out.weight.global', 'HalfCauchy(0.1)', ()), ('out.weight.local', 'HalfCauchy(1)', (4, 2)),
+     ('out.weight.base', 'Normal(0, 1)', (4, 2))]
     """
 
     scale: Scale = setting(1.0, check_scale)
@@ -356,6 +407,15 @@ class RegularisedHorseshoe(Checked):
     References
     ----------
     Piironen and Vehtari (2017), Sparsity information and regularization in the horseshoe and other shrinkage priors.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None, prior=bnn.priors.RegularisedHorseshoe(0.1)):
+    ...     bnn.observe(y, bnn.dense("out", x, 2, prior, bias=False), bnn.likelihoods.Gaussian(1.0))
+    >>> [(site.name, site.prior, site.shape) for site in bnn.zoo.sketch(model, 4).sites]
+    [('out.weight.global', 'HalfCauchy(0.1)', ()), ('out.weight.local', 'HalfCauchy(1)', (4, 2)),
+     ('out.weight.slab', 'InverseGamma(2, 8)', ()), ('out.weight.base', 'Normal(0, 1)', (4, 2))]
     """
 
     scale: Scale = setting(1.0, check_scale)
@@ -388,11 +448,11 @@ class MatrixNormal(Checked):
 
     Parameters
     ----------
-    rows
+    rows : ndarray, callable, CovarianceFactor or None
         Covariance (I, I) between the weights out of different inputs (those of one output unit): a symmetric, positive
         definite matrix; a function of the size that returns one, for layers of any width; a `CovarianceFactor`, with
         which it is unknown; or None, the identity.
-    columns
+    columns : ndarray, callable, CovarianceFactor or None
         Covariance (O, O) between the weights into different output units, given as for `rows`.
     scale : float, "fan_in" or Distribution
         As for `Normal`.
@@ -415,6 +475,15 @@ class MatrixNormal(Checked):
     References
     ----------
     Dawid (1981), Some matrix-variate distribution theory.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None, prior=bnn.priors.MatrixNormal(columns=bnn.priors.CovarianceFactor())):
+    ...     bnn.observe(y, bnn.dense("out", x, 2, prior, bias=False), bnn.likelihoods.Gaussian(1.0))
+    >>> [(site.name, site.prior, site.shape) for site in bnn.zoo.sketch(model, 4).sites]
+    [('out.weight.base', 'Normal(0, 1)', (4, 2)), ('out.weight.columns.scale', 'HalfNormal(1)', (2,)),
+     ('out.weight.columns.correlation', 'LKJCholesky(2, 1)', (2, 2))]
     """
 
     rows: Any = setting(None, parts.covariance)
@@ -477,6 +546,14 @@ class CorrelatedConvolution(Checked):
     References
     ----------
     Fortuin et al. (2022), Bayesian neural network priors revisited.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> layer = lambda x: bnn.conv2d("conv", x, 8, 3, prior=bnn.priors.CorrelatedConvolution(2.0))
+    >>> model = lambda x, y=None: bnn.observe(y, layer(x).mean((1, 2)), bnn.likelihoods.Categorical())
+    >>> [(site.name, site.prior, site.shape) for site in bnn.zoo.sketch(model, [[[[0.5]] * 5] * 5]).sites]
+    [('conv.weight', 'KroneckerNormal(..., ..., ..., ...)', (3, 3, 1, 8)), ('conv.bias', 'Normal(0, 1)', (8,))]
     """
 
     length_scale: Any = setting(1.0, sampled(between()))
@@ -517,6 +594,12 @@ class Point(Checked):
     ----------
     sigma : float
         Factor of the standard deviation of the starts, sigma / sqrt(fan_in).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.priors.Point()
+    Point(sigma=1.0)
     """
 
     sigma: float = setting(1.0, check_scale)
@@ -554,9 +637,14 @@ class EmpiricalBayes(Checked):
 
     References
     ----------
-    Basov, Bayesian neural networks (a scale per weight).
+    - Basov, Bayesian neural networks (a scale per weight).
+    - Wu et al. (2019) (a scale per tensor).
 
-    Wu et al. (2019) (a scale per tensor).
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.priors.EmpiricalBayes(per="tensor")
+    EmpiricalBayes(per='tensor', start='fan_in')
     """
 
     per: str = setting("weight", among("per of priors.EmpiricalBayes", ("weight", "unit", "tensor")))
@@ -587,11 +675,15 @@ class LogUniform(Checked):
 
     References
     ----------
-    Kingma, Salimans and Welling (2015), Variational dropout and the local reparameterization trick.
+    - Kingma, Salimans and Welling (2015), Variational dropout and the local reparameterization trick.
+    - Molchanov, Ashukha and Vetrov (2017), Variational dropout sparsifies deep neural networks.
+    - Hron, Matthews and Ghahramani (2018), Variational Bayesian dropout: pitfalls and fixes.
 
-    Molchanov, Ashukha and Vetrov (2017), Variational dropout sparsifies deep neural networks.
-
-    Hron, Matthews and Ghahramani (2018), Variational Bayesian dropout: pitfalls and fixes.
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.priors.LogUniform()
+    LogUniform(start='fan_in')
     """
 
     start: Scale = setting("fan_in", check_scale)

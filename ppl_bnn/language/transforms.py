@@ -240,7 +240,7 @@ def _beside(value: Any, array: Any) -> Any:
 
 
 def noncentred(model: Model, sites: Iterable[str] | None = None) -> Model:
-    """The model in non-centred form: w = loc + scale * e with e from the standard member of the family of w.
+    """Rewrite the model in non-centred form: w = loc + scale * e, with e from the standard member of the family of w.
 
     The latent site is `<name>.base`; w is recorded under its own name as a deterministic site. The joint distribution
     of all sites and the data is unchanged; the coordinates of samplers and approximations change. Where the data say
@@ -275,6 +275,15 @@ def noncentred(model: Model, sites: Iterable[str] | None = None) -> Model:
     References
     ----------
     Papaspiliopoulos, Roberts and Skold (2007), A general framework for the parametrization of hierarchical models.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     scale = bnn.sample("scale", bnn.dist.HalfNormal(1.0))
+    ...     bnn.observe(y, bnn.mlp(x, [1], prior=bnn.priors.Normal(0.0, scale)), bnn.likelihoods.Gaussian(1.0))
+    >>> [site.name for site in bnn.zoo.sketch(bnn.noncentred(model), 4).sites]
+    ['scale', 'output.weight.base', 'output.bias.base']
     """
     good = not isinstance(sites, str)
     InputError.check(good, "noncentred", "a list of sites", repr(sites), f"sites=[{sites!r}]")
@@ -505,6 +514,17 @@ def with_prior(model: Model, prior: Any) -> Model:
     References
     ----------
     Opper (1998), A Bayesian approach to on-line learning.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> x, y = table.x / 0.05, table.y / 77.0
+    >>> first = bnn.fit(model, x[:200], y[:200], bnn.Laplace())
+    >>> both = bnn.fit(bnn.with_prior(model, first), x[200:], y[200:], bnn.Laplace())
+    >>> spread = [posterior.draws["output.weight"].std((0, 1)).mean() for posterior in (first, both)]
+    >>> bool(spread[1] < spread[0])
+    True
     """
     if not isinstance(prior, GaussianPrior):
         check, where = UnsupportedError.check, "with_prior"

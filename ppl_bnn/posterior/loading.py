@@ -34,7 +34,7 @@ def load(path: str | Path, model: Any, *, device: str = "auto") -> Posterior:
     ----------
     path : str or Path
         The folder.
-    model
+    model : callable
         The function that the posterior was fitted to.
     device : str, default "auto"
         Default device of predictions. "auto" is the device of the fit, or the CPU, with a warning, if there is no such
@@ -56,6 +56,16 @@ def load(path: str | Path, model: Any, *, device: str = "auto") -> Posterior:
     ModelError
         For another model: the error lists the sites that differ, or says that the log joint of a stored draw has
         changed.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x, table.y, bnn.MAP(), standardise=True)
+    >>> folder = posterior.save("posterior")
+    >>> again = bnn.load("posterior", model)
+    >>> bool((again.predict(table.x).mean == posterior.predict(table.x).mean).all())
+    True
     """
     path = Path(path)
     manifest = _read_manifest(path)

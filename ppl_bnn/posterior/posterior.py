@@ -101,7 +101,7 @@ class Posterior:
         Whether the model is written in the language of the library.
     observed : str
         Name of the observed site.
-    inputs
+    inputs : array or dict of arrays
         Training inputs, in the units of the fit.
     targets : ndarray
         Training targets, in the units of the fit.
@@ -117,6 +117,18 @@ class Posterior:
         Names of the features and of the classes.
     labels : tuple, optional
         The labels in the data of the classes 0..K-1 in `targets`, where they were text or numbers from 1.
+    programs : dict
+        Compiled programs of this process, by device; made when needed.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x, table.y, bnn.Laplace(), standardise=True)
+    >>> posterior.kind, posterior.shape, posterior.draws["output.weight"].shape
+    ('iid', (1, 1000), (1, 1000, 10, 1))
+    >>> posterior.predict(table.x[:5]).interval(0.9)[0].shape
+    (5,)
     """
 
     model: Model
@@ -152,7 +164,7 @@ class Posterior:
 
     @property
     def log_evidence(self) -> float:
-        """log p(D) as estimated by the method, in the units of the fit.
+        """Log evidence log p(D) as estimated by the method, in the units of the fit.
 
         Raises
         ------
@@ -256,7 +268,7 @@ class Posterior:
 
         Parameters
         ----------
-        x
+        x : array or dict of arrays
             Inputs.
         kind : str, optional
             One of `approximation.kinds`. The default is the first ("linearised" for Laplace, else "sampled").
@@ -315,7 +327,7 @@ class Posterior:
 
         Parameters
         ----------
-        x
+        x : array or dict of arrays
             Inputs.
         kind : str, optional
             A kind with draws, as in `predict`.
@@ -349,7 +361,7 @@ class Posterior:
 
         Parameters
         ----------
-        x
+        x : array or dict of arrays
             Inputs.
         draws : int, optional
             Number of draws.
@@ -392,7 +404,7 @@ class Posterior:
     def log_likelihood(
         self, x: Any = None, y: Any = None, *, kind: str | None = None, u: Draws | None = None
     ) -> np.ndarray:
-        """log p(y_i | x_i, draw) in original units, at the training rows by default.
+        """Log likelihood log p(y_i | x_i, draw) in original units, at the training rows by default.
 
         Each draw is evaluated by itself; weights are in `draw_weights`.
 
@@ -488,7 +500,13 @@ class Posterior:
         return self.with_problem(lambda problem: problem.log_prior_draws(values))
 
     def log_q(self) -> np.ndarray | None:
-        """log q(u) of `unconstrained_draws`, (chain, draw). None for an approximation without a density."""
+        """Log density log q(u) of `unconstrained_draws`.
+
+        Returns
+        -------
+        ndarray or None
+            Shape (chain, draw). None for an approximation without a density.
+        """
         value = self.approximation.log_prob(self._flat_draws)
         return None if value is None else value.reshape(self.shape)
 
@@ -542,17 +560,20 @@ class Posterior:
         return kind
 
     def drawn_kind(self, kind: str | None) -> str:
+        """The kind of prediction of this name, or the default; refused if it has no draws."""
         kind = self._kind(kind)
         expected = f"{' or '.join(DRAWN)}, with draws"
         UnsupportedError.check(kind in DRAWN, "kind", expected, kind, "predict(x, kind=...)")
         return kind
 
     def fit_inputs(self, x: Any) -> Any:
+        """Inputs in the units of the data, checked and converted to those of the fit."""
         flat = isinstance(self.inputs, np.ndarray) and self.inputs.ndim == 1
         x = checks.check_inputs(named_inputs(self.model, x), checks.describe_inputs(self.inputs), flat=flat)
         return x if self.standardisation is None else self.standardisation.inputs(x)
 
     def chosen_draws(self, count: int | None) -> dict[str, np.ndarray]:
+        """Draws of u with one leading axis: all, or `count` of them, evenly spaced or made on demand."""
         if count is None:
             return self._flat_draws
         InputError.check(count >= 1, "draws", "a positive number", repr(count), "draws=1000")

@@ -68,6 +68,14 @@ def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
         If there are no parts; without x and y if a part is a point, does not move or has fewer than 25 draws.
     InputError
         If only one of x and y is given, for rows of the fit itself, or for a row to which no part gives any density.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x[:300], table.y[:300], bnn.Ensemble(bnn.MAP(), size=2), standardise=True)
+    >>> bnn.stack(posterior, table.x[300:], table.y[300:]).weights.shape
+    (2,)
     """
     both, parts, info = (x is None) == (y is None), posterior.approximation.components, posterior.info
     InputError.check(both, "stack", "both x and y, or neither", "one of them", "stack(posterior)")

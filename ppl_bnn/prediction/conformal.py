@@ -134,10 +134,10 @@ def conformal(
 
     Parameters
     ----------
-    source
+    source : Posterior or Prediction
         A posterior, or anything with ``predict(x) -> Prediction``. Or the `Prediction` of the held-out rows itself,
         with x = None; `interval` and `sets` then take predictions.
-    x, y
+    x, y : array_like
         Held-out rows, exchangeable with new ones. At least level / (1 - level) of them.
     level : float, default 0.9
         Coverage, within (0, 1).
@@ -182,6 +182,16 @@ def conformal(
     ----------
     Lei et al. 2018, JASA 113, 1094-1111. Romano, Patterson and Candes 2019, NeurIPS. Sadinle, Lei and Wasserman 2019,
     JASA 114. Romano, Sesia and Candes 2020, NeurIPS.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x[:300], table.y[:300], bnn.MAP(), standardise=True)
+    >>> intervals = bnn.conformal(posterior, table.x[300:400], table.y[300:400], level=0.9)
+    >>> low, high = intervals.interval(table.x[400:])
+    >>> low.shape, bool((low < high).all())
+    ((42,), True)
     """
     level = float(checked_levels("level", level, "level=0.9"))
     prediction = held_out_prediction("conformal", source, x, y, keywords)

@@ -34,7 +34,7 @@ def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.
     ----------
     prediction : Prediction
         A prediction of numbers.
-    y
+    y : array_like
         Observed values, of the shape of the prediction.
     pointwise : bool, default False
         Whether to return one score per row and output.
@@ -58,6 +58,14 @@ def crps(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np.
     References
     ----------
     Gneiting and Raftery 2007, JASA 102, 359-378.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Normal", {"loc": np.array([[0.0, 1.0]]), "scale": np.ones((1, 2))})
+    >>> round(bnn.scores.crps(prediction, [0.0, 2.0]), 3)
+    0.418
     """
     deviation = prediction.absolute_deviation(prediction.observed_values(y) if prediction.censored else y)
     values = deviation - 0.5 * mean_difference(prediction)
@@ -95,7 +103,7 @@ def energy_score(
     ----------
     prediction : Prediction
         A prediction of several outputs.
-    y
+    y : array_like
         Observed values (N, K).
     pointwise : bool, default False
         Whether to return one score per row.
@@ -124,6 +132,14 @@ def energy_score(
     References
     ----------
     Gneiting and Raftery 2007, JASA 102, 359-378, section 4.3.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> two = bnn.Prediction("Normal", {"loc": np.zeros((1, 5, 2)), "scale": np.ones((1, 5, 2))})
+    >>> bnn.scores.energy_score(two, np.zeros((5, 2)), pointwise=True).shape
+    (5,)
     """
     good = not prediction.is_classes and len(prediction.shape) == 2
     advice = "brier" if prediction.is_classes else "crps, which is the energy score of one output"

@@ -49,6 +49,16 @@ def fidelity(prediction: Prediction, reference: Prediction) -> dict[str, float]:
     -----
     The weights a_n are equal for numbers. For classes they are in proportion to ``v*_n``, since ratios to the nearly
     zero variance of certain rows would dominate otherwise.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> reference = bnn.Prediction("Normal", {"loc": np.array([[0.0], [2.0]]), "scale": np.ones((2, 1))})
+    >>> wide = bnn.Prediction("Normal", {"loc": np.array([[0.0], [4.0]]), "scale": np.ones((2, 1))})
+    >>> found = bnn.scores.fidelity(wide, reference)
+    >>> round(found["mean_gap"], 4), round(found["sd_ratio"], 4)
+    (1.0, 2.0)
     """
     _check_comparable(prediction, reference)
     both = (prediction, reference)
@@ -127,6 +137,15 @@ def noise_floor(reference: Prediction, groups: Any = None) -> dict[str, float]:
     -------
     dict of str to float
         As from `fidelity`. The floor of mean_gap is about sqrt(2) above that of two full runs.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> draws = np.array([[0.0], [2.0], [1.0], [3.0]])
+    >>> reference = bnn.Prediction("Normal", {"loc": draws, "scale": np.ones((4, 1))})
+    >>> round(bnn.scores.noise_floor(reference)["mean_gap"], 4)
+    1.0
     """
     return fidelity(*halves(reference, groups))
 
@@ -179,6 +198,15 @@ def wasserstein(prediction: Prediction, reference: Prediction) -> np.ndarray:
     -------
     ndarray
         Units of y, (N,) or (N, K).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> reference = bnn.Prediction("Normal", {"loc": np.array([[0.0], [2.0]]), "scale": np.ones((2, 1))})
+    >>> shifted = reference.rescale(0.5, 1.0)
+    >>> bnn.scores.wasserstein(shifted, reference).round(3)
+    array([0.5])
     """
     from ppl_bnn.prediction.arguments import check_numbers
     from ppl_bnn.prediction.crps import row_cdf

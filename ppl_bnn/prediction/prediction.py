@@ -95,6 +95,15 @@ class Prediction:
     References
     ----------
     Houlsby et al. 2011; Depeweg et al. 2018 (mutual information of label and function).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Normal", {"loc": np.array([[0.0], [2.0]]), "scale": np.ones((2, 1))})
+    >>> prediction.mean, prediction.epistemic, prediction.aleatoric
+    (array([1.]), array([1.]), array([1.]))
+    >>> low, high = prediction.interval(0.9)
     """
 
     family: str
@@ -301,7 +310,7 @@ class Prediction:
     # --- densities ---
 
     def component_log_prob(self, y: Any) -> np.ndarray:
-        """log p(y_n | theta_sn) of each component, summed over K outputs, (S, N), for targets as in `log_prob`."""
+        """Log density of each component, log p(y_n | theta_sn), summed over K outputs, (S, N); y as in `log_prob`."""
         return self._component_log_prob(arguments.checked_targets(self, y), slice(None))
 
     def _component_log_prob(self, y: np.ndarray, rows: slice) -> np.ndarray:
@@ -313,11 +322,11 @@ class Prediction:
         return values.sum(axis=-1) if values.ndim == 3 else values
 
     def log_prob(self, y: Any) -> np.ndarray:
-        """log sum_s w_s p(y_n | theta_sn), the joint log density of a row's K outputs.
+        """Log density of the mixture, log sum_s w_s p(y_n | theta_sn), jointly over a row's K outputs.
 
         Parameters
         ----------
-        y
+        y : array_like
             Numbers, counts, or labels 0..C-1, of the shape `shape`. Where rows may be `censored`, (N, 2), values and
             events.
 
@@ -365,7 +374,7 @@ class Prediction:
 
         Parameters
         ----------
-        y
+        y : array_like
             Values of the shape `shape`, or with one more axis in front for several values per row, as `quantile`
             returns them.
 
@@ -481,7 +490,7 @@ class Prediction:
 
         Parameters
         ----------
-        y
+        y : array_like
             Values as in `cdf`.
 
         Returns
@@ -542,7 +551,7 @@ class Prediction:
 
         Parameters
         ----------
-        location, scale
+        location, scale : float or array_like
             Numbers, or of shape (K,) for K outputs; scale is positive. Where rows may be censored also of shape (2,),
             for the columns of the targets; the event column has location 0 and scale 1.
 
@@ -577,7 +586,18 @@ class Prediction:
         return replace(self, parameters=parameters, epistemic_within=within)
 
     def take(self, rows: Any) -> Prediction:
-        """The same mixture on some of the rows: a slice, or an array of indices or of booleans."""
+        """The same mixture on some of the rows.
+
+        Parameters
+        ----------
+        rows : slice or array of int or bool
+            The rows, (N,) or their indices.
+
+        Returns
+        -------
+        Prediction
+            The mixture on these rows.
+        """
         weights = self.log_weights
         weights = weights[:, rows] if weights is not None and weights.ndim == 2 else weights
         return self._indexed((slice(None), rows), weights)
@@ -588,7 +608,18 @@ class Prediction:
         return replace(self, parameters=parameters, log_weights=log_weights, epistemic_within=within)
 
     def take_draws(self, draws: Any) -> Prediction:
-        """The mixture of some of the draws, a slice or indices or booleans, with weights normalised again."""
+        """The mixture of some of the draws, with weights normalised again.
+
+        Parameters
+        ----------
+        draws : slice or array of int or bool
+            The draws, (S,) or their indices.
+
+        Returns
+        -------
+        Prediction
+            The mixture of these draws.
+        """
         weights = self.log_weights
         if weights is not None:
             total = np.logaddexp.reduce(weights[draws])

@@ -104,10 +104,10 @@ def recalibrate(
 
     Parameters
     ----------
-    source
+    source : Posterior or Prediction
         A posterior, or anything with ``predict(x) -> Prediction``. Or the `Prediction` of the held-out rows itself,
         with x = None; `predict` then takes predictions.
-    x, y
+    x, y : array_like
         Held-out rows, from the same distribution as the rows to be predicted later.
     kind : {"temperature", "isotonic", "spread"}, optional
         "temperature", the default for classes: one number, by maximum likelihood.
@@ -141,6 +141,15 @@ def recalibrate(
     References
     ----------
     Rahaman and Thiery 2021, NeurIPS (pooled).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x[:300], table.y[:300], bnn.MAP(), standardise=True)
+    >>> corrected = bnn.recalibrate(posterior, table.x[300:400], table.y[300:400], "spread")
+    >>> corrected.kind, corrected.predict(table.x[400:]).std.shape
+    ('spread', (42,))
     """
     prediction = held_out_prediction("recalibrate", source, x, y, keywords)
     kind = kind or ("temperature" if prediction.is_classes else "isotonic")

@@ -35,6 +35,13 @@ from ppl_bnn.prediction.uncertainty import out_of_distribution as out_of_distrib
 from ppl_bnn.prediction.uncertainty import selective as selective
 from ppl_bnn.prediction.uncertainty import uncertainty as uncertainty
 
+__all__ = [
+    "accuracy", "brier", "concordance_index", "coverage", "coverages", "crps", "energy_score",
+    "expected_calibration_error", "fidelity", "interval_width", "log_score", "mean_absolute_error",
+    "noise_floor", "out_of_distribution", "paired_difference", "pit", "pit_uniformity", "reliability", "rmse",
+    "scores_of", "selective", "uncertainty", "wasserstein",
+]  # fmt: skip
+
 # --- proper scores ----------------------------------------------------------------------------------------
 
 
@@ -45,7 +52,7 @@ def log_score(prediction: Prediction, y: Any, pointwise: bool = False) -> float 
     ----------
     prediction : Prediction
         The prediction.
-    y
+    y : array_like
         Targets as in `Prediction.log_prob`.
     pointwise : bool, default False
         Whether to return one score per row.
@@ -58,6 +65,14 @@ def log_score(prediction: Prediction, y: Any, pointwise: bool = False) -> float 
     References
     ----------
     Good 1952, JRSS B 14, 107-114.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Normal", {"loc": np.array([[0.0, 1.0]]), "scale": np.ones((1, 2))})
+    >>> round(bnn.scores.log_score(prediction, [0.0, 2.0]), 4)
+    -1.1689
     """
     values = prediction.log_prob(y)
     return values if pointwise else _mean(values)
@@ -70,7 +85,7 @@ def brier(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np
     ----------
     prediction : Prediction
         A prediction of classes.
-    y
+    y : array_like
         Labels (N,).
     pointwise : bool, default False
         Whether to return one score per row.
@@ -87,6 +102,14 @@ def brier(prediction: Prediction, y: Any, pointwise: bool = False) -> float | np
     References
     ----------
     Brier 1950.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Bernoulli", {"probs": np.array([[0.2, 0.9, 0.6]])})
+    >>> round(bnn.scores.brier(prediction, [0, 1, 0]), 4)
+    0.2733
     """
     probabilities = prediction.probabilities
     indicator = arguments.checked_labels(prediction, y)[:, None] == np.arange(prediction.classes)
@@ -106,13 +129,21 @@ def rmse(prediction: Prediction, y: Any) -> float:
     ----------
     prediction : Prediction
         A prediction of numbers.
-    y
+    y : array_like
         Observed values.
 
     Returns
     -------
     float
         Units of y.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Normal", {"loc": np.array([[0.0, 1.0]]), "scale": np.ones((1, 2))})
+    >>> round(bnn.scores.rmse(prediction, [0.0, 2.0]), 4)
+    0.7071
     """
     return float(np.sqrt(np.mean((prediction.mean - arguments.checked_numbers(prediction, y)) ** 2)))
 
@@ -126,13 +157,21 @@ def mean_absolute_error(prediction: Prediction, y: Any) -> float:
     ----------
     prediction : Prediction
         A prediction of numbers.
-    y
+    y : array_like
         Observed values.
 
     Returns
     -------
     float
         Units of y.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Normal", {"loc": np.array([[0.0, 1.0]]), "scale": np.ones((1, 2))})
+    >>> round(bnn.scores.mean_absolute_error(prediction, [0.0, 2.0]), 4)
+    0.5
     """
     return float(np.mean(np.abs(prediction.quantile(0.5) - arguments.checked_numbers(prediction, y))))
 
@@ -144,13 +183,21 @@ def accuracy(prediction: Prediction, y: Any) -> float:
     ----------
     prediction : Prediction
         A prediction of classes.
-    y
+    y : array_like
         Labels (N,).
 
     Returns
     -------
     float
         Between 0 and 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Bernoulli", {"probs": np.array([[0.2, 0.9, 0.6]])})
+    >>> round(bnn.scores.accuracy(prediction, [0, 1, 0]), 4)
+    0.6667
     """
     return float(np.mean(prediction.probabilities.argmax(axis=1) == arguments.checked_labels(prediction, y)))
 
@@ -166,7 +213,7 @@ def concordance_index(prediction: Prediction, y: Any) -> float:
     ----------
     prediction : Prediction
         A prediction of one number per row.
-    y
+    y : array_like
         (N, 2), values and events, where rows may be censored, else (N,).
 
     Returns
@@ -187,6 +234,14 @@ def concordance_index(prediction: Prediction, y: Any) -> float:
     References
     ----------
     Harrell et al. 1982, JAMA 247, 2543-2546.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Normal", {"loc": np.array([[0.0, 1.0]]), "scale": np.ones((1, 2))})
+    >>> bnn.scores.concordance_index(prediction, [0.0, 2.0])
+    1.0
     """
     arguments.check_numbers(prediction, "concordance_index")
     if len(prediction.shape) != 1:
@@ -223,7 +278,7 @@ def coverage(prediction: Prediction, y: Any, level: float = 0.9) -> float:
     ----------
     prediction : Prediction
         A prediction of numbers.
-    y
+    y : array_like
         Observed values.
     level : float, default 0.9
         Probability of the interval.
@@ -232,6 +287,14 @@ def coverage(prediction: Prediction, y: Any, level: float = 0.9) -> float:
     -------
     float
         Between 0 and 1.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Normal", {"loc": np.array([[0.0, 1.0]]), "scale": np.ones((1, 2))})
+    >>> bnn.scores.coverage(prediction, [0.0, 4.0], level=0.9)
+    0.5
     """
     lower, upper = prediction.interval(level)
     return _covered(lower, upper, arguments.checked_numbers(prediction, y))
@@ -255,6 +318,14 @@ def interval_width(prediction: Prediction, level: float = 0.9) -> float:
     -------
     float
         Units of y.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Normal", {"loc": np.array([[0.0, 1.0]]), "scale": np.ones((1, 2))})
+    >>> round(bnn.scores.interval_width(prediction, level=0.9), 4)
+    3.2897
     """
     lower, upper = prediction.interval(level)
     return _mean(upper - lower)
@@ -272,7 +343,7 @@ def coverages(
     ----------
     prediction : Prediction
         A prediction of numbers.
-    y
+    y : array_like
         Observed values.
     levels : sequence of float, default (0.5, 0.8, 0.9, 0.95)
         Probabilities of the intervals.
@@ -281,6 +352,14 @@ def coverages(
     -------
     dict of str to ndarray
         Arrays `level`, `coverage` and `width` of one length.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Normal", {"loc": np.array([[0.0, 1.0]]), "scale": np.ones((1, 2))})
+    >>> bnn.scores.coverages(prediction, [0.0, 2.5])["coverage"]  # at 50, 80, 90 and 95 %
+    array([0.5, 0.5, 1. , 1. ])
     """
     y = arguments.checked_numbers(prediction, y)
     at = arguments.checked_levels("levels", levels, "levels=(0.5, 0.8, 0.9, 0.95)", several=True)
@@ -300,7 +379,7 @@ def pit(prediction: Prediction, y: Any, seed: int | None = None) -> np.ndarray:
     ----------
     prediction : Prediction
         A prediction of numbers.
-    y
+    y : array_like
         Observed values.
     seed : int, optional
         Seed of the random points for counts.
@@ -313,6 +392,14 @@ def pit(prediction: Prediction, y: Any, seed: int | None = None) -> np.ndarray:
     References
     ----------
     Dawid 1984. Smith 1985. Czado, Gneiting and Held 2009, Biometrics 65, 1254-1261.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Normal", {"loc": np.array([[0.0, 1.0]]), "scale": np.ones((1, 2))})
+    >>> bnn.scores.pit(prediction, [0.0, 2.0]).round(4)
+    array([0.5   , 0.8413])
     """
     y = arguments.checked_numbers(prediction, y)
     values = prediction.cdf(y)
@@ -330,7 +417,7 @@ def pit_uniformity(prediction: Prediction, y: Any, seed: int = 0) -> tuple[float
     ----------
     prediction : Prediction
         A prediction of numbers.
-    y
+    y : array_like
         Observed values.
     seed : int, default 0
         Seed of `pit` for counts.
@@ -347,6 +434,15 @@ def pit_uniformity(prediction: Prediction, y: Any, seed: int = 0) -> tuple[float
     The test rejects a calibrated method too often, the more so the more rows there are, because all rows
     share the error of one posterior and the outputs of a row are dependent. For a single fit the p value says whether
     the distance exceeds the noise of these rows. The statistic is the distance itself.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Normal", {"loc": np.array([[0.0, 1.0]]), "scale": np.ones((1, 2))})
+    >>> statistic, p_value = bnn.scores.pit_uniformity(prediction, [0.0, 2.0])
+    >>> round(statistic, 4)
+    0.5
     """
     found: Any = scipy.stats.kstest(pit(prediction, y, seed).ravel(), "uniform")
     return float(found.statistic), float(found.pvalue)
@@ -362,7 +458,7 @@ def reliability(prediction: Prediction, y: Any, bins: int = 15) -> dict[str, np.
     ----------
     prediction : Prediction
         A prediction of classes.
-    y
+    y : array_like
         Labels (N,).
     bins : int, default 15
         Number of bins.
@@ -372,6 +468,14 @@ def reliability(prediction: Prediction, y: Any, bins: int = 15) -> dict[str, np.
     dict of str to ndarray
         Arrays (bins,): `confidence`, the mean probability over the rows in a bin; `accuracy`, the share of them in
         which that class is the label; `count`, their number. The first two are NaN in a bin without rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Bernoulli", {"probs": np.array([[0.2, 0.9, 0.6]])})
+    >>> bnn.scores.reliability(prediction, [0, 1, 0], bins=2)["accuracy"].round(4)
+    array([   nan, 0.6667])
     """
     InputError.check(bins >= 1, "", "at least 1 bin", f"{bins}", "15, the usual number")
     labels = arguments.checked_labels(prediction, y)
@@ -397,7 +501,7 @@ def expected_calibration_error(prediction: Prediction, y: Any, bins: int = 15) -
     ----------
     prediction : Prediction
         A prediction of classes.
-    y
+    y : array_like
         Labels (N,).
     bins : int, default 15
         Number of bins of `reliability`.
@@ -410,6 +514,14 @@ def expected_calibration_error(prediction: Prediction, y: Any, bins: int = 15) -
     References
     ----------
     Guo et al. 2017, ICML, after Naeini et al. 2015.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Bernoulli", {"probs": np.array([[0.2, 0.9, 0.6]])})
+    >>> round(bnn.scores.expected_calibration_error(prediction, [0, 1, 0], bins=2), 4)
+    0.1
     """
     found = reliability(prediction, y, bins)
     gaps = found["count"] * np.abs(found["accuracy"] - found["confidence"])
@@ -427,7 +539,7 @@ def paired_difference(first: Any, second: Any, *, test_to_train: float | None = 
 
     Parameters
     ----------
-    first, second
+    first, second : array_like
         Scores (J,) of two predictions on the same rows or splits, in the same order.
     test_to_train : float, optional
         For random splits of one data set: the number of test rows over that of training rows. Differences are dependent
@@ -444,6 +556,13 @@ def paired_difference(first: Any, second: Any, *, test_to_train: float | None = 
     References
     ----------
     Nadeau and Bengio 2003, Machine Learning 52, 239-281.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> mean, error = bnn.scores.paired_difference([1.0, 2.0, 3.0], [0.5, 2.0, 2.0])
+    >>> round(mean, 4), round(error, 4)
+    (0.5, 0.2887)
     """
     first, second = (np.asarray(values, dtype=np.float64) for values in (first, second))
     good, got = first.ndim == 1 and first.shape == second.shape, f"{first.shape} and {second.shape}"
@@ -467,7 +586,7 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
     ----------
     prediction : Prediction
         The prediction.
-    y
+    y : array_like
         Targets as in `Prediction.log_prob`.
 
     Returns
@@ -478,6 +597,14 @@ def scores_of(prediction: Prediction, y: Any) -> dict[str, float]:
         Where rows may be censored there is also concordance, if the order of any pair is known; rmse, crps and
         coverage_90 are given only if no row is censored. crps is absent where E|Y - y| has no closed form, and
         log_score after an isotonic recalibration, which has no density.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Normal", {"loc": np.array([[0.0, 1.0]]), "scale": np.ones((1, 2))})
+    >>> sorted(bnn.scores.scores_of(prediction, [0.0, 2.0]))
+    ['coverage_90', 'crps', 'log_score', 'rmse', 'width_90']
     """
     found = {} if isinstance(prediction, MappedPrediction) else {"log_score": _mean(log_score(prediction, y))}
     if prediction.is_classes:

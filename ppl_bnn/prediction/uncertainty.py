@@ -55,6 +55,14 @@ def uncertainty(prediction: Prediction, measure: str | None = None) -> np.ndarra
     ------
     UnsupportedError
         If the prediction does not have the measure, or it is not finite in some row.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Bernoulli", {"probs": np.array([[0.2, 0.9, 0.6]])})
+    >>> bnn.scores.uncertainty(prediction, "entropy").round(4)
+    array([0.5004, 0.3251, 0.673 ])
     """
     measure = measure or ("max_probability" if prediction.is_classes else "variance")
     check_known("measure", [measure], MEASURES)
@@ -100,6 +108,15 @@ def out_of_distribution(
     References
     ----------
     Hendrycks and Gimpel 2017, ICLR.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> inside = bnn.Prediction("Bernoulli", {"probs": np.array([[0.1, 0.9, 0.8]])})
+    >>> outside = bnn.Prediction("Bernoulli", {"probs": np.array([[0.5, 0.6]])})
+    >>> float(bnn.scores.out_of_distribution(inside, outside)["auroc"])
+    1.0
     """
     same, got = target_of(inside) == target_of(outside), f"{inside!r} and {outside!r}"
     InputError.check(same, "", "predictions of one target", got, "the same posterior at both inputs")
@@ -144,6 +161,14 @@ def selective(
     References
     ----------
     Geifman and El-Yaniv 2017, NeurIPS.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> prediction = bnn.Prediction("Bernoulli", {"probs": np.array([[0.2, 0.9, 0.6]])})
+    >>> bnn.scores.selective(prediction, [0, 1, 0])["risk"].round(4)  # most certain rows first
+    array([0.    , 0.    , 0.3333])
     """
     one, got = (y is None) != (losses is None), "neither" if y is None else "both"
     InputError.check(one, "selective", "y or losses", got, "selective(prediction, y)")

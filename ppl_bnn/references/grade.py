@@ -92,6 +92,15 @@ class Grade:
     1 for means, and for logarithms of standard deviations ``(kurtosis - 1) / 4``, the mean over outputs. The
     reference's own error, ``c / n`` with its effective sample size n, is subtracted from the squared error e^2, so that
     ``k = c / (e^2 - c / n)``, at most n.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> reference = bnn.references.load("regression_mlp-curve")
+    >>> mean, sd = reference.mean["test"], 1.2 * reference.sd["test"]  # an approximation that is too wide
+    >>> grade = reference.grade(mean={"test": mean}, sd={"test": sd})
+    >>> round(float(grade.table.loc["test", "sd_ratio"]), 2)
+    1.2
     """
 
     reference: str
@@ -115,7 +124,13 @@ class Grade:
         return {region: _sentence(each) for region, each in self.figures.items()}
 
     def figure(self) -> Figure:
-        """Errors of the mean and ratios of standard deviations along the grid (needs Matplotlib)."""
+        """Draw errors of the mean and ratios of standard deviations along the grid (needs Matplotlib).
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The figure.
+        """
         from ppl_bnn.references.figure import figure_of
 
         return figure_of(self)

@@ -27,7 +27,7 @@ _CHECKOUT = Path(__file__).resolve().parents[2] / "comparisons" / "references"
 class Entry:
     """One reference in the list: what it is of, and its grade.
 
-    Attributes
+    Parameters
     ----------
     name : str
         Its name, "<model>-<data>".
@@ -38,6 +38,13 @@ class Entry:
         Names of the model of the zoo and of the data.
     weights, rows, outputs : int
         Numbers of weights, of training rows, and of outputs of the network.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> entry = bnn.references.entries()["regression_mlp-curve"]
+    >>> entry.grade, entry.model, entry.data
+    ('certified', 'regression_mlp', 'curve_with_a_gap')
     """
 
     name: str
@@ -78,6 +85,12 @@ def entries() -> dict[str, Entry]:
     -------
     dict of str to Entry
         Those of the project, in the order in which they were declared, then others of the folder.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> "regression_mlp-curve" in bnn.references.entries()
+    True
     """
     found = {name: Entry(name, **each["entry"]) for name, each in index().items()}
     here = folder_here()
@@ -101,6 +114,7 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> Reference:
     Returns
     -------
     Reference
+        The reference.
 
     Raises
     ------
@@ -116,6 +130,7 @@ def load(name: str, folder: str | os.PathLike[str] | None = None) -> Reference:
 
     Examples
     --------
+    >>> import ppl_bnn as bnn
     >>> reference = bnn.references.load("regression_mlp-curve")
     >>> reference.x["test"].shape
     (32, 1)
@@ -153,6 +168,7 @@ def record(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
 
     Examples
     --------
+    >>> import ppl_bnn as bnn
     >>> card, certificate = bnn.references.record("regression_mlp-curve")
     >>> card["grade"]
     'certified'

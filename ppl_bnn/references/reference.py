@@ -59,10 +59,12 @@ class Reference:
 
     Examples
     --------
+    >>> import ppl_bnn as bnn
     >>> reference = bnn.references.load("regression_mlp-curve")
     >>> x, y = reference.train
     >>> posterior = bnn.fit(reference.model(), x, y, bnn.Laplace())
-    >>> print(reference.grade(posterior))
+    >>> sorted(reference.grade(posterior).sentences)
+    ['all', 'far', 'gap', 'test', 'train']
     """
 
     card: Mapping[str, Any]
@@ -111,16 +113,37 @@ class Reference:
         return {what: float(sum(each[what] for each in runs)) for what in ("seconds", "gradients")}
 
     def worst(self, diagnostic: str) -> float:
-        """The worst value of a diagnostic of the certificate, "R-hat" or "bulk ESS", of f at the grid.
+        """Worst value of a diagnostic of the certificate, of f at the grid.
 
         Of chains in one mode where modes are weighted; NaN where there are no chains.
+
+        Parameters
+        ----------
+        diagnostic : str
+            "R-hat" or "bulk ESS".
+
+        Returns
+        -------
+        float
+            The value.
         """
         checks = self.certificate["from the full runs"]
         values = [each["value"] for each in checks if each["name"].endswith(f"f at the grid: {diagnostic}")]
         return (max if diagnostic == "R-hat" else min)(values, default=math.nan)
 
     def predictor(self, region: str) -> np.ndarray:
-        """Draws of all that the likelihood needs at a region, (S, rows, D): outputs, then what all rows share."""
+        """Draw by draw, all that the likelihood needs at a region.
+
+        Parameters
+        ----------
+        region : str
+            Name of the region.
+
+        Returns
+        -------
+        ndarray
+            (S, rows, D): the outputs, then what all rows share, such as the log noise.
+        """
         f = np.asarray(self.arrays["f"], dtype=np.float64)
         f = f.reshape(f.shape[0] * f.shape[1], -1, self.outputs)[:, self.slices[region]]
         if "shared" not in self.arrays:
@@ -151,11 +174,35 @@ class Reference:
         return LINKS[self.link](f.reshape(f.shape[0] * f.shape[1], -1, self.outputs))
 
     def graded(self, rows: np.ndarray) -> np.ndarray:
-        """Draws of what is graded at rows of the grid, (S, rows, K)."""
+        """Draws of what is graded at rows of the grid.
+
+        Parameters
+        ----------
+        rows : ndarray of int
+            Numbers of the rows in the grid.
+
+        Returns
+        -------
+        ndarray
+            (S, rows, K).
+        """
         return self._draws[:, rows]
 
     def effective(self, moment: str, rows: np.ndarray) -> np.ndarray:
-        """Effective sample size of the draws for the "mean" or the "sd" at rows of the grid, (rows, K)."""
+        """Effective sample size of the draws for the mean or the standard deviation at rows of the grid.
+
+        Parameters
+        ----------
+        moment : {"mean", "sd"}
+            What is estimated.
+        rows : ndarray of int
+            Numbers of the rows in the grid.
+
+        Returns
+        -------
+        ndarray
+            (rows, K).
+        """
         return self.arrays[f"ess_{moment}"][rows]
 
     @property
@@ -179,7 +226,13 @@ class Reference:
         return {region: self.arrays[f"lpd_{region}"] for region in self.y}
 
     def model(self) -> Callable[..., None]:
-        """The model of the zoo with its arguments."""
+        """The model of the zoo with its arguments.
+
+        Returns
+        -------
+        callable
+            The model `(x, y=None)`.
+        """
         from ppl_bnn import zoo
 
         return zoo.load(self.card["model"]["name"], **self.card["model"]["arguments"])
@@ -218,6 +271,7 @@ class Reference:
         Returns
         -------
         Grade
+            The grade; `print` shows it.
 
         Raises
         ------

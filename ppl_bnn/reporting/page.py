@@ -88,6 +88,14 @@ def report(
     InputError
         Another type of result, a path that cannot be written, or `numbers` of another type. Raised before anything is
         drawn.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> reference = bnn.references.load("regression_mlp-curve")
+    >>> grade = reference.grade(mean=reference.mean, sd=reference.sd)
+    >>> bnn.report(grade, "grade.html").name
+    'grade.html'
     """
     known = isinstance(result, Comparison | GridResult | Grade)
     got, advice = (

@@ -2,7 +2,8 @@
 
 One file is one model. A checkout has them in the folder `models`, the wheel in `ppl_bnn/_zoo`. That folder is the
 `__path__` of this module, so a file is imported as `ppl_bnn.zoo.<name>` from any working folder and in worker
-processes.
+processes. `MODELS_FOLDER` is the folder, `Model` the type of a function `(x, y=None)`, and `MOST_NUMBERS` the largest
+number of unknowns that `sketch` accepts.
 
 Cards are read from the syntax tree of a file: listing the zoo does not run any model.
 """
@@ -29,12 +30,36 @@ __path__ = [*__path__, str(MODELS_FOLDER)]
 
 
 def names() -> list[str]:
-    """The names of all models of the zoo. No file is read."""
+    """The names of all models of the zoo. No file is read.
+
+    Returns
+    -------
+    list of str
+        The names, sorted.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> "linear_regression" in bnn.zoo.names()
+    True
+    """
     return sorted(file.stem for file in MODELS_FOLDER.glob("[a-z]*.py"))
 
 
 def models() -> dict[str, Card]:
-    """The cards of all models of the zoo, by name."""
+    """The cards of all models of the zoo, by name.
+
+    Returns
+    -------
+    dict of str to Card
+        Name -> card.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.zoo.models()["linear_regression"].summary
+    'Bayesian linear regression: a network without a hidden layer.'
+    """
     return {name: read_card(MODELS_FOLDER / f"{name}.py") for name in names()}
 
 
@@ -51,11 +76,19 @@ def load(name: str, **keywords: Any) -> Model:
     Returns
     -------
     Model
+        A function `(x, y=None)`.
 
     Raises
     ------
     UnknownNameError
         A model or an argument that does not exist; the message names the nearest one that does.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> model = bnn.zoo.load("regression_mlp", width=5)
+    >>> bnn.zoo.sketch(model, 10).parameters
+    62
     """
     check_known("model", [name], names())
     return bind(importlib.import_module(f"{__name__}.{name}").model, name, **keywords)

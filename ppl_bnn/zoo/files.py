@@ -41,6 +41,13 @@ class Card:
     example : optional
         Inputs of one or a few rows for `sketch`, lists of numbers or a dict of lists, if a row of numbers is not a
         valid input. It is the constant EXAMPLE of the file.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> card = bnn.zoo.models()["linear_regression"]
+    >>> card.data, card.arguments
+    ('diabetes', {'scale': '1.0', 'noise_scale': '1.0'})
     """
 
     name: str
@@ -74,6 +81,7 @@ def from_file(path: str | os.PathLike[str], **keywords: Any) -> Model:
     Returns
     -------
     Model
+        The model.
 
     Raises
     ------
@@ -83,6 +91,13 @@ def from_file(path: str | os.PathLike[str], **keywords: Any) -> Model:
         The file cannot be run, or defines no function `model`.
     UnknownNameError
         An argument that the model does not have.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> model = bnn.zoo.from_file(bnn.zoo.MODELS_FOLDER / "regression_mlp.py", width=5)
+    >>> bnn.zoo.sketch(model, 10).parameters
+    62
     """
     file = _python_file(path)
     # A name that cannot be imported, so that cloudpickle sends the function by value.
@@ -121,6 +136,14 @@ def bind(model: Model, name: str, **keywords: Any) -> Model:
     Returns
     -------
     Model
+        The model with these values.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> model = bnn.zoo.bind(bnn.zoo.load("regression_mlp"), "regression_mlp", width=5)
+    >>> bnn.zoo.sketch(model, 10).parameters
+    62
     """
     if not keywords:
         return model
@@ -145,6 +168,7 @@ def read_card(path: str | os.PathLike[str]) -> Card:
     Returns
     -------
     Card
+        The card.
 
     Raises
     ------
@@ -152,6 +176,12 @@ def read_card(path: str | os.PathLike[str]) -> Card:
         There is no such Python file.
     ModelError
         The file is not a model, or EXAMPLE is not a literal.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.zoo.read_card(bnn.zoo.MODELS_FOLDER / "linear_regression.py").summary
+    'Bayesian linear regression: a network without a hidden layer.'
     """
     file = _python_file(path)
     try:

@@ -19,7 +19,16 @@ MOST_NUMBERS, MOST_SITES = 10**8, 10**5
 
 
 class TooLargeError(InputError):
-    """A model with more parameters than can be inferred."""
+    """A model with more parameters than can be inferred.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.zoo.sketch(bnn.zoo.load("regression_mlp", width=10**9), 10)
+    Traceback (most recent call last):
+        ...
+    ppl_bnn.zoo.sketches.TooLargeError: model: expected at most 100 million numbers to infer; got ...
+    """
 
 
 @dataclass(frozen=True)
@@ -36,6 +45,12 @@ class SiteSketch:
         Shape of the site.
     local : bool
         Whether each row has its own value, of this shape.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.zoo.sketch(bnn.zoo.load("linear_regression"), 10).sites[0]
+    SiteSketch(name='noise', prior='HalfNormal(1)', shape=(), local=False)
     """
 
     name: str
@@ -63,6 +78,13 @@ class Sketch:
         The sites of these unknowns.
     likelihood : str
         Distribution of the targets, in words.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> sketch = bnn.zoo.sketch(bnn.zoo.load("linear_regression"), 10)
+    >>> sketch.parameters, sketch.task, sketch.likelihood
+    (12, 'regression', 'Gaussian(...)')
     """
 
     parameters: int
@@ -88,7 +110,7 @@ def sketch(model: Model, inputs: Any) -> Sketch:
     ----------
     model : Model
         The model.
-    inputs
+    inputs : int, array, list or dict
         The number of features of a table, for one row of ones (integers for a model of symbols). Or an example of other
         inputs: an array, a dict of arrays with a common first axis, or lists for them (`Card.example`). One row is
         enough: it is a graph of one node if rows interact. Variables of the rows are counted for one row.
@@ -96,6 +118,16 @@ def sketch(model: Model, inputs: Any) -> Sketch:
     Returns
     -------
     Sketch
+        What was found.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> for site in bnn.zoo.sketch(bnn.zoo.load("linear_regression"), 10).sites:
+    ...     print(site.name, site.prior, site.shape)
+    noise HalfNormal(1) ()
+    output.weight Normal(0, 1) (10, 1)
+    output.bias Normal(0, 1) (1,)
     """
     if not isinstance(inputs, int | np.integer):
         return _sketch_at(model, as_arrays(inputs))

@@ -35,16 +35,29 @@ class Comparison:
     ----------
     table : pd.DataFrame
         One row per method in the order given, columns as in `COLUMNS`; a blank is NaN or "".
-    posteriors, predictions, trees, diagnoses, failures, fits : dict
-        By method. Predictions are of the test rows, `failures` are reasons, `fits` remain without the posteriors.
+    posteriors, predictions, trees, diagnoses : dict
+        By method. Predictions are of the test rows.
     reference : str, optional
         Name of the reference method. If it has not converged, the table says so and gaps to it are not reliable.
     notes : dict
         (method, column) -> one sentence on a blank or on a number that needs a warning.
-    data, test_inputs, test_targets
-        Description of the data (rows, names, units, hashes), and the test rows in original units.
-    drawn, drawn_at, missing
+    data : dict
+        Description of the data: rows, names, units, hashes.
+    test_inputs, test_targets : array
+        The test rows, in original units.
+    failures, fits : dict
+        By method: the reasons of failures, and summaries of fits, which remain without the posteriors.
+    drawn, drawn_at, missing : dict, ndarray and tuple of str
         After `load`: predictions for the figures, their inputs, and the methods that were not fitted.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> train, test = ((table.x[rows], table.y[rows]) for rows in table.split(seed=0))
+    >>> result = bnn.compare(model, train, test, {"map": bnn.MAP()}, standardise=True)
+    >>> list(result.posteriors), result.predictions["map"].shape
+    (['map'], (88,))
     """
 
     table: pd.DataFrame
@@ -81,6 +94,7 @@ class Comparison:
         Returns
         -------
         Comparison
+            What the folder holds.
 
         Raises
         ------
@@ -110,24 +124,48 @@ class Comparison:
         return self.data["task"]
 
     def pointwise_log_scores(self) -> dict[str, np.ndarray]:
-        """Log score of each test row by method, (N,), from which paired differences are computed."""
+        """Log score of each test row by method, from which paired differences are computed.
+
+        Returns
+        -------
+        dict of str to ndarray
+            Method -> (N,), in nats.
+        """
         found, y = self.predictions.items(), self.test_targets
         return {name: np.asarray(scores.log_score(each, y, pointwise=True)) for name, each in found}
 
     def summary(self) -> str:
-        """The conclusions of the table in three sentences."""
+        """The conclusions of the table in three sentences.
+
+        Returns
+        -------
+        str
+            The sentences.
+        """
         from ppl_bnn.evaluation.comparison.summary import sentences
 
         return sentences(self)
 
     def figure(self) -> Any:
-        """Predictions against truth, one panel per method, as a `matplotlib.figure.Figure`."""
+        """Draw predictions against truth, one panel per method.
+
+        Returns
+        -------
+        matplotlib.figure.Figure
+            The figure.
+        """
         from ppl_bnn.evaluation.comparison.figures import predictions_figure
 
         return predictions_figure(self)
 
     def markdown(self) -> str:
-        """The table, the three sentences and the notes, in Markdown."""
+        """The table, the three sentences and the notes, in Markdown.
+
+        Returns
+        -------
+        str
+            The text.
+        """
         header = ["method", *self.table.columns]
         lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
         for name, row in self.table.iterrows():

@@ -99,6 +99,7 @@ def compare(
     Returns
     -------
     Comparison
+        The table, the posteriors and the predictions, by method.
 
     Raises
     ------
@@ -108,6 +109,16 @@ def compare(
         Ctrl-C. Its `partial` holds the methods that had finished.
     ComparisonNotWrittenError
         `out` can no longer be written, for example because the disk is full. It also has a `partial`.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> train, test = ((table.x[rows], table.y[rows]) for rows in table.split(seed=0))
+    >>> methods = {"laplace": bnn.Laplace(), "map": bnn.MAP()}
+    >>> result = bnn.compare(model, train, test, methods, reference="laplace", standardise=True)
+    >>> result.table[["rmse", "coverage_90", "gap_mean"]].shape
+    (2, 3)
     """
     methods = _checked_methods(methods)
     feature_names, class_names = clean_all(feature_names), clean_all(class_names)

@@ -59,15 +59,15 @@ class Grid:
 
     Parameters
     ----------
-    models
+    models : dict or sequence
         Functions, labelled by their names, or names of the zoo. A free parameter `classes` is set for each data set.
-    data
+    data : dict or sequence
         Names of data sets (`ppl_bnn.data.datasets()`), or tables.
-    methods
+    methods : dict or sequence
         Methods, or names of the registry such as "nuts" and "laplace-kron", at their defaults in NumPyro.
-    splits
+    splits : str, sequence of str or dict
         Names of splits (see `ppl_bnn.datasets.splits`), or a dict label of the data -> names.
-    seeds
+    seeds : int or sequence of int
         Seeds of the fits: how many (3 means 0, 1 and 2), or which. Splits have their own.
     reference : str, optional
         Label of the method whose posterior the others are compared with, within the same model, data, split and seed.
@@ -83,8 +83,12 @@ class Grid:
 
     Examples
     --------
-    >>> grid = Grid(["regression_mlp"], ["yacht"], {"nuts": bnn.NUTS(), "map": bnn.MAP()}, "random:5@0.9", 2, "nuts")
-    >>> grid.run("uci", jobs=4).table()
+    >>> import ppl_bnn as bnn
+    >>> grid = bnn.Grid(["linear_regression"], ["diabetes"], ["map"], "random:2@0.9")
+    >>> len(grid.cells)  # one model, one data set, one method, two splits
+    2
+    >>> grid.run("grid", engine="sequential").table()["cells"].tolist()
+    [2]
     """
 
     models: Any
@@ -131,6 +135,7 @@ class Grid:
         Returns
         -------
         Grid
+            The grid.
         """
         from ppl_bnn.evaluation.grid import toml_file
 
@@ -196,6 +201,7 @@ class Grid:
         Returns
         -------
         GridResult
+            All cells of the folder.
 
         Raises
         ------

@@ -92,6 +92,14 @@ class GridResult:
         The cells that have not been computed.
     settings : dict
         "methods", "models" and "data": label -> settings, bound arguments or `Table.card`; "standardise", "device".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> grid = bnn.Grid(["linear_regression"], ["diabetes"], ["map"], "random:1@0.9")
+    >>> result = grid.run("grid", engine="sequential")
+    >>> len(result.cells), result.missing, result.failures
+    (1, 0, 0)
     """
 
     cells: pd.DataFrame
@@ -133,6 +141,7 @@ class GridResult:
         Returns
         -------
         GridResult
+            What the folder holds.
 
         Raises
         ------
@@ -172,6 +181,7 @@ class GridResult:
         Returns
         -------
         dict of str to np.ndarray
+            Name -> array.
         """
         return {} if self.folder is None else cells.Store(self.folder / CELLS).arrays(key)
 

@@ -59,8 +59,8 @@ class Ensemble(OfMember):
     checkpoint : path or None
         A folder that stores each finished member. An interrupted fit continues with the missing ones, and `size` can be
         increased later. A member with its own checkpoints stores them in subfolders, and is fitted separately.
-    ppl, dtype : str
-        Those of the member unless given.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`; system and floating type are those of the member unless given.
 
     Raises
     ------
@@ -90,6 +90,14 @@ class Ensemble(OfMember):
     .. [1] Lakshminarayanan, Pritzel and Blundell (2017).
     .. [2] Wilson and Izmailov (2020).
     .. [3] Eschenhagen, Daxberger, Hennig and Kristiadi (2021).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x, table.y, bnn.Ensemble(bnn.MAP(), size=3), standardise=True)
+    >>> posterior.predict(table.x).draws  # one for each member
+    3
     """
 
     size: int = setting(10, whole())

@@ -38,8 +38,8 @@ class Stacked(OfMember):
         some rows, which then determine the weights. Use it for points, and if Pareto k is too large for "loo".
     validation : float, default 0.2
         The share of rows held out, drawn without replacement from the seed of the fit.
-    ppl, dtype : str
-        Those of the member unless given.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`; system and floating type are those of the member unless given.
 
     Raises
     ------
@@ -57,6 +57,15 @@ class Stacked(OfMember):
     ----------
     .. [1] Yao, Vehtari, Simpson and Gelman (2018).
     .. [2] Yao, Vehtari and Gelman (2022).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.Stacked(bnn.Ensemble(bnn.MAP(), size=3), by="validation")
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.weights.shape  # of the three members
+    (3,)
     """
 
     by: str = setting("loo", OneOf(WAYS))

@@ -86,7 +86,7 @@ class Laplace(Method):
         with a warning. This widens the approximation.
     predictive : str or None
         Kind of prediction: "sampled", or a kind of `linearised.py`. None takes the default.
-    steps, learning_rate, tolerance, polish
+    steps, learning_rate, tolerance, polish : optional
         Training of the mode, as in `MAP`.
     start : method, posterior, dict, network or None
         Where the training of the mode starts. A network trained elsewhere (a `torch.nn.Module`, Flax parameters; for
@@ -99,6 +99,8 @@ class Laplace(Method):
         Number of starts from prior draws. The result with the largest log evidence plus log prior of the held sites is
         kept. history["restart_log_evidence"] and history["restart_log_joint"] have the values of all starts, -inf for
         those that failed.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -125,6 +127,14 @@ class Laplace(Method):
     - Daxberger et al. (2021), "Laplace redux - effortless Bayesian deep learning".
     - Immer et al. (2021), "Improving predictions of Bayesian neural nets via local linearization".
     - Eschenhagen et al. (2023), "Kronecker-factored approximate curvature for modern neural network architectures".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x, table.y, bnn.Laplace(structure="kron", noise="mode"), standardise=True)
+    >>> posterior.predict(table.x[:5]).epistemic.shape, bool(posterior.log_evidence < 0.0)
+    ((5,), True)
     """
 
     structure: str = setting("full", OneOf(tuple(STRUCTURES)))

@@ -48,10 +48,17 @@ class ChEES(ManyChains):
 
     Parameters
     ----------
-    draws, warmup, chains, superchains : int
-        See `ManyChains`.
-    start, jitter, chain_method, temperature, checkpoint, until, budget
-        See `ManyChains` and `Sampler`.
+    draws : int
+        Draws kept per chain. A few are enough, since all chains contribute.
+    warmup : int
+        Transitions per chain for adaptation, which are not kept.
+    chains : int
+        As many as keep the machine busy. On a GPU hundreds cost little more than one.
+    start, jitter, chain_method, temperature, checkpoint, until, budget : optional
+        As in `NUTS`; `chain_method` is "auto" or "vectorised".
+    superchains : int
+        Number of groups, each of chains / superchains consecutive chains that begin at one point. Nested R-hat compares
+        these groups, and can detect a problem only if the points are spread wider than the posterior.
     target_accept : float
         Target of the harmonic mean of the acceptance probabilities. A failed chain contributes 0.1, so a good value is
         lower than for NUTS.
@@ -62,6 +69,8 @@ class ChEES(ManyChains):
     learning_rate : float
         Learning rate of Adam, about the change of log T per transition. W transitions of warm-up reach lengths up to
         exp(W learning_rate) steps.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -91,6 +100,15 @@ class ChEES(ManyChains):
     ----------
     Hoffman, Radul and Sountsov (2021), "An adaptive-MCMC scheme for setting trajectory lengths in Hamiltonian Monte
     Carlo", AISTATS.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.ChEES(draws=10, warmup=20, chains=8, superchains=2)
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.shape  # chains, draws
+    (8, 10)
     """
 
     target_accept: float = setting(0.651, between(0, 1))

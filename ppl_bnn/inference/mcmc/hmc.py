@@ -29,18 +29,21 @@ class HMC(Hamiltonian):
     ----------
     draws, warmup, chains : int
         Transitions per chain that are kept and not kept, and the number of chains, as in `NUTS`.
-    start, jitter, chain_method, temperature, checkpoint, until, budget
+    start, jitter, chain_method, temperature, checkpoint, until, budget : optional
         As in `NUTS`, with the same limits in Pyro.
-    target_accept, mass_matrix, adapt_mass_matrix, step_size
+    target_accept, mass_matrix, adapt_mass_matrix, step_size : optional
         Adaptation in the warm-up, as in `NUTS`.
     trajectory_length : float or None
-        s n, the step size s times the number of steps n, in units of the posterior's standard deviations if the mass
-        matrix is right. n follows from the step size. If neither this nor `num_steps` is given, it is pi/2.
+        Length s n, the step size s times the number of steps n, in units of the posterior's standard deviations if the
+        mass matrix is right. n follows from the step size. If neither this nor `num_steps` is given, it is pi/2.
     num_steps : int or None
-        n. The trajectory length then follows from the step size. Give this or `trajectory_length`, not both.
+        Number of steps n. The trajectory length then follows from the step size. Give this or `trajectory_length`, not
+        both.
     max_steps : int
         Upper bound on n, which NumPyro's own HMC does not have. Where the step size is far too small, trajectories are
         shorter than requested. More than 5 % of such draws give a warning.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -69,6 +72,15 @@ class HMC(Hamiltonian):
     ----------
     - Duane, Kennedy, Pendleton and Roweth (1987), "Hybrid Monte Carlo".
     - Neal (2011), "MCMC using Hamiltonian dynamics".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.HMC(draws=20, warmup=20, chains=2, num_steps=8)
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.shape  # chains, draws
+    (2, 20)
     """
 
     trajectory_length: float | None = setting(None, optional(between()), advice="1.57")

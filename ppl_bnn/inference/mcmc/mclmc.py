@@ -78,9 +78,9 @@ class MCLMC(Sampler):
     Parameters
     ----------
     draws, warmup, chains : int
-        Transitions per chain that are kept and not kept, and the number of chains, see `Sampler`.
-    start, jitter, chain_method, temperature, checkpoint, until, budget
-        See `Sampler`. If `start` is or fits an approximation with a spread, its variances are the first v.
+        Transitions per chain that are kept and not kept, and the number of chains.
+    start, jitter, chain_method, temperature, checkpoint, until, budget : optional
+        As in `NUTS`. If `start` is or fits an approximation with a spread, its variances are the first v.
     adjusted : bool
         Whether to use a Metropolis test.
     energy_variance : float
@@ -96,6 +96,8 @@ class MCLMC(Sampler):
         W = sqrt(sum Var x / v).
     decoherence : float
         L / W.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -130,6 +132,15 @@ class MCLMC(Sampler):
     - Robnik, Cohn-Gordon and Seljak (2025), "Metropolis adjusted microcanonical Hamiltonian Monte Carlo".
     - McLachlan (1995), "On the numerical integration of ordinary differential equations by symmetric composition
       methods".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.MCLMC(draws=20, warmup=50, chains=2, start=bnn.MAP())
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.shape  # chains, draws
+    (2, 20)
     """
 
     adjusted: bool = setting(False, flag)

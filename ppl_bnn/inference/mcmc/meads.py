@@ -47,10 +47,12 @@ class MEADS(ManyChains):
 
     Parameters
     ----------
-    draws, warmup, chains, superchains : int
-        See `ManyChains`.
-    start, jitter, chain_method, temperature, checkpoint, until, budget
-        See `ManyChains` and `Sampler`.
+    draws, warmup, chains : int
+        As in `ChEES`.
+    start, jitter, chain_method, temperature, checkpoint, until, budget : optional
+        As in `ChEES`.
+    superchains : int
+        As in `ChEES`.
     thinning : int
         Leapfrog steps, and so gradients, per draw and per transition of the warm-up.
     folds : int
@@ -61,6 +63,8 @@ class MEADS(ManyChains):
         The constant in gamma, see above.
     preconditioning : bool
         Whether chains move in coordinates of equal curvature, see Notes.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -99,6 +103,15 @@ class MEADS(ManyChains):
     ----------
     - Hoffman and Sountsov (2022), "Tuning-free generalized Hamiltonian Monte Carlo", AISTATS.
     - Neal (2020), "Non-reversibly updating a uniform [0,1] value for Metropolis accept/reject decisions".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.MEADS(draws=10, warmup=20, chains=16, superchains=2, thinning=1)
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.shape  # chains, draws
+    (16, 10)
     """
 
     thinning: int = setting(10, whole())

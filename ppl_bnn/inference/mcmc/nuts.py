@@ -31,19 +31,28 @@ class NUTS(Hamiltonian):
     chains : int
         Number of independent chains.
     start : method, posterior, dict or None
-        Where chains begin, see `Sampler`. A start that has a spread (Laplace, SVI, an ensemble of these, earlier
-        chains) also gives the mass matrix with which the warm-up begins: its covariance, exact or from draws, times the
-        temperature.
+        Where chains begin. None: a prior draw per chain. A dict has constrained values; other sites are drawn from the
+        prior. A start that has a spread (Laplace, SVI, an ensemble of these, earlier chains) also gives the mass matrix
+        with which the warm-up begins: its covariance, exact or from draws, times the temperature.
     jitter : float
-        Standard deviation of the noise between equal starting points, see `Sampler`.
+        Standard deviation, in unconstrained coordinates, of the noise added to a chain that would start where an
+        earlier one does.
     chain_method : str
-        In NumPyro "threads", "vectorised", "sequential" or "devices", see `Sampler`. In Pyro "processes" (over the
-        cores) or "sequential". In Pyro "auto" means "processes" on a CPU, except in a daemonic process (such as the
-        workers of Dask), which may not start other processes.
+        In NumPyro "threads" (over the cores), "vectorised", "sequential", "devices" (over those of JAX) or "auto":
+        threads on a CPU, vectorised on CUDA. All but "vectorised" give the same bits on equal devices. In Pyro
+        "processes" (over the cores), "sequential" or "auto": processes on a CPU, except in a daemonic process (such as
+        the workers of Dask), which may not start other processes.
     temperature : float
         T of the target p(w | D)^(1/T), in both systems.
-    checkpoint, until, budget
-        See `Sampler`. NumPyro only, as is `bnn.extend`.
+    checkpoint : str, path or None
+        Folder for draws while chains run. An interrupted run resumes from it bit for bit. NumPyro only, as are `until`,
+        `budget` and `bnn.extend`.
+    until : str or None
+        Continue until a rule holds in function space, such as "rhat<1.01, ess>400" (also ess_bulk, ess_tail, mcse). It
+        is checked after every `draws` draws.
+    budget : float or None
+        Seconds after which chains stop, compilation and start included. `until` and `budget` change only the length:
+        the draws are the first of a longer run.
     target_accept : float
         The mean acceptance probability to which the step size is tuned. Values nearer 1 mean smaller steps and fewer
         divergences.
@@ -56,6 +65,8 @@ class NUTS(Hamiltonian):
         Where the tuning of the step size begins. None begins at 1.
     max_tree_depth : int
         A trajectory has at most 2**max_tree_depth - 1 leapfrog steps.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -85,6 +96,15 @@ class NUTS(Hamiltonian):
     ----------
     - Hoffman and Gelman (2014), "The No-U-Turn Sampler: adaptively setting path lengths in Hamiltonian Monte Carlo".
     - Betancourt (2017), "A conceptual introduction to Hamiltonian Monte Carlo".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.NUTS(draws=20, warmup=20, chains=2)
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.shape  # chains, draws
+    (2, 20)
     """
 
     max_tree_depth: int = setting(10, whole(1, 20, ", since 20 is a million steps per draw"))

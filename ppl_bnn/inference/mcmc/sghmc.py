@@ -37,21 +37,19 @@ class SGHMC(StochasticGradient):
     Parameters
     ----------
     draws, warmup, chains : int
-        Draws per chain that are kept and not kept, and the number of chains, see `Sampler`.
-    start, jitter, chain_method, temperature, checkpoint, until, budget
-        See `Sampler`.
-    friction : float
-        a, 1 minus the momentum. A smaller value lets the chain move further at the same step size, until it oscillates.
+        Draws per chain that are kept and not kept, and the number of chains.
+    start, jitter, chain_method, temperature, checkpoint, until, budget : optional
+        As in `NUTS`.
     batch_size : int or None
-        B, rows per step. None takes all rows.
+        Rows per step, B. None takes all rows.
     step_size : float or None
-        s, the learning rate of gradient descent on -log p(u | D) / N. None finds it in the warm-up.
+        The learning rate s of gradient descent on -log p(u | D) / N. None finds it in the warm-up.
     allowance : float
         The share by which variances may be too large on average, when `step_size` is None.
     thinning : int or None
         Steps per draw. None: 20, and with batches up to 400.
     schedule : {"constant", "decaying", "cyclical"}
-        Schedule of the step size, with `decay`, `cycle_length` and `exploration`, see `StochasticGradient`.
+        Schedule of the step size, with `decay`, `cycle_length` and `exploration`, as in `SGLD`.
     decay : float
         Exponent of the decaying schedule.
     cycle_length : int
@@ -59,9 +57,14 @@ class SGHMC(StochasticGradient):
     exploration : float
         Share of a cycle without noise and without draws.
     control_variates : bool
-        Whether to reduce the variance of the gradient estimates, see `StochasticGradient`.
+        Whether to reduce the variance of the gradient estimates, as in `SGLD`.
     preconditioner : {"auto", "curvature", None}
-        Whether the chain moves in coordinates of equal curvature, see `StochasticGradient`.
+        Whether the chain moves in coordinates of equal curvature, as in `SGLD`.
+    friction : float
+        The friction a, 1 minus the momentum. A smaller value lets the chain move further at the same step size, until
+        it oscillates.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -84,6 +87,15 @@ class SGHMC(StochasticGradient):
     References
     ----------
     Chen, Fox and Guestrin (2014), "Stochastic gradient Hamiltonian Monte Carlo".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.SGHMC(draws=20, warmup=20, chains=2, batch_size=50, step_size=0.01, start=bnn.MAP())
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.shape  # chains, draws
+    (2, 20)
     """
 
     friction: float = setting(0.1, between(0, 1))

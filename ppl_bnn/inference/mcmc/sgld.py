@@ -39,34 +39,42 @@ class SGLD(StochasticGradient):
     Parameters
     ----------
     draws, warmup, chains : int
-        Draws per chain that are kept and not kept, and the number of chains, see `Sampler`.
-    start, jitter, chain_method, temperature, checkpoint, until, budget
-        See `Sampler`.
+        Draws per chain that are kept and not kept, and the number of chains.
+    start, jitter, chain_method, temperature, checkpoint, until, budget : optional
+        As in `NUTS`.
     batch_size : int or None
-        B, rows per step. None takes all rows.
+        Rows per step, B, with the likelihood weighted by N / B. None takes all rows. Batches are pieces of permutations
+        of all rows, new for each draw.
     step_size : float or None
-        s, the learning rate of gradient descent on -log p(u | D) / N. None finds it in the warm-up.
+        The learning rate s of gradient descent on -log p(u | D) / N. None finds it in the warm-up.
     allowance : float
         The share by which variances may be too large on average, when `step_size` is None.
     thinning : int or None
-        Steps per draw. None: 20, and with batches up to 400.
+        Steps per draw. None: 20, and with batches 20 N / B, at most 400.
     schedule : {"constant", "decaying", "cyclical"}
-        Schedule of the step size, with `decay`, `cycle_length` and `exploration`, see `StochasticGradient`.
+        Schedule of the step size. "decaying": s (1 + n)^(-decay) at the n-th draw. "cyclical": in cycles of
+        `cycle_length` times `thinning` steps it falls from s to 0 as a cosine.
     decay : float
         Exponent of the decaying schedule.
     cycle_length : int
         Length of a cycle of the cyclical schedule, in units of `thinning` steps.
     exploration : float
-        Share of a cycle without noise and without draws.
+        Share of a cycle, at its beginning, without noise and without draws.
     control_variates : bool
-        Whether to reduce the variance of the gradient estimates, see `StochasticGradient`.
+        Whether to estimate the gradient by its value over all rows where the present draw began, plus a batch estimate
+        of the difference.
     preconditioner : {"auto", "curvature", "rmsprop", None}
-        "auto", "curvature" and None: see `StochasticGradient`. "rmsprop" (Li, Chen, Carlson and Carin 2016): G = 1 /
-        (1e-5 + v^(1/2)), elementwise, with v a running mean of (g / N)^2, prior included. v is learned in the warm-up
-        (mostly over its last fifth) and then stays fixed, so that the paper's Gamma, the divergence of G, is zero.
+        "curvature": chains move in coordinates of equal curvature at the start, up to 1000 coordinates, in which
+        `step_size` then is. None: the coordinates are unchanged. "auto": "curvature" if `step_size` is None.
+
+        "rmsprop" (Li, Chen, Carlson and Carin 2016): G = 1 / (1e-5 + v^(1/2)), elementwise, with v a running mean of
+        (g / N)^2, prior included. v is learned in the warm-up (mostly over its last fifth) and then stays fixed, so
+        that the paper's Gamma, the divergence of G, is zero.
     correction : {None, "metropolis"}
         "metropolis": the Metropolis-adjusted Langevin algorithm (Roberts and Tweedie 1996), whose draws are exact. It
         needs all rows at each step and a constant step size, by default tuned to an acceptance of 0.574.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -90,6 +98,15 @@ class SGLD(StochasticGradient):
     - Li, Chen, Carlson and Carin (2016), "Preconditioned stochastic gradient Langevin dynamics for deep neural
       networks".
     - Roberts and Tweedie (1996), "Exponential convergence of Langevin distributions and their discrete approximations".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.SGLD(draws=20, warmup=20, chains=2, batch_size=50, step_size=0.01, start=bnn.MAP())
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.shape  # chains, draws
+    (2, 20)
     """
 
     preconditioner: str | None = setting("auto", OneOf(("auto", "curvature", "rmsprop", None)))

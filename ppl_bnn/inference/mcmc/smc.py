@@ -84,6 +84,8 @@ class SMC(Method):
     budget : float or None
         Seconds, compilation included, after which the fit stops. An interrupted run is left out; a checkpoint keeps it.
         `until` and `budget` change the number of runs only.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -124,6 +126,15 @@ class SMC(Method):
     ----------
     - Del Moral, Doucet and Jasra (2006), "Sequential Monte Carlo samplers".
     - Beskos, Jasra, Kantas and Thiery (2016), "On the convergence of adaptive sequential Monte Carlo methods".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.SMC(particles=50, runs=2, moves=1)
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.shape, bool(posterior.log_evidence < 0.0)
+    ((2, 50), True)
     """
 
     particles: int = setting(1000, whole(4))

@@ -49,6 +49,8 @@ class MAP(Method):
         The share of rows held out for early stopping, or None. Adam then maximises the log joint of the other rows,
         keeps the iterate with the largest mean log likelihood of the held-out rows, and stops 1000 steps after it.
         There is no polish.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -61,6 +63,14 @@ class MAP(Method):
     -----
     With `validation`, the result is a point on the path to a mode, as its `target` states. Figures:
     "validation_score", the mean log likelihood of the held-out rows in nats, and "best_step".
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x, table.y, bnn.MAP(), standardise=True)
+    >>> posterior.kind, posterior.predict(table.x).mean.shape
+    ('point', (442,))
     """
 
     steps: int = setting(20_000, whole())

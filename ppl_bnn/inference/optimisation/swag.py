@@ -127,6 +127,8 @@ class SWAG(Method):
         from a draw of the prior.
     steps : int, default 20000
         Maximum number of Adam steps, if `start` is None.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -165,6 +167,14 @@ class SWAG(Method):
     .. [2] Mandt, Hoffman and Blei (2017).
     .. [3] Wilson and Izmailov (2020).
     .. [4] Izmailov et al. (2018).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x, table.y, bnn.SWAG(collections=10, rank=5, every=5), standardise=True)
+    >>> posterior.predict(table.x[:5], draws=50).std.shape
+    (5,)
     """
 
     collections: int = setting(100, whole(2))

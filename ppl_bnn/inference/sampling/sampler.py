@@ -410,6 +410,15 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
     ------
     UnsupportedError
         The posterior is not one of chains, or its sampler cannot continue (Pyro's; stacked chains).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.NUTS(draws=10, warmup=20, chains=2)
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> bnn.extend(posterior, 5).shape  # chains, draws
+    (2, 15)
     """
     wanted = whole()(draws)
     if wanted is not None:

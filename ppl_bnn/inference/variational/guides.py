@@ -70,8 +70,25 @@ class Guide:
     """A distribution over all latent sites of a program: a product of blocks. Create one with `Guide.of`.
 
     Parameters are one dict "<index of the block>:<name>" -> array. Draws are dicts site -> (..., *unconstrained shape),
-    in the order of the program. `families` are the pairs (pattern, family) as specified, `blocks` their blocks for the
-    `sites`.
+    in the order of the program.
+
+    Parameters
+    ----------
+    sites : tuple of Site
+        The latent sites, in the order of the program.
+    families : tuple of (str, Family)
+        The pairs (pattern, family) as specified.
+    blocks : tuple of Family
+        The block of each of them, for its sites.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.SVI(guide={"output": "fullrank", "*": "normal"}, steps=100, elbo_draws=10)
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> [pattern for pattern, family in posterior.approximation.guide.families]
+    ['output', '*']
     """
 
     sites: tuple[Site, ...]
@@ -326,7 +343,7 @@ def _unused(pattern: str, matched: list[Site], taken: dict[str, str], sites: Seq
 class GuideApproximation(Approximation):
     """A guide at its fitted parameters, in NumPy and float64, whatever the floating type of the fit.
 
-    Attributes
+    Parameters
     ----------
     guide : Guide
         The guide.
@@ -336,6 +353,15 @@ class GuideApproximation(Approximation):
         Parameters without a prior, by site: constants of the fit, repeated in draws and absent from log q.
     prior_scales : dict of str to ndarray
         The scale of the prior by site, if the fit estimated it (`priors.EmpiricalBayes`).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.SVI(guide={"output": "fullrank", "*": "normal"}, steps=100, elbo_draws=10)
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.approximation.parameters["0:loc"].shape  # ten weights and the intercept
+    (11,)
     """
 
     guide: Guide

@@ -48,9 +48,10 @@ class IVON(iterated.IteratedMethod):
     learning_rate : float, default 0.1
         Dimensionless; 1 is a Newton step. It is held for half of the steps and falls linearly to a tenth over the rest.
     momentum : float, default 0.9
-        b1.
+        Decay rate b1 of the average of gradients.
     curvature_momentum : float, default 0.995
-        b2. With mini-batches, whose gradients are noisy, it should be closer to 1.
+        Decay rate b2 of the average of curvatures. With mini-batches, whose gradients are noisy, it should be closer
+        to 1.
     batch_size : int or None
         Rows per step, with the likelihood scaled by N / batch_size; None for all rows.
     particles : int, default 1
@@ -61,6 +62,8 @@ class IVON(iterated.IteratedMethod):
         Initial value of m: a method, a posterior or a dict of constrained values; None for the prior.
     elbo_draws : int, default 1000
         Number of new draws for the reported ELBO.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -86,6 +89,14 @@ class IVON(iterated.IteratedMethod):
     ----------
     .. [1] Shen et al. (2024). Variational learning is effective for large deep networks.
     .. [2] Lin, Schmidt and Khan (2020).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x, table.y, bnn.IVON(steps=200, elbo_draws=20), standardise=True)
+    >>> posterior.predict(table.x[:5], draws=50).std.shape
+    (5,)
     """
 
     steps: int = setting(10_000, whole())

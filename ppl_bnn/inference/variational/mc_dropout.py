@@ -76,7 +76,7 @@ class MCDropout(iterated.IteratedMethod):
     Parameters
     ----------
     rate : float, default 0.1
-        r, the probability that a unit is dropped.
+        Probability r that a unit is dropped.
     layers : tuple of str or None
         Names of the linear maps and convolutions whose inputs are dropped. None for all but the first, whose inputs are
         features.
@@ -89,6 +89,8 @@ class MCDropout(iterated.IteratedMethod):
         Rows per step, with the likelihood scaled by N / batch_size; None for all rows.
     start : Start
         A method, a posterior or a dict of constrained values; None for the prior.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -113,6 +115,15 @@ class MCDropout(iterated.IteratedMethod):
     ----------
     .. [1] Gal and Ghahramani (2016).
     .. [2] Osband (2016).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("regression_mlp", width=5)
+    >>> method = bnn.MCDropout(rate=0.2, steps=200)
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.predict(table.x[:5], draws=50).std.shape
+    (5,)
     """
 
     rate: float = setting(0.1, between(0, 1))

@@ -224,6 +224,8 @@ class Pathfinder(Method):
     temperature : float, default 1
         T of the target p(w | D)^(1/T), in the coordinates of the program. The importance weights then estimate
         "log_normaliser" instead of the evidence.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -256,6 +258,14 @@ class Pathfinder(Method):
     ----------
     .. [1] Zhang, Carpenter, Gelman and Vehtari (2022).
     .. [2] Veach and Guibas (1995).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x, table.y, bnn.Pathfinder(), standardise=True)
+    >>> posterior.predict(table.x[:5], draws=50).std.shape
+    (5,)
     """
 
     paths: int = setting(1, whole())

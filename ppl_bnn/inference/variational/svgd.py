@@ -81,7 +81,9 @@ class Particles(Point):
 
 @dataclass(frozen=True)
 class SVGD(iterated.IteratedMethod):
-    """Stein variational gradient descent [1]_: n particles u_1..u_n in unconstrained coordinates, moved along
+    """Stein variational gradient descent: particles that move together towards the posterior [1]_.
+
+    The n particles u_1..u_n, in unconstrained coordinates, are moved along
 
         phi_i = 1/n sum_j [ k(u_j, u_i) grad log p(u_j, D) + grad_{u_j} k(u_j, u_i) ],  k(u, v) = exp(-|u - v|^2 / h).
 
@@ -94,7 +96,8 @@ class SVGD(iterated.IteratedMethod):
     Parameters
     ----------
     particles : int or None
-        n. None for 50 per coordinate, up to 100, if there are at most 10 coordinates, and 20 otherwise.
+        Number n of particles. None for 50 per coordinate, up to 100, if there are at most 10 coordinates, and 20
+        otherwise.
     steps : int, default 5000
         Number of steps.
     learning_rate : float, default 0.02
@@ -102,7 +105,7 @@ class SVGD(iterated.IteratedMethod):
     optimiser : {"adam", "adagrad"}
         The optimiser.
     bandwidth : float or None
-        h. None for the median of |u_i - u_j|^2 over pairs divided by log(n + 1), computed at each step.
+        Bandwidth h. None for the median of |u_i - u_j|^2 over pairs divided by log(n + 1), computed at each step.
     batch_size : int or None
         Rows per step, with the likelihood scaled by N / batch_size; None for all rows.
     start : Start
@@ -110,6 +113,8 @@ class SVGD(iterated.IteratedMethod):
         from it, a dict of constrained values, or a method, which is fitted once per particle with its own seed.
     jitter : float, default 0.1
         Standard deviation of the noise that separates starting points that coincide.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -143,6 +148,14 @@ class SVGD(iterated.IteratedMethod):
     .. [1] Liu and Wang (2016).
     .. [2] Ba, Erdogdu, Ghassemi, Sun, Suzuki, Wu and Zhang (2022). Understanding the variance collapse of SVGD in high
        dimensions.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> posterior = bnn.fit(model, table.x, table.y, bnn.SVGD(particles=5, steps=100), standardise=True)
+    >>> posterior.shape  # one chain of particles
+    (1, 5)
     """
 
     particles: int | None = setting(None, optional(whole()), advice="20")

@@ -129,6 +129,8 @@ class SVI(Method):
         steps at a time.
     checkpoint : path or None
         A folder that stores an interrupted fit. The same fit continues from it to the same bits.
+    ppl, dtype, compile : str, str, bool
+        As for `Method`.
 
     Raises
     ------
@@ -165,6 +167,15 @@ class SVI(Method):
     .. [5] Burda et al. (2016).
     .. [6] Li and Turner (2016).
     .. [7] Dhaka et al. (2020).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table, model = bnn.data.load("diabetes"), bnn.zoo.load("linear_regression")
+    >>> method = bnn.SVI(guide="fullrank", steps=200, elbo_draws=20)
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True)
+    >>> posterior.info.history["loss"].shape, posterior.predict(table.x[:5], draws=50).mean.shape
+    ((200,), (5,))
     """
 
     guide: Any = "normal"

@@ -61,6 +61,17 @@ def attention(
     References
     ----------
     Vaswani et al. (2017), Attention is all you need.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     f = bnn.attention("attention", x, heads=2, bias=False)
+    ...     bnn.observe(y, f.mean(1), bnn.likelihoods.Categorical())
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, np.ones((1, 5, 4))).sites]
+    [('attention.query.weight', (4, 4)), ('attention.key.weight', (4, 4)), ('attention.value.weight',
+     (4, 4)), ('attention.output.weight', (4, 4))]
     """
     layer = Layer("attention", name, prior, bias)
     rows, length, channels = layer.sequence(x)
@@ -134,6 +145,16 @@ def transformer_block(
     References
     ----------
     Xiong et al. (2020), On layer normalization in the transformer architecture.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     f = bnn.transformer_block("block", x, heads=2, bias=False)
+    ...     bnn.observe(y, f.mean(1), bnn.likelihoods.Categorical())
+    >>> bnn.zoo.sketch(model, np.ones((1, 5, 4))).parameters
+    208
     """
     layer = Layer("transformer_block", name)
     channels = layer.sequence(x)[2]

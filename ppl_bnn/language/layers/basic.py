@@ -45,6 +45,15 @@ def dense(name: str, x: Any, width: int, prior: Prior | None = None, bias: Bias 
     ------
     ModelError
         An argument does not fit.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     hidden = bnn.ops.tanh(bnn.dense("hidden", x, 3))
+    ...     bnn.observe(y, bnn.dense("output", hidden, 1), bnn.likelihoods.Gaussian(1.0))
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, 4).sites]
+    [('hidden.weight', (4, 3)), ('hidden.bias', (3,)), ('output.weight', (3, 1)), ('output.bias', (1,))]
     """
     layer = Layer("dense", name, prior, bias)
     width = layer.whole("width", width, 50)
@@ -93,7 +102,9 @@ def conv2d(
         Number of filters.
     kernel : int or tuple of int
         Size of the filters.
-    stride, padding
+    stride : int or tuple of int
+        As in `ops.conv2d`.
+    padding : str, int or tuple
         As in `ops.conv2d`.
     prior : Prior, optional
         Prior of the weight and the bias, by default N(0, 1 / fan_in) with fan_in = kh * kw * C.
@@ -109,6 +120,16 @@ def conv2d(
     ------
     ModelError
         An argument does not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     f = bnn.conv2d("conv", x, channels=8, kernel=3, stride=2)
+    ...     bnn.observe(y, f.mean((1, 2)), bnn.likelihoods.Categorical())
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, np.ones((1, 6, 6, 1))).sites]
+    [('conv.weight', (3, 3, 1, 8)), ('conv.bias', (8,))]
     """
     return _convolution(Layer("conv2d", name, prior, bias), 2, x, channels, kernel, stride, padding)
 
@@ -138,7 +159,9 @@ def conv1d(
         Number of filters.
     kernel : int
         Size of the filters.
-    stride, padding
+    stride : int
+        As in `ops.conv1d`.
+    padding : str, int or tuple
         As in `ops.conv1d`.
     prior : Prior, optional
         Prior of the weight and the bias, by default N(0, 1 / fan_in) with fan_in = kernel * C.
@@ -154,6 +177,16 @@ def conv1d(
     ------
     ModelError
         An argument does not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     f = bnn.conv1d("conv", x, channels=8, kernel=3)
+    ...     bnn.observe(y, f.mean(1), bnn.likelihoods.Categorical())
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, np.ones((1, 6, 1))).sites]
+    [('conv.weight', (3, 1, 8)), ('conv.bias', (8,))]
     """
     return _convolution(Layer("conv1d", name, prior, bias), 1, x, channels, kernel, stride, padding)
 
@@ -205,6 +238,14 @@ def layer_norm(name: str, x: Any, gain: Bias = True, bias: Bias = True, epsilon:
     References
     ----------
     Ba et al. (2016), Layer normalization.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.layer_norm("norm", x), bnn.likelihoods.Categorical())
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, 4).sites]
+    [('norm.gain', (4,)), ('norm.bias', (4,))]
     """
     layer = Layer("layer_norm", name)
     good = len(x.shape) > 1 and x.shape[-1] > 1
@@ -260,6 +301,16 @@ def filter_response_norm(
     References
     ----------
     Singh and Krishnan (2020), Filter response normalization layer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     f = bnn.filter_response_norm("norm", x)
+    ...     bnn.observe(y, f.mean((1, 2)), bnn.likelihoods.Categorical())
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, np.ones((1, 4, 4, 3))).sites]
+    [('norm.gain', (3,)), ('norm.bias', (3,)), ('norm.threshold', (3,))]
     """
     layer, shape = Layer("filter_response_norm", name), tuple(x.shape)
     good = len(shape) in (3, 4) and math.prod(map(int, shape[1:-1])) > 1
@@ -277,7 +328,7 @@ def filter_response_norm(
 
 
 def residual(x: Any, branch: Callable[[Any], Any]) -> Any:
-    """x + branch(x), both of one shape: nothing is broadcast (He et al. 2016).
+    """Residual connection x + branch(x), both of one shape: nothing is broadcast (He et al. 2016).
 
     Parameters
     ----------
@@ -299,6 +350,15 @@ def residual(x: Any, branch: Callable[[Any], Any]) -> Any:
     References
     ----------
     He et al. (2016), Deep residual learning for image recognition.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     h = bnn.residual(x, lambda x: bnn.ops.tanh(bnn.dense("hidden", x, 4)))
+    ...     bnn.observe(y, bnn.dense("output", h, 1), bnn.likelihoods.Gaussian(1.0))
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, 4).sites]
+    [('hidden.weight', (4, 4)), ('hidden.bias', (4,)), ('output.weight', (4, 1)), ('output.bias', (1,))]
     """
     added = branch(x)
     wanted, shape = tuple(x.shape), tuple(added.shape)
@@ -358,6 +418,17 @@ def residual_block(
     References
     ----------
     He et al. (2016), Deep residual learning for image recognition.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     f = bnn.residual_block("block", x, channels=2)
+    ...     bnn.observe(y, f.mean((1, 2)), bnn.likelihoods.Categorical())
+    >>> [site.name for site in bnn.zoo.sketch(model, np.ones((1, 4, 4, 2))).sites]
+    ['block.conv0.weight', 'block.norm0.gain', 'block.norm0.bias', 'block.norm0.threshold',
+     'block.conv1.weight', 'block.norm1.gain', 'block.norm1.bias', 'block.threshold']
     """
     layer = Layer("residual_block", name)
     shape = tuple(x.shape)
@@ -422,6 +493,15 @@ def embedding(
     ------
     ModelError
         An argument does not fit, or an index is out of range and its value is available.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     f = bnn.embedding("words", x, size=10, width=3)  # (N, T, 3)
+    ...     bnn.observe(y, f.mean(1), bnn.likelihoods.Categorical())
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, [[0, 7, 2]]).sites]
+    [('words.weight', (10, 3))]
     """
     layer = Layer("embedding", name, prior)
     size, width = layer.whole("size", size, 1000), layer.whole("width", width, 16)
@@ -464,6 +544,16 @@ def learned_positions(name: str, x: Any, prior: Prior | None = None, length: int
     ------
     ModelError
         An argument does not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     f = bnn.learned_positions("positions", x)
+    ...     bnn.observe(y, f.mean(1), bnn.likelihoods.Categorical())
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, np.ones((1, 6, 3))).sites]
+    [('positions.weight', (6, 3))]
     """
     layer = Layer("learned_positions", name, prior)
     _, positions, channels = layer.sequence(x)

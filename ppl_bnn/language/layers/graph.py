@@ -65,6 +65,16 @@ def graph_conv(
     References
     ----------
     Kipf and Welling (2017), Semi-supervised classification with graph convolutional networks.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     f = bnn.graph_conv("conv", x, width=2, edges=np.array([[0, 1], [1, 2]]))
+    ...     bnn.observe(y, f, bnn.likelihoods.Categorical())
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, np.ones((3, 4))).sites]
+    [('conv.weight', (4, 2)), ('conv.bias', (2,))]
     """
     layer = Layer("graph_conv", name, prior, bias)
     width = layer.whole("width", width, 16)

@@ -46,6 +46,15 @@ def mlp(
     ------
     ModelError
         An argument does not fit.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     f = bnn.mlp(x, [20, 1], activation="tanh", prior=bnn.priors.Normal(0.0, "fan_in"))
+    ...     bnn.observe(y, f, bnn.likelihoods.Gaussian(1.0))
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, 4).sites]
+    [('hidden0.weight', (4, 20)), ('hidden0.bias', (20,)), ('output.weight', (20, 1)), ('output.bias', (1,))]
     """
     layer = Layer("mlp")
     widths = layer.sizes("width", widths, "[50, 1]")
@@ -75,10 +84,10 @@ def cnn(
     bias: Bias = True,
     pool: Callable[[Any], Any] | None = None,
 ) -> Any:
-    """Convolutions with pooling, then a multi-layer perceptron; the last of `widths` is the number of outputs.
+    """Convolutional network: convolutions with pooling, then a multi-layer perceptron.
 
     Each of `channels` gives a convolution `conv0`, `conv1`, ... with "same" padding, its activation, and `pool`; then
-    positions and channels are flattened, and `mlp(x, widths)` follows.
+    positions and channels are flattened, and `mlp(x, widths)` follows. The last of `widths` is the number of outputs.
 
     Parameters
     ----------
@@ -108,6 +117,15 @@ def cnn(
     ------
     ModelError
         An argument does not fit.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.cnn(x, channels=[4, 8], widths=[16, 3]), bnn.likelihoods.Categorical())
+    >>> bnn.zoo.sketch(model, np.ones((1, 8, 8, 1))).parameters
+    915
     """
     channels, x = Layer("cnn").sizes("number of channels", channels, "[16, 32]"), basic.images(x)
     nonlinearity = ops.activation(activation)
@@ -168,6 +186,15 @@ def resnet(
     He et al. (2016), Deep residual learning for image recognition.
 
     Singh and Krishnan (2020), Filter response normalization layer.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.resnet(x, channels=[4, 8], outputs=3), bnn.likelihoods.Categorical())
+    >>> bnn.zoo.sketch(model, np.ones((1, 8, 8, 1))).parameters
+    1331
     """
     layer = Layer("resnet")
     channels, x = layer.sizes("number of channels", channels, "[16, 32]"), basic.images(x)
@@ -219,6 +246,14 @@ def lstm_classifier(
     -------
     array
         Outputs, (N, outputs).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.lstm_classifier(x, size=10, width=4, outputs=3), bnn.likelihoods.Categorical())
+    >>> bnn.zoo.sketch(model, [[0, 7, 2]]).parameters
+    199
     """
     if size is None:
         h = basic.images(x)
@@ -288,6 +323,15 @@ def transformer(
     References
     ----------
     Dosovitskiy et al. (2021), An image is worth 16x16 words.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     f = bnn.transformer(x, outputs=3, width=4, heads=2, size=10)
+    ...     bnn.observe(y, f, bnn.likelihoods.Categorical())
+    >>> bnn.zoo.sketch(model, [[0, 7, 2]]).parameters
+    319
     """
     layer = Layer("transformer")
     if patch is not None:

@@ -76,6 +76,17 @@ def gru(
     References
     ----------
     Cho et al. (2014), Learning phrase representations using RNN encoder-decoder for statistical machine translation.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     states = bnn.gru("gru", x, width=3)  # (N, T, 3)
+    ...     bnn.observe(y, states[:, -1], bnn.likelihoods.Categorical())
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, np.ones((1, 5, 2))).sites]
+    [('gru.input.weight', (2, 9)), ('gru.input.bias', (9,)), ('gru.state.weight', (3, 6)),
+     ('gru.candidate.weight', (3, 3)), ('gru.candidate.bias', (3,))]
     """
     layer = Layer("gru", name, prior, bias)
     width, present = _checked(layer, width, x, mask)
@@ -147,6 +158,16 @@ def lstm(
     Hochreiter and Schmidhuber (1997), Long short-term memory.
 
     Gers et al. (2000), Learning to forget.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     states = bnn.lstm("lstm", x, width=3)  # (N, T, 3)
+    ...     bnn.observe(y, states[:, -1], bnn.likelihoods.Categorical())
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, np.ones((1, 5, 2))).sites]
+    [('lstm.input.weight', (2, 12)), ('lstm.input.bias', (12,)), ('lstm.state.weight', (3, 12))]
     """
     layer = Layer("lstm", name, prior, bias)
     width, present = _checked(layer, width, x, mask)

@@ -21,17 +21,20 @@ separation of f and likelihood.
 from __future__ import annotations
 
 from ppl_bnn.language.likelihoods.base import HasObservedInformation as HasObservedInformation
-from ppl_bnn.language.likelihoods.base import Likelihood as Likelihood
-from ppl_bnn.language.likelihoods.categorical import Bernoulli as Bernoulli
-from ppl_bnn.language.likelihoods.categorical import Categorical as Categorical
-from ppl_bnn.language.likelihoods.categorical import Ordinal as Ordinal
-from ppl_bnn.language.likelihoods.counts import NegativeBinomial as NegativeBinomial
-from ppl_bnn.language.likelihoods.counts import Poisson as Poisson
-from ppl_bnn.language.likelihoods.multi_output import MultiOutputGaussian as MultiOutputGaussian
-from ppl_bnn.language.likelihoods.noise import Gaussian as Gaussian
-from ppl_bnn.language.likelihoods.noise import HeteroscedasticGaussian as HeteroscedasticGaussian
-from ppl_bnn.language.likelihoods.noise import Laplace as Laplace
-from ppl_bnn.language.likelihoods.noise import MixtureDensity as MixtureDensity
-from ppl_bnn.language.likelihoods.noise import StudentT as StudentT
-from ppl_bnn.language.likelihoods.survival import Censored as Censored
-from ppl_bnn.language.likelihoods.survival import Weibull as Weibull
+from ppl_bnn.language.likelihoods.base import Likelihood
+from ppl_bnn.language.likelihoods.categorical import Bernoulli, Categorical, Ordinal
+from ppl_bnn.language.likelihoods.counts import NegativeBinomial, Poisson
+from ppl_bnn.language.likelihoods.multi_output import MultiOutputGaussian
+from ppl_bnn.language.likelihoods.noise import (
+    Gaussian,
+    HeteroscedasticGaussian,
+    Laplace,
+    MixtureDensity,
+    StudentT,
+)
+from ppl_bnn.language.likelihoods.survival import Censored, Weibull
+
+__all__ = [
+    "Bernoulli", "Categorical", "Censored", "Gaussian", "HeteroscedasticGaussian", "Laplace", "Likelihood",
+    "MixtureDensity", "MultiOutputGaussian", "NegativeBinomial", "Ordinal", "Poisson", "StudentT", "Weibull",
+]  # fmt: skip

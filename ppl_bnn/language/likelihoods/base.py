@@ -45,6 +45,13 @@ class Likelihood:
         Whether the Fisher information has a closed form.
     has_kink : bool
         Whether the log density has a kink in eta.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> likelihood = bnn.likelihoods.Gaussian(0.5)
+    >>> isinstance(likelihood, bnn.likelihoods.Likelihood), likelihood.task, likelihood.standardises
+    (True, 'regression', True)
     """
 
     family: str

@@ -18,6 +18,14 @@ class Bernoulli(Likelihood):
     """Two classes, P(y = 1) = sigmoid(f).
 
     f has the shape (N, 1), y the shape (N,) with values 0 and 1. eta = f, with Fisher information p (1 - p).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Bernoulli())
+    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    ('Bernoulli()', 'classification')
     """
 
     task = "classification"
@@ -42,6 +50,14 @@ class Categorical(Likelihood):
     """Several classes, P(y = k) = softmax(f)_k.
 
     f has the shape (N, C), y the shape (N,) with labels 0..C-1. eta = f, with Fisher information diag(p) - p p'.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.mlp(x, [3]), bnn.likelihoods.Categorical())
+    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    ('Categorical()', 'classification')
     """
 
     task = "classification"
@@ -76,8 +92,8 @@ class Ordinal(Likelihood):
 
     Parameters
     ----------
-    cut_points
-        c, C - 1 increasing numbers (known), or sampled ones, as from `priors.CutPoints`.
+    cut_points : array (C - 1,)
+        The cut points c: increasing numbers (known), or sampled ones, as from `priors.CutPoints`.
     classes : int, optional
         C; it follows from the cut points.
 
@@ -89,6 +105,14 @@ class Ordinal(Likelihood):
     References
     ----------
     McCullagh (1980), Regression models for ordinal data.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Ordinal((-1.0, 0.0, 1.0)))
+    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    ('Ordinal(..., 4)', 'classification')
     """
 
     cut_points: Any

@@ -37,6 +37,14 @@ class Poisson(_Counts):
 
     f has the shape (N, 1), y the shape (N,). An exposure multiplies the rate: add its logarithm to f. eta = f, the log
     rate, with Fisher information exp(f). Counts are not standardised.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Poisson())
+    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    ('Poisson()', 'regression')
     """
 
     def distribution(self, f: Any) -> dist.Distribution:
@@ -71,12 +79,20 @@ class NegativeBinomial(_Counts):
     Parameters
     ----------
     concentration : float or array
-        r, a positive number (known) or a sampled scalar.
+        The concentration r: a positive number (known) or a sampled scalar.
 
     Raises
     ------
     InputError
         A number that is not positive.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.NegativeBinomial(2.0))
+    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    ('NegativeBinomial(2)', 'regression')
     """
 
     concentration: Any = 1.0

@@ -44,6 +44,15 @@ class MultiOutputGaussian(Likelihood):
     ------
     InputError
         A NumPy matrix that is not lower triangular with a positive diagonal.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import ppl_bnn as bnn
+    >>> noise = bnn.likelihoods.MultiOutputGaussian(np.linalg.cholesky([[1.0, 0.8], [0.8, 1.0]]))
+    >>> model = lambda x, y=None: bnn.observe(y, bnn.mlp(x, [2]), noise)
+    >>> bnn.zoo.sketch(model, 4).task
+    'regression'
     """
 
     scale_tril: Any

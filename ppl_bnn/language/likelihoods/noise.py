@@ -64,6 +64,14 @@ class Gaussian(_NormalNoise):
     ------
     InputError
         A number that is not positive.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Gaussian(bnn.sample("noise", bnn.dist.HalfNormal(1.0))))
+    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    ('Gaussian(...)', 'regression')
     """
 
     noise: Any = 1.0
@@ -87,6 +95,14 @@ class HeteroscedasticGaussian(_NormalNoise):
 
     f is (N, 2K): first the K means, then the K noise outputs. eta = (mean, log s), with Fisher information diag(1 /
     s^2, 2); the Gauss-Newton matrix does not depend on the coordinates of eta.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.mlp(x, [2]), bnn.likelihoods.HeteroscedasticGaussian())
+    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    ('HeteroscedasticGaussian()', 'regression')
     """
 
     outputs = (
@@ -152,6 +168,14 @@ class StudentT(_HeavyTails):
     References
     ----------
     Lange, Little and Taylor (1989), Robust statistical modeling using the t distribution.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.StudentT(df=4.0, scale=0.5))
+    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    ('StudentT(4, 0.5)', 'regression')
     """
 
     df: Any = 4.0
@@ -207,6 +231,14 @@ class Laplace(_HeavyTails, _Noise):
     -----
     log p has a kink where y = f and is linear elsewhere. Its Hessian in f is therefore zero, and with
     curvature="hessian" only the prior contributes.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Laplace(0.5))
+    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    ('Laplace(0.5)', 'regression')
     """
 
     scale: Any = 1.0
@@ -234,6 +266,14 @@ class MixtureDensity(Likelihood):
     References
     ----------
     Bishop (1994), Mixture density networks.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.mlp(x, [6]), bnn.likelihoods.MixtureDensity())
+    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    ('MixtureDensity()', 'regression')
     """
 
     outputs = (

@@ -42,12 +42,20 @@ class Weibull(Likelihood):
     Parameters
     ----------
     shape : float or array
-        k, a positive number (known; 1 is the exponential distribution) or a sampled scalar.
+        The shape k: a positive number (known; 1 is the exponential distribution) or a sampled scalar.
 
     Raises
     ------
     InputError
         A number that is not positive.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Weibull(1.5))
+    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    ('Weibull(1.5)', 'regression')
     """
 
     shape: Any = 1.0
@@ -98,7 +106,7 @@ class Censored(Likelihood):
 
     Parameters
     ----------
-    base
+    base : Likelihood
         `Weibull`, `Gaussian`, `HeteroscedasticGaussian` or `Laplace`, of one number per row.
 
     Raises
@@ -125,6 +133,14 @@ class Censored(Likelihood):
     Olsen (1978), Note on the uniqueness of the maximum likelihood estimator for the tobit model.
 
     Burridge (1981), A note on maximum likelihood estimation for regression models using grouped data.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Censored(bnn.likelihoods.Weibull(1.5)))
+    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    ('Censored(Weibull(1.5))', 'regression')
     """
 
     base: Any

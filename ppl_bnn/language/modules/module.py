@@ -56,8 +56,8 @@ def module(
     x : array, dict or tuple
         An array, or a dict of arrays, with the rows as first axis; a tuple of them is passed as several arguments. The
         module gets the layout of the model, and must convert it if necessary (torch has channels first).
-    network
-        A `torch.nn.Module` (in Pyro), a `flax.nnx.Module` or an `equinox.Module` (in NumPyro). An Equinox module is
+    network : torch.nn.Module, flax.nnx.Module or equinox.Module
+        A module of torch (in Pyro), or of Flax NNX or Equinox (in NumPyro). An Equinox module is
         called on each row separately, as its layers expect; the two others on all rows.
     prior : Prior, mapping or callable, optional
         One prior for all parameters, a dict of names and shell patterns ("*.bias"), or a function (name, shape) ->
@@ -110,6 +110,16 @@ def module(
     Laplace therefore differentiates its parameters directly (`structure="kron"` has an exact block for each of them),
     and local reparameterisation and MC dropout cannot act inside the module. On NumPy arrays (when a model is listed,
     or a prediction is planned) the framework runs on converted numbers, in the wider of their types.
+
+    Examples
+    --------
+    >>> import torch
+    >>> import ppl_bnn as bnn
+    >>> network = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 1))
+    >>> def model(x, y=None):
+    ...     bnn.observe(y, bnn.module("net", x, network), bnn.likelihoods.Gaussian(1.0))
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, 4).sites]
+    [('net.0.weight', (3, 4)), ('net.0.bias', (3,)), ('net.2.weight', (1, 3)), ('net.2.bias', (1,))]
     """
     word = f"module({name!r})"
     framework = _framework(word, network)

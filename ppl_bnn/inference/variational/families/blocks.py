@@ -88,6 +88,12 @@ class Normal(Affine):
     References
     ----------
     Blundell et al. (2015); Kucukelbir et al. (2017).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.SVI(guide=bnn.guides.Normal()).guide
+    Normal()
     """
 
     name: ClassVar[str] = "normal"
@@ -136,6 +142,12 @@ class LowRank(Gaussian):
     References
     ----------
     .. [1] Ong, Nott and Smith (2018).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.SVI(guide=bnn.guides.LowRank(rank=5)).guide
+    LowRank(rank=5)
     """
 
     rank: int | None = setting(None, optional(whole()), advice="3")
@@ -224,6 +236,12 @@ class FullRank(Affine):
     References
     ----------
     Titsias and Lazaro-Gredilla (2014); Kucukelbir et al. (2017).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.SVI(guide=bnn.guides.FullRank()).guide
+    FullRank()
     """
 
     name: ClassVar[str] = "fullrank"
@@ -266,6 +284,12 @@ class MatrixNormal(Affine):
     References
     ----------
     .. [1] Louizos and Welling (2016).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.SVI(guide=bnn.guides.MatrixNormal()).guide
+    MatrixNormal()
     """
 
     name: ClassVar[str] = "matrixnormal"
@@ -371,6 +395,12 @@ class Mixture(Family):
     ----------
     .. [1] Jaakkola and Jordan (1998).
     .. [2] Morningstar et al. (2021).
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.SVI(guide=bnn.guides.Mixture(components=5)).guide
+    Mixture(components=5)
     """
 
     name: ClassVar[str] = "mixture"
@@ -437,6 +467,12 @@ class Delta(Family):
 
     u = loc (P,), without a density. By convention log q and the entropy are 0, so its evidence bound is the log joint,
     with the optimum at a mode.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.SVI(guide=bnn.guides.Delta()).guide
+    Delta()
     """
 
     name: ClassVar[str] = "delta"

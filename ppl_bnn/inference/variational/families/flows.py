@@ -220,6 +220,12 @@ class InverseAutoregressive(Flow):
     .. [1] Kingma, Salimans, Jozefowicz, Chen, Sutskever and Welling (2016). Improving variational inference with
        inverse autoregressive flow.
     .. [2] Germain, Gregor, Murray and Larochelle (2015). MADE.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.SVI(guide=bnn.guides.InverseAutoregressive(layers=3)).guide
+    InverseAutoregressive(layers=3, hidden=None)
     """
 
     layers: int = setting(2, whole())
@@ -348,6 +354,12 @@ class NeuralSpline(Flow):
     References
     ----------
     .. [1] Durkan, Bekasov, Murray and Papamakarios (2019). Neural spline flows.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> bnn.SVI(guide=bnn.guides.NeuralSpline(bins=6)).guide
+    NeuralSpline(layers=4, bins=6, bound=4.0, hidden=None)
     """
 
     layers: int = setting(4, whole())
