@@ -26,6 +26,7 @@ from ppl_bnn.backends.systems import system
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import map_data, row_count, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.notebook.html import Folded, Listing, card, in_words
 from ppl_bnn.posterior.approximation import Approximation, Chains, Draws, flat_draws, per_draw
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 from ppl_bnn.prediction.standardisation import Standardisation
@@ -198,6 +199,21 @@ class Posterior:
         stacked = "" if self.weights is None else f" of {len(self.weights)} stacked parts"
         what = f"{self.kind}, {chains} x {draws} draws{stacked}, {self.info.run_seconds:.1f} s"
         return f"Posterior({name} by {self.info.method} in {self.info.ppl}: {what})"
+
+    def _repr_html_(self) -> str:
+        """How it was fitted; its sites, settings and figures on a click."""
+        info, inputs = self.info, checks.describe_inputs(self.inputs)
+        facts = {"data": f"{row_count(self.inputs)} rows, inputs {inputs} each", "seed": info.seed}
+        facts |= {"computed in": f"{info.dtype} on {info.device}"}
+        units = "standardised" if self.standardisation is not None else "of the data"
+        facts |= {"units of the fit": units, "target": self.target or "the posterior"}
+        u = self.approximation.centre() if self.approximation.has_centre else {}
+        rows = [(name, " x ".join(map(str, np.shape(value))) or "1") for name, value in u.items()]
+        shown = {name: in_words(value) for name, value in info.settings.items()}
+        figures = {name: f"{value:.6g}" for name, value in info.figures.items()}
+        folded = (("Sites", [Listing("", ("site", "unconstrained shape"), rows)] if rows else []), ("Settings", [shown]))
+        parts = (Folded(*each) for each in (*folded, ("Figures of the fit", [figures])))
+        return card(repr(self), facts, list(info.warnings), *parts)
 
     def __getstate__(self) -> dict[str, Any]:
         check_importable(self.model)
