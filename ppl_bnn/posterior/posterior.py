@@ -202,18 +202,24 @@ class Posterior:
 
     def _repr_html_(self) -> str:
         """How it was fitted; its sites, settings and figures on a click."""
-        info, inputs = self.info, checks.describe_inputs(self.inputs)
-        facts = {"data": f"{row_count(self.inputs)} rows, inputs {inputs} each", "seed": info.seed}
-        facts |= {"computed in": f"{info.dtype} on {info.device}"}
-        units = "standardised" if self.standardisation is not None else "of the data"
-        facts |= {"units of the fit": units, "target": self.target or "the posterior"}
-        u = self.approximation.centre() if self.approximation.has_centre else {}
+        info, approximation = self.info, self.approximation
+        facts = {
+            "data": f"{row_count(self.inputs)} rows, inputs {checks.describe_inputs(self.inputs)} each",
+            "seed": info.seed,
+            "computed in": f"{info.dtype} on {info.device}",
+            "units of the fit": "of the data" if self.standardisation is None else "standardised",
+            "target": self.target or "the posterior",
+        }
+        # Some approximations have shapes only once they have drawn, which may take long.
+        known = isinstance(approximation, Chains) or approximation.has_centre
+        u = approximation.centre() if known else {}
         rows = [(name, " x ".join(map(str, np.shape(value))) or "1") for name, value in u.items()]
-        shown = {name: in_words(value) for name, value in info.settings.items()}
+        sites = Listing("", ("site", "unconstrained shape"), rows, words=2)
+        settings = {name: in_words(value) for name, value in info.settings.items()}
         figures = {name: f"{value:.6g}" for name, value in info.figures.items()}
-        folded = (("Sites", [Listing("", ("site", "unconstrained shape"), rows)] if rows else []), ("Settings", [shown]))
-        parts = (Folded(*each) for each in (*folded, ("Figures of the fit", [figures])))
-        return card(repr(self), facts, list(info.warnings), *parts)
+        folded = {"Sites": sites if rows else "", "Settings": settings, "Figures of the fit": figures}
+        parts = [Folded(name, [part]) for name, part in folded.items()]
+        return card(repr(self), facts, info.warnings, *parts)
 
     def __getstate__(self) -> dict[str, Any]:
         check_importable(self.model)

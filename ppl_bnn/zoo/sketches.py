@@ -86,10 +86,12 @@ class Sketch:
         rows = []
         for site in self.sites:
             shape = " x ".join(map(str, site.shape)) or "-"
-            rows.append((site.name, site.prior, f"{'each row: ' if site.local else ''}{shape}", str(site.size)))
+            rows.append(
+                (site.name, site.prior, f"{'each row: ' if site.local else ''}{shape}", str(site.size))
+            )
         rows.append(("in all", "", "", str(self.shared)))
         rows += [("and for each row", "", "", str(self.per_row))] if self.per_row else []
-        sites = Listing("", ("site", "prior", "shape", "numbers"), rows)
+        sites = Listing("", ("site", "prior", "shape", "numbers"), rows, words=3)
         return card(f"A model for {self.task}", sites, f"y, given x and these: {self.likelihood}")
 
 

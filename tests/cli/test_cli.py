@@ -16,8 +16,8 @@ from typer.testing import CliRunner
 
 import ppl_bnn
 from ppl_bnn.cli import commands, compare, console, plan
-from ppl_bnn.inference.registry import MODULES, ROWS
 from ppl_bnn.evaluation.comparison import columns
+from ppl_bnn.inference.registry import MODULES, ROWS
 from ppl_bnn.reporting import terminal
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ from ppl_bnn.core.names import clean_lines
 _ALARM = "color:#d55e00;font-weight:bold"
 _RULE = "border-bottom:1px solid rgba(128,128,128,0.5)"
 _CARD = "font-size:13px;line-height:1.45;max-width:75em;overflow-x:auto;white-space:pre-wrap"
-_TABLE = "border-collapse:collapse;margin:0.4em 0"
+_TABLE = "border-collapse:collapse;margin:0.4em 0;font-size:13px"
 _CELL = "padding:0.1em 0.7em 0.1em 0"
 
 
@@ -21,13 +21,15 @@ _CELL = "padding:0.1em 0.7em 0.1em 0"
 class Listing:
     """A table: the heading above it, its columns, and rows of text with the name of each first.
 
-    `alarms` are (row, column) numbers of cells that tell a problem.
+    `alarms` are (row, column) numbers of cells that tell a problem. The first `words` columns are aligned to the left,
+    the others are numbers.
     """
 
     heading: str
     columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+    rows: Sequence[Sequence[object]]
     alarms: frozenset[tuple[int, int]] = frozenset()
+    words: int = 1
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,10 @@ def _part(part: Any) -> str:
     if isinstance(part, str):
         return f'<div style="margin:0.4em 0">{_text(part)}</div>'
     if isinstance(part, Mapping):
-        return _table([], [(name, value) for name, value in part.items()])
+        return _table(Listing("", (), list(part.items()), words=2))
     if isinstance(part, Listing):
         heading = f'<div style="margin-top:0.6em"><strong>{_text(part.heading)}</strong></div>'
-        return (heading if part.heading else "") + _table(part.columns, part.rows, part.alarms)
+        return (heading if part.heading else "") + _table(part)
     if isinstance(part, Folded):
         inside = "".join(map(_part, filter(None, part.parts)))
         return f"<details><summary>{_text(part.summary)}</summary>{inside}</details>" if inside else ""
@@ -93,21 +95,18 @@ def _part(part: Any) -> str:
     return f'<ul style="margin:0.3em 0;padding-left:1.4em">{bullets}</ul>'
 
 
-def _table(
-    columns: Sequence[str], rows: Iterable[Sequence[object]], alarms: frozenset[tuple[int, int]] = frozenset()
-) -> str:
-    """A table; without headings it is a list of names and values, which are texts and not numbers."""
-    side = "right" if columns else "left"
-
+def _table(listing: Listing) -> str:
     def line(kind: str, cells: Sequence[object], row: int = -1) -> str:
         found = ""
         for column, value in enumerate(cells):
-            style = f"{_CELL};text-align:{side if column else 'left'};vertical-align:top"
-            style += f";{_ALARM}" if (row, column) in alarms else ""
+            number = column >= listing.words
+            style = f"{_CELL};text-align:{'right' if number else 'left'};vertical-align:top"
+            style += ";white-space:nowrap" if number and kind == "td" else ""
+            style += f";{_ALARM}" if (row, column) in listing.alarms else ""
             style += f";{_RULE}" if kind == "th" else ""
             found += f'<{kind} style="{style}">{_text(value)}</{kind}>'
         return f"<tr>{found}</tr>"
 
-    head = f"<thead>{line('th', columns)}</thead>" if columns else ""
-    body = "".join(line("td", cells, row) for row, cells in enumerate(rows))
+    head = f"<thead>{line('th', listing.columns)}</thead>" if listing.columns else ""
+    body = "".join(line("td", cells, row) for row, cells in enumerate(listing.rows))
     return f'<table style="{_TABLE}">{head}<tbody>{body}</tbody></table>'

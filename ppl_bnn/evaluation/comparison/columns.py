@@ -116,7 +116,8 @@ def listing(
         foot = [number(floors[c.source], 2) if c.source in floors else "" for c in columns]
         rows += [["noise floor", *foot]] if any(foot) else []
     headings = ["method", *(column.in_one_line for column in columns)]
-    return Listing(heading, headings, rows, frozenset(alarms))
+    words = 2 if columns and columns[0].source == "ppl" else 1
+    return Listing(heading, headings, rows, frozenset(alarms), words)
 
 
 def cell(row: Mapping[Any, Any], column: Column) -> str:

@@ -17,9 +17,8 @@ from ppl_bnn.core import stored
 from ppl_bnn.core.errors import BNNError, DamagedError, InputError
 from ppl_bnn.core.files import left_by_a_kill, staged, staged_within, writable
 from ppl_bnn.core.notebook.html import card
-from ppl_bnn.evaluation.comparison import columns
+from ppl_bnn.evaluation.comparison import columns, reading
 from ppl_bnn.evaluation.comparison import folder as files
-from ppl_bnn.evaluation.comparison import reading
 from ppl_bnn.evaluation.comparison.record import FitSummary, reason
 from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction import scores
