@@ -198,7 +198,7 @@ def draw_ranks(axes: Axes, ranked: RankCurves) -> None:
 def draw_traces(axes: Axes, values: np.ndarray, label: str) -> None:
     """Draw values (chain, draw) over the draws, a line for each chain."""
     for chain, curve in enumerate(values):
-        style = line_of(chain) | {"linewidth": 0.8, "alpha": 0.8}
+        style: dict[str, Any] = line_of(chain) | {"linewidth": 0.8, "alpha": 0.8}
         axes.plot(np.arange(1, len(curve) + 1), curve, label=f"chain {chain + 1}", **style)
     axes.set_xlim(1, max(values.shape[1], 2))
     finish(axes, "draw", label)

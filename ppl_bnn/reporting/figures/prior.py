@@ -137,7 +137,8 @@ def draw_certainty(axes: Axes, prediction: Prediction) -> np.ndarray:
     classes = prediction.classes
     probabilities = np.array([draw.probabilities for _, draw in _some_draws(prediction, 100)])
     sure = probabilities.max(axis=2).ravel()
-    bins, weights = np.linspace(1.0 / classes, 1.0, 31), np.full(sure.size, 1.0 / sure.size)
+    bins: Any = np.linspace(1.0 / classes, 1.0, 31)
+    weights = np.full(sure.size, 1.0 / sure.size)
     style: dict[str, Any] = {"color": SKY, "edgecolor": BLUE, "linewidth": 0.6}
     axes.hist(sure, bins, weights=weights, **style, label="rows, of each draw")
     axes.set(xlabel="probability that a draw gives to its most probable class", ylabel="share of rows")
