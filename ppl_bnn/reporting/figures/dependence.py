@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from ppl_bnn.core.figures import BLUE, INK
+from ppl_bnn.core.figures import BAR, BLUE, INK
 from ppl_bnn.core.names import for_figure
-from ppl_bnn.evaluation.comparison.drawing import ENOUGH
+from ppl_bnn.evaluation.comparison.drawing import ENOUGH, MOST_POINTS
 from ppl_bnn.posterior.convergence import evenly_spaced
 from ppl_bnn.posterior.posterior import DRAWN, Posterior
-from ppl_bnn.reporting.figures.panels import line_of
+from ppl_bnn.reporting.figures.panels import DOT, line_of
 
 # Points along an input; an input with at most so many values is evaluated at these.
 POINTS, FEW = 40, 12
@@ -64,25 +64,35 @@ def places_along(values: np.ndarray) -> np.ndarray:
     )
 
 
-def draw_dependence(
-    axes: Axes, found: Dependence, outputs: dict[str, int], level: float, values: np.ndarray
-) -> None:
-    """Draw mean and central band of the draws of each output, and below them where the rows are.
+def draw_dependence(axes: Axes, found: Dependence, outputs: dict[str, int], level: float) -> None:
+    """Draw mean and central interval of the draws of each output: curves in bands, or bars at an input's few values.
 
-    `outputs` are label -> number of an output; one output without a label has the look of a single curve.
+    `outputs` are label -> number of an output; a single one has the look of a curve of its own.
     """
-    tails = [0.5 * (1.0 - level), 0.5 * (1.0 + level)]
-    mark: dict[str, Any] = {"marker": "o", "markersize": 3.0} if len(found.at) <= FEW else {}
+    few, alone = len(found.at) <= FEW, len(outputs) == 1
+    # Bars of several outputs are drawn side by side.
+    shift = 0.02 * float(np.ptp(found.at))
     for place, (name, output) in enumerate(outputs.items()):
         draws = found.means[:, :, output]
-        lower, upper = np.quantile(draws, tails, axis=0)
-        alone = len(outputs) == 1
-        line = {"color": BLUE, "linewidth": 1.6} if alone else line_of(place)
-        label = "mean" if alone else for_figure(name)
-        band = f"{100.0 * level:g} % of the mean function" if alone else None
-        shade = 0.4 if alone else 0.2
-        axes.fill_between(found.at, lower, upper, color=line["color"], alpha=shade, linewidth=0, label=band)
-        axes.plot(found.at, draws.mean(axis=0), label=label, **line, **mark)
-    some = values[evenly_spaced(len(values), 300)]
+        lower, upper = np.quantile(draws, [0.5 * (1.0 - level), 0.5 * (1.0 + level)], axis=0)
+        at = found.at + (shift * (place - 0.5 * (len(outputs) - 1)) if few else 0.0)
+        line: dict[str, Any] = {"color": BLUE, "linewidth": 1.6} if alone else line_of(place)
+        label, band = (
+            ("mean", f"{100.0 * level:g} % of the mean function") if alone else (for_figure(name), None)
+        )
+        if few:
+            axes.vlines(at, lower, upper, **BAR | {"color": line["color"], "label": band})
+            axes.plot(at, draws.mean(axis=0), **DOT | {"color": line["color"], "label": label}, zorder=3)
+        else:
+            shade = {"color": line["color"], "alpha": 0.4 if alone else 0.2, "linewidth": 0, "label": band}
+            axes.fill_between(at, lower, upper, **shade)
+            axes.plot(at, draws.mean(axis=0), label=label, **line)
+    if few:
+        axes.set_xticks(found.at, [f"{value:g}" for value in found.at])
+
+
+def draw_rug(axes: Axes, values: np.ndarray) -> None:
+    """Draw where the rows are, (N,), as strokes at the lower edge."""
+    some = values[evenly_spaced(len(values), MOST_POINTS)]
     style: dict[str, Any] = {"color": INK, "alpha": 0.4, "markersize": 5.0, "linestyle": "", "marker": "|"}
     axes.plot(some, np.zeros(len(some)), transform=axes.get_xaxis_transform(), label="rows", **style)

@@ -21,7 +21,13 @@ from ppl_bnn.prediction.arguments import checked_levels
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.reporting.figures import chains
 from ppl_bnn.reporting.figures import prior as prior_figures
-from ppl_bnn.reporting.figures.dependence import Dependence, dependence, draw_dependence, places_along
+from ppl_bnn.reporting.figures.dependence import (
+    Dependence,
+    dependence,
+    draw_dependence,
+    draw_rug,
+    places_along,
+)
 from ppl_bnn.reporting.figures.panels import finish
 from ppl_bnn.reporting.plot.subject import Canvas, doubt_of, fit_of, one_note, place_of
 
@@ -108,7 +114,8 @@ def predictive(
     coupled = posterior.with_problem(lambda problem: problem.program.coupled)
     expected, advice = "rows that do not depend on each other", "posterior.predict(x)"
     UnsupportedError.check(not coupled, "predictive", expected, "rows that interact", advice)
-    names = list(posterior.feature_names or [f"x[{j}]" for j in range(x.shape[1])])
+    unnamed = [f"x[{j}]" for j in range(x.shape[1])] if x.shape[1] > 1 else ["x"]
+    names = list(posterior.feature_names or unnamed)
     column = _number_of("feature", 0 if feature is None else feature, names)
     one = figures.predicted(posterior, x[:1], 0)
     name = posterior.info.method
@@ -125,17 +132,14 @@ def predictive(
         at = drawing.drawn_along(x[:, 0]) if single and x.dtype.kind == "f" else places_along(x[:, column])
         found = dependence(posterior, x, column, at, rows)
         outputs = _outputs_of(one, found, output)
-        draw_dependence(canvas.axes, found, outputs, level, x[:, column])
-        title = f"{name}: partial dependence on {names[column]}, averaged over {found.rows} rows"
-        title = f"Prediction by {name}" if single else title
-        label = _label_of(posterior, one, outputs)
-    if (
-        single
-        and y is not None
-        and (not one.is_classes or one.classes == 2)
-        and np.ndim(y) == 1 + one.censored
-    ):
+        draw_dependence(canvas.axes, found, outputs, level)
+        title = f"Prediction by {name}" if single else f"{name}: partial dependence on {names[column]}"
+        label = _label_of(posterior, one, outputs) + ("" if single else f", over {found.rows} rows")
+    of_one = np.ndim(y) == 1 + one.censored and (not one.is_classes or one.classes == 2)
+    if single and y is not None and of_one:
         drawing.draw_targets(canvas.axes, x[:, 0], np.asarray(y), one.censored, "observed")
+    else:
+        draw_rug(canvas.axes, x[:, column])
     finish(canvas.axes, for_figure(names[column]), for_figure(label))
     return canvas.finished(title, one_note(name, doubt_of(posterior)))
 

@@ -26,8 +26,8 @@ from ppl_bnn.reporting.figures.panels import Picture
 from ppl_bnn.reporting.findings import Findings
 from ppl_bnn.reporting.grid_findings import GridFindings
 
-# Letters of one line of a title, and of the labels in one line of a legend below axes of 640 pixels.
-_LINE, _LEGEND = 72, 88
+# Letters of a title in an inch, and of the labels in one line of a legend below axes of 640 pixels.
+_IN_AN_INCH, _LEGEND = 13, 88
 
 
 # --- fits -------------------------------------------------------------------------------------------------
@@ -185,10 +185,14 @@ class Canvas:
         """The axes with their title, what has not converged, and a legend if it tells things apart."""
         axes = self.axes
         notes = [f"{name}: {words}" if name else words for name, words in doubts.items() if words]
-        note = textwrap.fill(textwrap.shorten("; ".join(notes), 2 * _LINE), _LINE)
+        figure: Any = axes.figure
+        letters = max(20, int(axes.bbox.width / figure.dpi * _IN_AN_INCH))
+        note, wrapped = (
+            textwrap.fill(textwrap.shorten(text, 3 * letters, placeholder=" ..."), letters)
+            for text in ("; ".join(notes), title)
+        )
         lines = len(note.splitlines())
-        wrapped = textwrap.fill(textwrap.shorten(for_figure(title), 2 * _LINE), _LINE)
-        axes.set_title(wrapped, fontsize=10, pad=6.0 + 11.0 * lines)
+        axes.set_title(for_figure(wrapped), fontsize=10, pad=6.0 + 11.0 * lines)
         if note:
             style: Any = {"color": VERMILION, "fontsize": 8.5, "ha": "center", "va": "bottom"}
             axes.text(0.5, 1.01, for_figure(note), transform=axes.transAxes, **style)
@@ -196,7 +200,6 @@ class Canvas:
             longest = max(map(len, entries)) + 6
             columns = min(len(entries), max(1, _LEGEND // longest))
             small: Any = {"fontsize": 8, "ncols": columns, "frameon": not self.own}
-            figure: Any = axes.figure
             where = (figure, "outside lower center") if self.own else (axes, "best")
             small |= {"ncols": columns if self.own else 1, "framealpha": 0.8}
             where[0].legend(entries.values(), entries.keys(), loc=where[1], **small)
