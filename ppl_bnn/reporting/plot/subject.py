@@ -21,7 +21,7 @@ from ppl_bnn.evaluation.grid.result import GridResult
 from ppl_bnn.posterior.posterior import FitInfo, Posterior
 from ppl_bnn.prediction.arguments import checked_targets
 from ppl_bnn.prediction.prediction import Prediction
-from ppl_bnn.prediction.recalibration import Recalibrated
+from ppl_bnn.prediction.recalibration import Recalibrated, held_out_prediction
 from ppl_bnn.reporting.figures.panels import Picture
 from ppl_bnn.reporting.findings import Findings
 from ppl_bnn.reporting.grid_findings import GridFindings
@@ -108,13 +108,13 @@ def predicted(result: Any, x: Any, y: Any, where: str) -> Predicted:
     InputError.check(y is not None, where, "the targets of rows that were held out", "none", "y=y_new")
     found, doubts = {}, {}
     for given, each in named.items():
-        made = isinstance(each, Prediction)
-        name = given or ("prediction" if made else source_of(each).info.method)
-        advice = "x=None" if made else "x=x_new, y=y_new"
-        wanted = "no x for a prediction" if made else "the inputs of rows that were held out"
-        InputError.check(made == (x is None), where, wanted, "x" if made else "none", advice)
-        found[name] = each if made else each.predict(x)
-        if not made and (doubt := doubt_of(source_of(each))):
+        source = each if isinstance(each, Prediction) else source_of(each)
+        name = given or ("prediction" if isinstance(source, Prediction) else source.info.method)
+        InputError.check(
+            isinstance(each, Prediction) or x is not None, where, "x and y", "y alone", "x=x_new"
+        )
+        found[name] = held_out_prediction(where, each, x, y, {})
+        if isinstance(source, Posterior) and (doubt := doubt_of(source)):
             doubts[name] = doubt
     checked = [checked_targets(each, y) for each in found.values()]
     return Predicted(found, checked[0], doubts)
