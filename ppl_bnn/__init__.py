@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from ppl_bnn.prediction.conformal import conformal
     from ppl_bnn.prediction.prediction import Prediction
     from ppl_bnn.prediction.recalibration import recalibrate
+    from ppl_bnn.reporting import plot
     from ppl_bnn.reporting.page import report
 
 __version__ = "0.1.0"

@@ -43,6 +43,7 @@ REVEALED = {
     "bnn.load('kept', model)": "Posterior",
     "bnn.extend(posterior, 10)": "Posterior",
     "bnn.diagnose(posterior)": "Diagnosis",
+    "bnn.plot.trace(posterior)": "Axes",
     "result": "Comparison",
     "result.summary()": "str",
     "result.table": "DataFrame",

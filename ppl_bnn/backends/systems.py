@@ -9,6 +9,7 @@ from ppl_bnn.backends.native import is_torch_module
 from ppl_bnn.backends.protocol import SYSTEMS, Model, System
 from ppl_bnn.core.arrays import map_data
 from ppl_bnn.core.errors import BNNError, MissingFrameworkError, ModelError, unknown_name
+from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.language.handlers import RecordMessages
 
 _PACKAGES = {"numpyro": "numpyro and jax", "pyro": "pyro-ppl and torch"}
@@ -22,10 +23,12 @@ def system(name: str) -> System:
     if name not in SYSTEMS:
         raise unknown_name("system", name, SYSTEMS)
     try:
-        if name == "numpyro":
-            from ppl_bnn.backends import numpyro as chosen
-        else:
-            from ppl_bnn.backends import pyro as chosen
+        # Both import tqdm, which asks for ipywidgets in a notebook; the bars of this library do without.
+        with ignored("IProgress not found"):
+            if name == "numpyro":
+                from ppl_bnn.backends import numpyro as chosen
+            else:
+                from ppl_bnn.backends import pyro as chosen
         return chosen.SYSTEM
     except ImportError as error:
         package, got = _PACKAGES[name], f"{type(error).__name__}: {error}"

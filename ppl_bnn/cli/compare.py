@@ -228,9 +228,9 @@ def _bytes_of(memory: str | None, engine: str) -> int | None:
 
 def _show_grid(screen: Console, result: GridResult) -> None:
     """A block for each model and data set: scores, paired differences to the best method, the gap, the cost."""
+    from ppl_bnn.evaluation.comparison.columns import of_grid
     from ppl_bnn.evaluation.grid.cell import Cell
     from ppl_bnn.evaluation.grid.result import LABELS
-    from ppl_bnn.reporting.columns import of_grid
 
     table: Any = result.table()
     for (model, data), block in table.groupby(level=["model", "data"], sort=False):

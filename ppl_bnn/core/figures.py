@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.core.warning_filters import ignored
 
@@ -30,6 +33,31 @@ def new_figure(width: float = 12.0, height: float = 8.0) -> Figure:
     figure = Figure(figsize=(width, height), dpi=100, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+def axes_or_new(ax: Axes | None, height: float = 4.2) -> Axes:
+    """`ax`, or the axes of a new figure of its own, 640 pixels wide, which a notebook shows.
+
+    The figure is none of pyplot's: it needs no closing, and no window and no later figure depends on it.
+    """
+    from matplotlib.axes import Axes
+
+    if ax is not None:
+        got = type(ax).__name__
+        InputError.check(isinstance(ax, Axes), "ax", "Matplotlib axes", got, "plt.subplots()[1]")
+        return ax
+    figure = new_figure(6.4, height)
+    axes: Any = figure.subplots()
+    # IPython asks an object for this method. Axes of pyplot are shown through their figure.
+    axes._repr_png_ = partial(_png, figure)
+    return axes
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    with ignored("Glyph .* missing from"):
+        figure.savefig(buffer, dpi=100, format="png")
+    return buffer.getvalue()
 
 
 def save(figure: Figure, file: Path) -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any, Protocol
 
 from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.notebook.bars import NotebookTask, in_notebook
 
 
 class Task(Protocol):
@@ -79,10 +80,10 @@ class _BarTask:
 
 
 class Bars:
-    """Progress bars on the error stream; plain lines if it is not a terminal."""
+    """Progress bars: in the output of a notebook's cell, or on the error stream; plain lines if it is no terminal."""
 
     def task(self, title: str, total: int) -> Task:
-        return _BarTask(title, total)
+        return NotebookTask(title, total) if in_notebook() else _BarTask(title, total)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, UnsupportedError
+from ppl_bnn.core.notebook.html import Folded, card
 from ppl_bnn.core.progress import Progress
 from ppl_bnn.diagnostics import function_space, remedies
 from ppl_bnn.diagnostics.calibration import MISCALIBRATED, Calibration
@@ -66,6 +67,12 @@ class Diagnosis:
         if self.advice:
             lines += ["  try:", *(f"  - {advice}" for advice in self.advice)]
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        heading = f"{self.subject}: {self.verdict}" if self.subject else self.verdict
+        figures = {name: f"{value:.6g}" for name, value in self.figures.items()}
+        advice = ("What to try:", self.advice) if self.advice else ()
+        return card(heading, self.reasons, *advice, Folded("Figures", [figures]))
 
 
 def diagnose(

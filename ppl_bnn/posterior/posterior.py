@@ -26,6 +26,7 @@ from ppl_bnn.backends.systems import system
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import map_data, row_count, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.notebook.html import Folded, Listing, card, in_words
 from ppl_bnn.posterior.approximation import Approximation, Chains, Draws, flat_draws, per_draw
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 from ppl_bnn.prediction.standardisation import Standardisation
@@ -210,6 +211,27 @@ class Posterior:
         stacked = "" if self.weights is None else f" of {len(self.weights)} stacked parts"
         what = f"{self.kind}, {chains} x {draws} draws{stacked}, {self.info.run_seconds:.1f} s"
         return f"Posterior({name} by {self.info.method} in {self.info.ppl}: {what})"
+
+    def _repr_html_(self) -> str:
+        """How it was fitted; its sites, settings and figures on a click."""
+        info, approximation = self.info, self.approximation
+        facts = {
+            "data": f"{row_count(self.inputs)} rows, inputs {checks.describe_inputs(self.inputs)} each",
+            "seed": info.seed,
+            "computed in": f"{info.dtype} on {info.device}",
+            "units of the fit": "of the data" if self.standardisation is None else "standardised",
+            "target": self.target or "the posterior",
+        }
+        # Some approximations have shapes only once they have drawn, which may take long.
+        known = isinstance(approximation, Chains) or approximation.has_centre
+        u = approximation.centre() if known else {}
+        rows = [(name, " x ".join(map(str, np.shape(value))) or "1") for name, value in u.items()]
+        sites = Listing("", ("site", "unconstrained shape"), rows, words=2)
+        settings = {name: in_words(value) for name, value in info.settings.items()}
+        figures = {name: f"{value:.6g}" for name, value in info.figures.items()}
+        folded = {"Sites": sites if rows else "", "Settings": settings, "Figures of the fit": figures}
+        parts = [Folded(name, [part]) for name, part in folded.items()]
+        return card(repr(self), facts, info.warnings, *parts)
 
     def __getstate__(self) -> dict[str, Any]:
         check_importable(self.model)

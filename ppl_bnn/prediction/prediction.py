@@ -22,12 +22,15 @@ import numpy as np
 
 from ppl_bnn.core.arrays import chunks
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
+from ppl_bnn.core.notebook.html import Listing, card
 from ppl_bnn.language.distributions import CENSORED, censored_log_prob
 from ppl_bnn.prediction import arguments, families
 from ppl_bnn.prediction.families import FAMILIES_WITH_UNITS, entropy_of
 
 # Elements of one (draws, rows) block: it fits in a cache, and hides NumPy's overhead per call.
 BLOCK = 1 << 18
+# Rows and columns that a notebook shows.
+SHOWN_ROWS, SHOWN_COLUMNS = 5, 10
 
 
 # --- the prediction ---------------------------------------------------------------------------------------
@@ -191,6 +194,23 @@ class Prediction:
     def __repr__(self) -> str:
         censored = ", censored" if self.censored else ""
         return f"Prediction({self.family}, draws={self.draws}, shape={self.shape}{censored})"
+
+    def _repr_html_(self) -> str:
+        """The first rows: median and central 90 % interval, or class probabilities."""
+        few = self.take(np.arange(min(self.rows, SHOWN_ROWS)))
+        if self.is_classes:
+            names = self.class_names or self.labels or range(self.classes)
+            columns = [f"P({name})" for name in names]
+            texts = [[f"{value:.3f}" for value in row] for row in few.probabilities]
+        else:
+            several = len(self.shape) == 2
+            columns = [f"y[{output}]" for output in range(self.shape[1])] if several else ["y"]
+            ends = np.moveaxis(few.quantile([0.5, 0.05, 0.95]).reshape(3, few.rows, -1), 0, -1)
+            texts = [[f"{m:.4g} ({low:.4g} to {high:.4g})" for m, low, high in row] for row in ends]
+        more = f", the first {few.rows} of {self.rows} rows" if few.rows < self.rows else ""
+        what = "Class probabilities" if self.is_classes else "Medians and central 90 % intervals"
+        rows = [[str(row), *cells[:SHOWN_COLUMNS]] for row, cells in enumerate(texts)]
+        return card(repr(self), Listing(what + more, ["row", *columns[:SHOWN_COLUMNS]], rows))
 
     # --- weights ---
 

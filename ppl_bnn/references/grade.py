@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ppl_bnn.core.errors import InputError
+from ppl_bnn.core.notebook.html import Listing, card
 from ppl_bnn.prediction.fidelity import mean_function_gap
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ class Grade:
 
         return figure_of(self)
 
-    def __str__(self) -> str:
+    def _lines(self) -> list[list[str]]:
+        """The table as text with its headings, without the columns of which nothing is known."""
         names = [
             name for name in COLUMNS if any(not math.isnan(each[name]) for each in self.figures.values())
         ]
@@ -143,6 +145,15 @@ class Grade:
         lines += [
             [region, *(cell_text(name, each) for name in names)] for region, each in self.figures.items()
         ]
+        return lines
+
+    def _repr_html_(self) -> str:
+        first, *rows = zip(*self._lines(), strict=True)
+        said = [f"{region}: {text}" for region, text in self.sentences.items()]
+        return card(f"Against {self.reference}", Listing("", first, rows), said)
+
+    def __str__(self) -> str:
+        lines = self._lines()
         if len(" ".join(lines[0])) > 100:
             # One line for each figure: a terminal is about 100 columns wide.
             lines = [list(line) for line in zip(*lines, strict=True)]

@@ -12,7 +12,7 @@ import io
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,9 +27,10 @@ from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.figures import INK, new_figure
 from ppl_bnn.core.files import writable, write_whole
 from ppl_bnn.core.names import for_spreadsheet, from_figure
+from ppl_bnn.core.notebook.html import in_words
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.evaluation.comparison import drawing
-from ppl_bnn.reporting.columns import Column, in_digits
+from ppl_bnn.evaluation.comparison.columns import Column, in_digits, is_alarm
 from ppl_bnn.reporting.figures.panels import WIDTH, Panel, Picture
 
 # Colour in a picture -> variable of the page: one picture for light, dark and paper.
@@ -123,8 +124,7 @@ def cell_of(row: Mapping[Any, Any], column: Column, mark: str = "", notes: tuple
         return TableCell("–", "", "", notes)
     # The script of a page would not read "inf" as a number.
     order = repr(float(value)) if math.isfinite(value) else "Infinity" if value > 0.0 else "-Infinity"
-    alarm = (column.source == "failures" and value > 0) or (column.source == "converged" and value < 1.0)
-    return TableCell(minus(in_digits(row, column)), order, mark, notes, alarm)
+    return TableCell(minus(in_digits(row, column)), order, mark, notes, is_alarm(row, column))
 
 
 def minus(text: str) -> str:
@@ -246,14 +246,3 @@ def _shortened(value: Any) -> str:
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) <= MOST_NAMES:
         return in_words(value)
     return f"{in_words(value[:MOST_NAMES])}, ... ({len(value)} in all)"
-
-
-def in_words(value: Any) -> str:
-    """A plain value, or a container of plain values, as text."""
-    if value is None:
-        return "none"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {in_words(each)}" for key, each in value.items()) or "none"
-    if isinstance(value, Iterable) and not isinstance(value, str):
-        return ", ".join(in_words(each) for each in value) or "none"
-    return str(value)

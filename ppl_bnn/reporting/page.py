@@ -14,6 +14,8 @@ import pandas as pd
 
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.core.files import write_whole
+from ppl_bnn.core.notebook.html import in_words
+from ppl_bnn.evaluation.comparison.columns import Column, noise_floors, number, of_grid, tables
 from ppl_bnn.evaluation.comparison.comparison import Comparison, short_cell
 from ppl_bnn.evaluation.comparison.summary import duration, lags_of, listed
 from ppl_bnn.evaluation.comparison.table import COLUMNS
@@ -22,13 +24,12 @@ from ppl_bnn.evaluation.grid.result import LARGER_IS_BETTER, GridResult
 from ppl_bnn.prediction.reliability import LEVELS
 from ppl_bnn.references.grade import Grade
 from ppl_bnn.reporting import html
-from ppl_bnn.reporting.columns import Column, noise_floors, number, of_grid, tables
 from ppl_bnn.reporting.figures.panels import Picture
 from ppl_bnn.reporting.figures.pictures import GRID_PICTURES, PICTURES
 from ppl_bnn.reporting.findings import Findings, comparison_verdict
 from ppl_bnn.reporting.grade_page import GRADE_PICTURES, content_of_grade
 from ppl_bnn.reporting.grid_findings import GridBlock, GridFindings, grid_verdict
-from ppl_bnn.reporting.html import Sheet, TableCell, data_card, download, in_words, minus
+from ppl_bnn.reporting.html import Sheet, TableCell, data_card, download, minus
 from ppl_bnn.reporting.verdict import standing
 
 Pairs = list[tuple[str, str]]

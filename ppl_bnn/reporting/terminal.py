@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, Any
 
-from ppl_bnn.reporting.columns import FIDELITY, PREDICTION, Column, cell, noise_floors, number, tables
+from ppl_bnn.evaluation.comparison.columns import (
+    FIDELITY,
+    PREDICTION,
+    Column,
+    cell,
+    is_alarm,
+    noise_floors,
+    number,
+    tables,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -134,7 +143,8 @@ def _grid(table: pd.DataFrame, columns: Sequence[Column], reference: str | None)
     for column in columns:
         grid.add_column(column.heading, justify="left" if column.source == "ppl" else "right", no_wrap=True)
     for name, row in table.to_dict(orient="index").items():
-        cells = (cell(row, column) for column in columns)
+        texts = ((cell(row, column), is_alarm(row, column)) for column in columns)
+        cells = (f"[bold red]{text}[/]" if alarm else text for text, alarm in texts)
         grid.add_row(escape(str(name)), *cells, style="red" if row.get("failure") else None)
     if columns[0].source == "gap_mean" and (floors := noise_floors(table, reference)):
         grid.add_row("noise floor", *(number(value, 2) for value in floors.values()), style="dim")

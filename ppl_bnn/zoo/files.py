@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.errors import BNNError, InputError, ModelError, check_known
+from ppl_bnn.core.notebook.html import Folded, card
 
 Model = Callable[..., Any]
 
@@ -57,6 +58,11 @@ class Card:
     path: Path
     arguments: dict[str, str | None] = field(default_factory=dict)
     example: Any = None
+
+    def _repr_html_(self) -> str:
+        facts = {"default data": self.data or "none", "file": str(self.path)}
+        arguments = {name: str(value) for name, value in self.arguments.items()}
+        return card(self.name, self.docstring, facts, Folded("Arguments", [arguments]))
 
 
 def shipped(module: Path, installed: str, checkout: str) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core.errors import InputError, ModelError
+from ppl_bnn.core.notebook.html import Listing, card
 from ppl_bnn.language.distributions import Distribution, draw_shape, fields_of, in_words
 from ppl_bnn.language.primitives import Interpretation, Message
 from ppl_bnn.zoo.files import Model, as_arrays
@@ -101,6 +102,19 @@ class Sketch:
     def shared(self) -> int:
         """Number of `parameters` that all rows share."""
         return self.parameters - self.per_row
+
+    def _repr_html_(self) -> str:
+        """The sites with their priors and shapes, as `ppl-bnn show` prints them."""
+        rows = []
+        for site in self.sites:
+            shape = " x ".join(map(str, site.shape)) or "-"
+            rows.append(
+                (site.name, site.prior, f"{'each row: ' if site.local else ''}{shape}", str(site.size))
+            )
+        rows.append(("in all", "", "", str(self.shared)))
+        rows += [("and for each row", "", "", str(self.per_row))] if self.per_row else []
+        sites = Listing("", ("site", "prior", "shape", "numbers"), rows, words=3)
+        return card(f"A model for {self.task}", sites, f"y, given x and these: {self.likelihood}")
 
 
 def sketch(model: Model, inputs: Any) -> Sketch:

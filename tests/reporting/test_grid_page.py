@@ -23,10 +23,11 @@ from scipy import stats
 from ppl_bnn.core import stored
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.datasets.tables import Table
+from ppl_bnn.evaluation.comparison import columns
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import result as grid_result
 from ppl_bnn.evaluation.grid.result import GridResult
-from ppl_bnn.reporting import columns, grid_findings
+from ppl_bnn.reporting import grid_findings
 from ppl_bnn.reporting import page as module
 from ppl_bnn.reporting.figures import pictures as figures
 from ppl_bnn.reporting.grid_findings import GridFindings, mean_ranks, words_of_ranks

@@ -16,8 +16,9 @@ import numpy as np
 from ppl_bnn.core import stored
 from ppl_bnn.core.errors import BNNError, DamagedError, InputError
 from ppl_bnn.core.files import left_by_a_kill, staged, staged_within, writable
+from ppl_bnn.core.notebook.html import card
+from ppl_bnn.evaluation.comparison import columns, reading
 from ppl_bnn.evaluation.comparison import folder as files
-from ppl_bnn.evaluation.comparison import reading
 from ppl_bnn.evaluation.comparison.record import FitSummary, reason
 from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction import scores
@@ -117,6 +118,16 @@ class Comparison:
 
     def __repr__(self) -> str:
         return f"Comparison({', '.join(self.table.index)}; reference={self.reference!r})"
+
+    def _repr_html_(self) -> str:
+        """The two tables of the terminal, and the conclusions."""
+        (first, prediction), (second, fidelity) = columns.tables(self).items()
+        tables = [
+            columns.listing(self.table, first, [columns.Column("system", "ppl"), *prediction]),
+            columns.listing(self.table, second, fidelity, self.reference),
+        ]
+        failed = [f"{name} failed: {why}" for name, why in self.failures.items()]
+        return card(repr(self), *tables, failed, self.summary())
 
     @property
     def task(self) -> str:

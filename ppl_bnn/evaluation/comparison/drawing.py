@@ -37,8 +37,8 @@ CLASS_MARKS = "os^DvPX*"
 # --- numbers ----------------------------------------------------------------------------------------------
 
 
-def draw_curve(axes: Axes, x: np.ndarray, prediction: Prediction) -> None:
-    """Draw a prediction of one number at x (N,), in any order: E[y | x] and two central 90 % bands.
+def draw_curve(axes: Axes, x: np.ndarray, prediction: Prediction, level: float = LEVEL) -> None:
+    """Draw a prediction of one number at x (N,), in any order: E[y | x] and two central bands, by default of 90 %.
 
     The outer band is that of observations. The inner band is that of the mean function, a mixture over draws, each a
     normal with variance `epistemic_within` if the prediction is linearised. Raises InputError for x of another shape,
@@ -50,23 +50,24 @@ def draw_curve(axes: Axes, x: np.ndarray, prediction: Prediction) -> None:
     x, shape = np.asarray(x), prediction.shape
     InputError.check(x.shape == shape, "draw_curve", f"x of shape {shape}", x.shape, "x[:, 0]")
     order = np.argsort(x, kind="stable")
-    lower, upper = (end[order] for end in prediction.interval(LEVEL))
-    least, most = (end[order] for end in _mean_interval(prediction))
-    axes.fill_between(x[order], lower, upper, **FILLED, label="90 % of observations")
+    lower, upper = (end[order] for end in prediction.interval(level))
+    least, most = (end[order] for end in _mean_interval(prediction, level))
+    percent = f"{100.0 * level:g} %"
+    axes.fill_between(x[order], lower, upper, **FILLED, label=f"{percent} of observations")
     inner = FILLED | {"color": BLUE, "alpha": 0.4}
-    axes.fill_between(x[order], least, most, **inner, label="90 % of the mean function")
+    axes.fill_between(x[order], least, most, **inner, label=f"{percent} of the mean function")
     axes.plot(x[order], prediction.mean[order], color=BLUE, linewidth=1.6, label="mean")
 
 
-def _mean_interval(prediction: Prediction) -> tuple[np.ndarray, np.ndarray]:
+def _mean_interval(prediction: Prediction, level: float) -> tuple[np.ndarray, np.ndarray]:
     """The central interval of the mean function in each row, (N,) and (N,)."""
     means, within = prediction.component_mean(), prediction.epistemic_within
     if within is not None:
         # A component without variance is a normal as narrow as floating point allows.
         spread = np.sqrt(np.maximum(within, 1e-24 * (1.0 + means**2)))
         mixture = Prediction("Normal", {"loc": means, "scale": spread}, prediction.log_weights)
-        return mixture.interval(LEVEL)
-    tails = [0.5 * (1.0 - LEVEL), 0.5 * (1.0 + LEVEL)]
+        return mixture.interval(level)
+    tails = [0.5 * (1.0 - level), 0.5 * (1.0 + level)]
     if prediction.log_weights is None:
         lower, upper = np.quantile(means, tails, axis=0)
     else:
@@ -86,20 +87,23 @@ def any_censored(comparison: Comparison) -> bool:
     return any(prediction.censored for prediction in comparison.predictions.values())
 
 
-def draw_targets(axes: Axes, x: np.ndarray, comparison: Comparison) -> None:
-    """Draw the test rows at x, (N,); the mark of a censored row points to where its value is."""
+def draw_targets(
+    axes: Axes, x: np.ndarray, y: np.ndarray, censored: bool = False, called: str = "test rows"
+) -> None:
+    """Draw rows at x, (N,); the mark of a censored row points to where its value is."""
     many = len(x) > MANY
     style: dict[str, Any] = {"color": GREY if many else INK, "markersize": 3.5, "alpha": 0.75}
     style["rasterized"] = many
-    for y, rows, mark, label in marked_targets(comparison):
-        axes.plot(x[rows], y[rows], mark, **style, label=label)
+    for values, rows, mark, label in marked_targets(y, censored, called):
+        axes.plot(x[rows], values[rows], mark, **style, label=label)
 
 
-def marked_targets(comparison: Comparison) -> list[tuple[np.ndarray, np.ndarray, str, str]]:
-    """(values, which rows, mark, label) of the test rows by whether they are censored."""
-    y = comparison.test_targets
-    if not any_censored(comparison):
-        return [(y, np.full(len(y), True), ".", "test rows")]
+def marked_targets(
+    y: np.ndarray, censored: bool = False, called: str = "test rows"
+) -> list[tuple[np.ndarray, np.ndarray, str, str]]:
+    """(values, which rows, mark, label) of rows, `called` so, or by whether they are censored, y (N, 2)."""
+    if not censored:
+        return [(y, np.full(len(y), True), ".", called)]
     kinds = ((1.0, ".", "observed"), (0.0, "^", "censored: the value is larger"), (-1.0, "v", "smaller"))
     found = [(y[:, 0], y[:, 1] == event, mark, label) for event, mark, label in kinds]
     return [each for each in found if each[1].any()]

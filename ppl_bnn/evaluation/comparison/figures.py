@@ -60,10 +60,10 @@ def drawn(comparison: Comparison, name: str) -> tuple[np.ndarray | None, Predict
     if (posterior := comparison.posteriors.get(name)) is None:
         return comparison.drawn_at, comparison.drawn.get(name)
     at = drawn_at(comparison.test_inputs, comparison.test_targets, comparison.predictions[name])
-    return at, None if at is None else _predicted(posterior, at, comparison.data.get("seed", 0))
+    return at, None if at is None else predicted(posterior, at, comparison.data.get("seed", 0))
 
 
-def _predicted(posterior: Posterior, x: np.ndarray, seed: int) -> Prediction:
+def predicted(posterior: Posterior, x: np.ndarray, seed: int) -> Prediction:
     """The prediction for a figure, with no more draws than needed; for classes only their probabilities."""
     stored = posterior.approximation.stored_count
     few = posterior.approximation.kinds[0] in DRAWN and stored is not None and stored > ENOUGH
@@ -94,7 +94,7 @@ def _draw_numbers(figure: Figure, comparison: Comparison) -> None:
         if found is None:
             x = comparison.test_inputs[:, 0]
             drawing.draw_curve(axes, x, prediction)
-            drawing.draw_targets(axes, x, comparison)
+            drawing.draw_targets(axes, x, comparison.test_targets, drawing.any_censored(comparison))
         else:
             found.draw(axes, name)
         axes.set_title(_title(comparison, name, prediction), fontsize=10)

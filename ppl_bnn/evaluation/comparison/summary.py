@@ -47,7 +47,13 @@ def standing(row: Mapping[str, Any]) -> str:
         return "reference (an approximation)"
     if row.get("converged") == "yes":
         return "reference (of another target)" if row.get("target") else "reference"
-    return f"reference ({_PROBLEMS.get(row.get('converged', ''), _UNKNOWN)[0]})"
+    return f"reference ({doubt_in_words(row)})"
+
+
+def doubt_in_words(row: Mapping[str, Any]) -> str:
+    """What is wrong with the convergence of a fit by its row, in a few words; "" for nothing."""
+    unknown = _UNKNOWN if row["kind"] == "chains" else ("", "")
+    return _PROBLEMS.get(row.get("converged", ""), unknown)[0]
 
 
 def problem_of(row: Mapping[str, Any]) -> str:

@@ -21,7 +21,9 @@ from ppl_bnn.core import stored
 from ppl_bnn.core.errors import InputError, check_known
 from ppl_bnn.core.files import writable, write_whole
 from ppl_bnn.core.names import for_spreadsheet
+from ppl_bnn.core.notebook.html import card
 from ppl_bnn.core.plain_values import shown
+from ppl_bnn.evaluation.comparison import columns
 from ppl_bnn.evaluation.comparison.table import COLUMNS, WORDS, measure_gaps, typed
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.prediction import scores
@@ -114,6 +116,15 @@ class GridResult:
 
     def __repr__(self) -> str:
         return f"GridResult({len(self.cells)} of {self.asked} cells, {self.failures} failed; {self.folder})"
+
+    def _repr_html_(self) -> str:
+        """The tables of the terminal: one for each model and data set."""
+        table: Any = self.table()
+        listings = []
+        for (model, data), block in table.groupby(level=["model", "data"], sort=False) if len(table) else ():
+            methods = block.droplevel(["model", "data"])
+            listings.append(columns.listing(methods, f"{model} on {data}", columns.of_grid(methods)))
+        return card(repr(self), *listings, self.left_out)
 
     @property
     def missing(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,9 @@ from matplotlib.axes import Axes
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.figures import BLUE, FILLED, GREY, NOISE, VERMILION
 from ppl_bnn.evaluation.comparison.comparison import Comparison
-from ppl_bnn.reporting.figures.panels import Panel, Picture, finish, rows_of
+from ppl_bnn.posterior.convergence import FEWEST_DRAWS, by_arviz, evenly_spaced
+from ppl_bnn.prediction.prediction import Prediction
+from ppl_bnn.reporting.figures.panels import Panel, Picture, finish, line_of, rows_of
 from ppl_bnn.reporting.findings import Findings
 
 # Rows whose mean function is searched for the worst R-hat; number of simulations for the band of ranks.
@@ -37,17 +39,10 @@ def function_draws(comparison: Comparison, name: str) -> Any:
     from xarray import Dataset, DataTree
 
     prediction = comparison.predictions[name]
-    chains, draws = fit.shape
     found: dict[str, Any] = {}
-    if prediction.draws == chains * draws:
-        means = prediction.component_mean()
-        if prediction.is_classes:
-            labels = np.asarray(comparison.test_targets).astype(int)
-            if means.ndim == 2:
-                means = np.stack([1.0 - means, means], axis=-1)
-            means = means[:, np.arange(len(labels)), labels]
-        means = means.reshape(chains, draws, -1)
-        rows = np.unique(np.linspace(0, means.shape[-1] - 1, ROWS_RANKED).round().astype(int))
+    if prediction.draws == math.prod(fit.shape):
+        means = functions_of(prediction, comparison.test_targets, fit.shape)
+        rows = evenly_spaced(means.shape[-1], ROWS_RANKED)
         found["f"] = (("chain", "draw", "row"), means[..., rows])
     if tree is not None and "log_likelihood" in tree.children:
         total = tree["log_likelihood"]["y"].values
@@ -61,6 +56,17 @@ def function_draws(comparison: Comparison, name: str) -> Any:
     return DataTree.from_dict({groups[key]: Dataset({key: value}) for key, value in found.items()})
 
 
+def functions_of(prediction: Prediction, y: Any, shape: tuple[int, int]) -> np.ndarray:
+    """Mean functions (chain, draw, row) of a prediction of all draws, or the probabilities of the labels y (N,)."""
+    means = prediction.component_mean()
+    if prediction.is_classes:
+        labels = np.asarray(y).astype(int)
+        if means.ndim == 2:
+            means = np.stack([1.0 - means, means], axis=-1)
+        means = means[:, np.arange(len(labels)), labels]
+    return means.reshape(*shape, -1)
+
+
 # --- ranks ------------------------------------------------------------------------------------------------
 
 
@@ -69,7 +75,7 @@ def ranks_of_draws(found: Findings) -> Picture:
     panels, rows = [], []
     for name in found.names:
         try:
-            quantities = list(_ranked_quantities(function_draws(found.comparison, name)))
+            quantities = list(_ranked_quantities(variables(function_draws(found.comparison, name))))
         except UnsupportedError:
             continue
         for label, values in quantities:
@@ -82,7 +88,7 @@ def ranks_of_draws(found: Findings) -> Picture:
                 left = f"{outside} of {chains} chains leave" if outside else "all chains stay inside"
                 result = f"{left} the band of chains that agree"
             words = f"Ranks of {label} of {name}, {chains} chains, {ranked.draws} draws of each: {result}."
-            panels.append(Panel(f"{name}: {label}", partial(_draw_ranks, ranked=ranked), words))
+            panels.append(Panel(f"{name}: {label}", partial(draw_ranks, ranked=ranked), words))
             for chain, curve in enumerate(ranked.curves):
                 values = {name: zip(ranked.at, curve, strict=True)}
                 rows += rows_of(("at", "difference"), values, quantity=label, chain=chain)
@@ -96,20 +102,25 @@ def ranks_of_draws(found: Findings) -> Picture:
     return Picture("Ranks in function space", caption, panels, rows, "No method has several chains.")
 
 
-def _ranked_quantities(tree: Any) -> Iterator[tuple[str, np.ndarray]]:
-    from arviz_stats.base import array_stats  # pyright: ignore[reportPrivateImportUsage]
+def variables(tree: Any) -> dict[str, np.ndarray]:
+    """Name -> values of all variables of a tree."""
+    groups = tree.children.values()
+    return {str(key): value.values for group in groups for key, value in group.dataset.items()}
 
-    found = {key: value.values for group in tree.children.values() for key, value in group.dataset.items()}
-    if "f" in found:
-        values = found["f"]
-        varies = np.flatnonzero(values.max(axis=(0, 1)) > values.min(axis=(0, 1)))
-        if len(varies) and values.shape[0] > 1 and values.shape[1] > 3:
-            with np.errstate(all="ignore"):
-                rhat: Any = array_stats.rhat(values[..., varies], method="rank", chain_axis=0, draw_axis=1)
-            worst = varies[int(np.argmax(np.nan_to_num(rhat, nan=np.inf)))]
-            yield "mean function, worst row", values[..., worst]
+
+def _ranked_quantities(found: Mapping[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:
+    if "f" in found and (worst := worst_row(found["f"])) is not None:
+        yield "mean function, worst row", found["f"][..., worst]
     if "log_likelihood" in found:
         yield "log likelihood", found["log_likelihood"]
+
+
+def worst_row(values: np.ndarray) -> int | None:
+    """The row of values (chain, draw, row) with the largest R-hat; None if there is no R-hat or nothing varies."""
+    varies = np.flatnonzero(values.max(axis=(0, 1)) > values.min(axis=(0, 1)))
+    if not len(varies) or values.shape[0] < 2 or values.shape[1] < FEWEST_DRAWS:
+        return None
+    return int(varies[int(np.argmax(by_arviz("rhat", values[..., varies], np.inf, method="rank")))])
 
 
 @dataclass(frozen=True)
@@ -168,7 +179,7 @@ def rank_curves(values: np.ndarray, seed: int = 0) -> RankCurves:
     return RankCurves(places, curves, band, count)
 
 
-def _draw_ranks(axes: Axes, ranked: RankCurves) -> None:
+def draw_ranks(axes: Axes, ranked: RankCurves) -> None:
     at = np.concatenate([[0.0], ranked.at, [1.0]])
     if ranked.band is not None:
         band = np.pad(ranked.band, 1)
@@ -184,7 +195,26 @@ def _draw_ranks(axes: Axes, ranked: RankCurves) -> None:
     finish(axes, "rank among all draws (share)", "distribution minus uniform")
 
 
+def draw_traces(axes: Axes, values: np.ndarray, label: str) -> None:
+    """Draw values (chain, draw) over the draws, a line for each chain."""
+    for chain, curve in enumerate(values):
+        style: dict[str, Any] = line_of(chain) | {"linewidth": 0.8, "alpha": 0.8}
+        axes.plot(np.arange(1, len(curve) + 1), curve, label=f"chain {chain + 1}", **style)
+    axes.set_xlim(1, max(values.shape[1], 2))
+    finish(axes, "draw", label)
+
+
 # --- losses -----------------------------------------------------------------------------------------------
+
+
+def loss_curves(history: Mapping[str, Any]) -> np.ndarray:
+    """Losses (steps, members) of a fit; of no members if it has no loss curve."""
+    curves = np.asarray(history.get("loss", history.get("member_loss", ())), dtype=np.float64)
+    if curves.ndim == 1:
+        curves = curves[:, None]
+    if curves.ndim != 2 or len(curves) < 2 or not np.isfinite(curves).any():
+        return np.empty((0, 0))
+    return curves
 
 
 def losses(found: Findings) -> Picture:
@@ -192,19 +222,16 @@ def losses(found: Findings) -> Picture:
     panels, rows = [], []
     for name in found.names:
         fit = found.comparison.fits.get(name)
-        history = {} if fit is None else fit.info.history
-        curves = np.asarray(history.get("loss", history.get("member_loss", ())), dtype=np.float64)
-        if curves.ndim == 1:
-            curves = curves[:, None]
-        if curves.ndim != 2 or len(curves) < 2 or not np.isfinite(curves).any():
+        curves = loss_curves({} if fit is None else fit.info.history)
+        if not curves.size:
             continue
-        binned = [_binned(curves[:, column]) for column in range(curves.shape[1])]
+        binned = binned_losses(curves)
         for curve, bins in enumerate(binned):
             rows += rows_of(("step", "mean", "lowest", "highest"), {name: bins}, curve=curve)
         several = f", {len(binned)} members" if len(binned) > 1 else ""
         first, last = (np.nanmean([bins[place, 1] for bins in binned]) for place in (0, -1))
         words = f"Loss of {name} over {len(curves)} steps{several}: from {first:.4g} in the first to {last:.4g} in "
-        draw = partial(_draw_losses, binned=binned)
+        draw = partial(draw_losses, binned=binned)
         panels.append(Panel(f"{name}{several}", draw, f"{words}the last hundredth or so."))
     caption = (
         "The loss over the steps of the optimiser: means over short stretches, with the lowest and highest value in "
@@ -212,6 +239,11 @@ def losses(found: Findings) -> Picture:
         "Losses of different methods are different quantities."
     )
     return Picture("Loss curves", caption, panels, rows, "No method has stored a loss curve.")
+
+
+def binned_losses(curves: np.ndarray) -> list[np.ndarray]:
+    """Stretches of each curve of losses (steps, members), as `_binned` gives them."""
+    return [_binned(curve) for curve in curves.T]
 
 
 def _binned(curve: np.ndarray) -> np.ndarray:
@@ -222,7 +254,7 @@ def _binned(curve: np.ndarray) -> np.ndarray:
     return np.array(bins, dtype=np.float64)
 
 
-def _draw_losses(axes: Axes, binned: Sequence[np.ndarray]) -> None:
+def draw_losses(axes: Axes, binned: Sequence[np.ndarray]) -> None:
     single, ends = len(binned) == 1, []
     for steps, mean, low, high in (bins.T for bins in binned):
         if single:

@@ -18,9 +18,11 @@ from matplotlib.axes import Axes
 from ppl_bnn.core.figures import BAR, BLUE, GUIDE, VERMILION
 from ppl_bnn.core.names import for_figure
 from ppl_bnn.diagnostics.importance import K_LIMIT
-from ppl_bnn.evaluation.comparison.drawing import MANY, draw_reliability
+from ppl_bnn.evaluation.comparison import drawing
+from ppl_bnn.evaluation.comparison.drawing import MANY
 from ppl_bnn.evaluation.comparison.summary import duration, listed
-from ppl_bnn.prediction.reliability import LEVELS, Transform
+from ppl_bnn.prediction.prediction import Prediction
+from ppl_bnn.prediction.reliability import LEVELS, Event, Transform
 from ppl_bnn.reporting.figures import panels as parts
 from ppl_bnn.reporting.figures.chains import losses, ranks_of_draws
 from ppl_bnn.reporting.figures.panels import Panel, Picture, finish, height_for, listed_values, rows_of
@@ -34,7 +36,12 @@ Blocks = Findings | GridFindings
 
 def _title(block: UnitBlock, what: str) -> str:
     """What a panel shows, after the title of its block if there are several."""
-    return f"{block.title}: {what}" if block.title else f"{what[0].upper()}{what[1:]}"
+    return f"{block.title}: {what}" if block.title else _begun(what)
+
+
+def _begun(what: str) -> str:
+    """Words as the beginning of a title."""
+    return f"{what[0].upper()}{what[1:]}"
 
 
 # --- accuracy against cost --------------------------------------------------------------------------------
@@ -142,13 +149,12 @@ def calibration(found: Blocks) -> Picture:
         transforms, events = block.calibrations
         if transforms:
             counts = any(each.of_counts for each in transforms.values())
-            panels += _panels_of_numbers(block, transforms, counts)
+            panels += panels_of_numbers(transforms, partial(_title, block))
             rows += _rows_of_numbers(block, transforms)
             captions |= dict.fromkeys((_OF_NUMBERS, _OF_COUNTS) if counts else (_OF_NUMBERS,))
         if events:
             columns = ("probability", "share", "rows")
-            binned = {name: each.binned() for name, each in events.items()}
-            bins = {name: list(zip(*map(each.get, columns), strict=True)) for name, each in binned.items()}
+            bins = bins_of(events)
             texts = {n: [f"{a:.2f} to {b:.2f} ({c} rows)" for a, b, c in each] for n, each in bins.items()}
             words = {name: ", ".join(each) for name, each in texts.items()}
             panels += _panels_of_classes(block, bins, words)
@@ -173,6 +179,12 @@ _OF_CLASSES = (
 )
 
 
+def bins_of(events: Mapping[str, Event]) -> dict[str, list[tuple[Any, ...]]]:
+    """Name -> (probability, share, rows) of each bin of a reliability diagram."""
+    binned = {name: each.binned().values() for name, each in events.items()}
+    return {name: list(zip(*columns, strict=True)) for name, columns in binned.items()}
+
+
 def _rows_of_numbers(block: UnitBlock, transforms: Mapping[str, Transform]) -> Iterator[dict[str, Any]]:
     if isinstance(block, Findings):
         return rows_of(("row", "pit"), {name: enumerate(each.pit) for name, each in transforms.items()})
@@ -181,9 +193,11 @@ def _rows_of_numbers(block: UnitBlock, transforms: Mapping[str, Transform]) -> I
     return rows_of(columns, values, **block.labels)
 
 
-def _panels_of_numbers(
-    block: UnitBlock, transforms: Mapping[str, Transform], counts: bool
+def panels_of_numbers(
+    transforms: Mapping[str, Transform], title_of: Callable[[str], str] = _begun
 ) -> Iterator[Panel]:
+    """Coverage at all levels, then PIT; `title_of` makes the title of a panel from what it shows."""
+    counts = any(each.of_counts for each in transforms.values())
     rows = min(len(each.pit) for each in transforms.values())
     inside = {name: each.covered for name, each in transforms.items()}
     below = {name: lambda level, pit=each.pit: np.mean(pit <= level) for name, each in transforms.items()}
@@ -195,7 +209,7 @@ def _panels_of_numbers(
     ):
         # Central intervals of counts contain more than their level.
         side, band = ("below", rows) if shares is below else ("inside", 0 if counts else rows)
-        title, percent = _title(block, what), listed([f"{100 * level:.0f}" for level in levels])
+        title, percent = title_of(what), listed([f"{100 * level:.0f}" for level in levels])
         shown = {name: [f"{share(level):.0%}" for level in levels] for name, share in shares.items()}
         words = [f"{name} {', '.join(each)}" for name, each in shown.items()]
         labels = (label, f"share {side}, minus that")
@@ -212,28 +226,34 @@ def _panels_of_classes(
         comparison = block.comparison
         labels = np.asarray(comparison.test_targets).astype(int)
 
-        def draw_one(axes: Axes, name: str) -> None:
-            draw_reliability(axes, comparison.predictions[name], labels)
-            axes.set_xlim(-0.03, 1.03)
-            finish(axes, axes.get_xlabel(), axes.get_ylabel())
-
         for name, text in words.items():
             described = f"Reliability of {name}, {meaning}: {text}."
-            yield Panel(with_standing(block, name), partial(draw_one, name=name), described)
+            draw = partial(draw_reliability, prediction=comparison.predictions[name], labels=labels)
+            yield Panel(with_standing(block, name), draw, described)
         return
 
-    def draw(axes: Axes) -> None:
-        axes.plot([0.0, 1.0], [0.0, 1.0], **GUIDE, label="calibrated", zorder=1)
-        for index, (name, each) in enumerate(bins.items()):
-            probability, share, _ = zip(*each, strict=True)
-            style = {"marker": "o", "markersize": 3.5, "label": for_figure(name), **parts.line_of(index)}
-            axes.plot(probability, share, **style)
-        axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
-        label = "predicted probability of class 1, or of the\nmost probable class of several"
-        finish(axes, label, "share that occurred")
-
     title, methods = _title(block, "reliability"), "; ".join(f"{name} {text}" for name, text in words.items())
+    draw = partial(draw_reliabilities, bins=bins)
     yield Panel(title, draw, f"{title}: {meaning}: {methods}.")
+
+
+def draw_reliability(axes: Axes, prediction: Prediction, labels: np.ndarray) -> None:
+    """Reliability of one prediction, with intervals of the shares."""
+    drawing.draw_reliability(axes, prediction, labels)
+    axes.set_xlim(-0.03, 1.03)
+    finish(axes, axes.get_xlabel(), axes.get_ylabel())
+
+
+def draw_reliabilities(axes: Axes, bins: Mapping[str, Any]) -> None:
+    """Reliability of several methods, name -> (probability, share, rows) of each bin."""
+    axes.plot([0.0, 1.0], [0.0, 1.0], **GUIDE, label="calibrated", zorder=1)
+    for index, (name, each) in enumerate(bins.items()):
+        probability, share, _ = zip(*each, strict=True)
+        style = {"marker": "o", "markersize": 3.5, "label": for_figure(name), **parts.line_of(index)}
+        axes.plot(probability, share, **style)
+    axes.set(xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+    label = "predicted probability of class 1, or of the\nmost probable class of several"
+    finish(axes, label, "share that occurred")
 
 
 # --- the gap to the reference -----------------------------------------------------------------------------

@@ -73,7 +73,8 @@ def _curves(found: Findings) -> Picture:
     if any(prediction.is_counts or len(prediction.shape) != 1 for _, prediction in drawn.values()):
         drawn = at_rows
     edges = {name: (x, made.mean, *made.interval(LEVEL)) for name, (x, made) in drawn.items()}
-    values = np.concatenate([y[rows] for y, rows, _, _ in drawing.marked_targets(comparison)])
+    targets = comparison.test_targets, drawing.any_censored(comparison)
+    values = np.concatenate([y[rows] for y, rows, _, _ in drawing.marked_targets(*targets)])
     low = float(min(values.min(), *(lower.min() for _, _, lower, _ in edges.values())))
     high = float(max(values.max(), *(upper.max() for *_, upper in edges.values())))
     pad = 0.04 * (high - low) or 1.0
@@ -87,7 +88,7 @@ def _curves(found: Findings) -> Picture:
             axes.plot(at[order], mean[order], "--", **style, linewidth=1.3, label=label)
             for end in ends:
                 axes.plot(at[order], end[order], "--", **style, linewidth=0.9)
-        drawing.draw_targets(axes, inputs, comparison)
+        drawing.draw_targets(axes, inputs, *targets)
         axes.set_ylim(low - pad, high + pad)
         finish(axes, for_figure(names[0] if names else "x"), for_figure(comparison.data["target_name"]))
 
@@ -166,6 +167,28 @@ def _draw_borders(axes: Axes, across: np.ndarray, up: np.ndarray, prediction: Pr
 # --- row by row -------------------------------------------------------------------------------------------
 
 
+def draw_against(
+    axes: Axes,
+    expected: np.ndarray,
+    ours: np.ndarray,
+    spread: np.ndarray,
+    probabilities: bool,
+    row: str = "a test row",
+) -> None:
+    """Draw values (n,) against those of a reference, with its standard deviations (n,) if they are known, else (0,)."""
+    many, ends = len(expected) > MANY, np.concatenate([expected, ours])
+    low, high = (0.0, 1.0) if probabilities else (float(ends.min()), float(ends.max()))
+    pad = 0.04 * (high - low) or 1.0
+    if spread.shape == expected.shape:
+        label = "standard deviation of the reference's mean function"
+        style: dict[str, Any] = {"color": SKY, "linewidth": 1.0, "alpha": 0.6, "rasterized": many}
+        axes.hlines(ours, expected - spread, expected + spread, **style, label=label)
+    dots: dict[str, Any] = {"color": BLUE, "markersize": 3.0, "alpha": 0.8, "rasterized": many}
+    axes.plot(expected, ours, "o", **dots, label=row)
+    axes.axline((0.0, 0.0), slope=1.0, **GUIDE, label="agreement")
+    axes.set(xlim=(low - pad, high + pad), ylim=(low - pad, high + pad))
+
+
 def _against_reference(found: Findings, reference: str) -> Picture:
     """For inputs that cannot be drawn: the mean function of each method against that of the reference, row by row."""
     comparison = found.comparison
@@ -186,17 +209,7 @@ def _against_reference(found: Findings, reference: str) -> Picture:
     del ours[reference]
 
     def draw(axes: Axes, name: str) -> None:
-        many, ends = len(expected) > MANY, np.concatenate([expected, ours[name]])
-        low, high = (0.0, 1.0) if classes else (float(ends.min()), float(ends.max()))
-        pad = 0.04 * (high - low) or 1.0
-        if spread.shape == expected.shape:
-            label = "standard deviation of the reference's mean function"
-            style: dict[str, Any] = {"color": SKY, "linewidth": 1.0, "alpha": 0.6, "rasterized": many}
-            axes.hlines(ours[name], expected - spread, expected + spread, **style, label=label)
-        dots: dict[str, Any] = {"color": BLUE, "markersize": 3.0, "alpha": 0.8, "rasterized": many}
-        axes.plot(expected, ours[name], "o", **dots, label="a test row")
-        axes.axline((0.0, 0.0), slope=1.0, **GUIDE, label="agreement")
-        axes.set(xlim=(low - pad, high + pad), ylim=(low - pad, high + pad))
+        draw_against(axes, expected, ours[name], spread, classes)
         finish(axes, short(reference), short(name))
 
     def words(name: str) -> str:

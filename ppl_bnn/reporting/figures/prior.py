@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ppl_bnn.core.figures import BLUE, FILLED, INK, SKY, grid_lines, new_figure
@@ -37,7 +38,9 @@ def prior_figure(
     figure, first, target = new_figure(), predict(x[:1]), for_figure(target_name)
     names = list(map(for_figure, feature_names or ()))
     if not first.is_classes and drawing.single_input(x):
-        _draw_curves(figure, predict, x, y, names[0] if names else "x", target)
+        axes = figure.subplots()
+        draw_prior_curves(axes, predict, x, y, names[0] if names else "x", target)
+        drawing.add_legend(figure, [axes])
     elif first.is_classes and x.ndim == 2 and x.shape[1] == 2:
         _draw_maps(figure, predict, x, y, names or ["x[0]", "x[1]"])
     elif first.is_classes:
@@ -55,8 +58,8 @@ def _some_draws(prediction: Prediction, wanted: int) -> list[tuple[int, Predicti
     return [(int(draw), prediction.take_draws([draw])) for draw in chosen]
 
 
-def _draw_curves(figure: Figure, predict: Predict, x: np.ndarray, y: np.ndarray, *labels: str) -> None:
-    axes = figure.subplots()
+def draw_prior_curves(axes: Axes, predict: Predict, x: np.ndarray, y: np.ndarray, *labels: str) -> None:
+    """Mean functions of some draws over one input, the first column of x, in the 90 % band of observations."""
     grid = drawing.drawn_along(x[:, 0], 0.25, 200)
     prediction = predict(grid[:, None])
     axes.fill_between(grid, *prediction.interval(LEVEL), **FILLED, label="90 % of observations", zorder=1)
@@ -65,7 +68,7 @@ def _draw_curves(figure: Figure, predict: Predict, x: np.ndarray, y: np.ndarray,
         axes.plot(grid, draw.mean, color=BLUE, linewidth=1.0, alpha=0.7, label=label)
     axes.plot(x[:, 0], y, **DOTS, alpha=0.7, label="observed")
     axes.set(xlabel=labels[0], ylabel=labels[1])
-    _finish(figure, axes)
+    grid_lines(axes)
 
 
 def _draw_maps(figure: Figure, predict: Predict, x: np.ndarray, y: np.ndarray, names: list[str]) -> None:
@@ -87,8 +90,13 @@ def _draw_maps(figure: Figure, predict: Predict, x: np.ndarray, y: np.ndarray, n
     drawing.add_legend(figure, [panels[0, 0]])
 
 
-def _draw_rows(figure: Figure, prediction: Prediction, y: np.ndarray, target: str) -> None:
-    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2.0, 1.0])
+def draw_prior_rows(
+    axes: Axes, prediction: Prediction, y: np.ndarray, target: str
+) -> tuple[float, float, np.ndarray, np.ndarray]:
+    """Intervals of 90 % and 50 % of some rows beside the observed values.
+
+    Returns the limits of the vertical axis, draws of these rows, and their values.
+    """
     if prediction.censored:
         # The bound of a censored row is not an observed value.
         seen = np.flatnonzero(y[:, 1] == 1)
@@ -99,32 +107,48 @@ def _draw_rows(figure: Figure, prediction: Prediction, y: np.ndarray, target: st
     for level, colour in ((LEVEL, SKY), (0.5, BLUE)):
         lower, upper = (np.ravel(end) for end in part.interval(level))
         style: dict[str, Any] = {"color": colour, "alpha": 0.55, "linewidth": 1.6}
-        left.vlines(at, lower, upper, **style, label=f"{level:.0%} of the prior")
-    left.plot(at, truth, **DOTS, label="observed", zorder=3)
-    left.set(xlabel="rows, in the order of their observed values", ylabel=target)
+        axes.vlines(at, lower, upper, **style, label=f"{level:.0%} of the prior")
+    axes.plot(at, truth, **DOTS, label="observed", zorder=3)
+    axes.set(xlabel="rows, in the order of their observed values", ylabel=target)
     # The far tails of a heavy-tailed prior would compress everything else.
     values = np.ravel(part.sample(200, 0))
     low, high = np.quantile(values, [0.005, 0.995])
     low, high = min(float(low), float(truth.min())), max(float(high), float(truth.max()))
+    axes.set_ylim(low, high)
+    grid_lines(axes)
+    return low, high, values, truth
+
+
+def _draw_rows(figure: Figure, prediction: Prediction, y: np.ndarray, target: str) -> None:
+    left, right = figure.subplots(1, 2, sharey=True, width_ratios=[2.0, 1.0])
+    low, high, values, truth = draw_prior_rows(left, prediction, y, target)
     drawn = {"color": SKY, "label": "drawn from the prior", "histtype": "stepfilled"}
     for data, style in ((values, drawn), (truth, {"color": INK, "label": "observed", "histtype": "step"})):
         inside = data[(data >= low) & (data <= high)]
         weights = np.full(len(inside), 1.0 / len(data))
         right.hist(inside, np.linspace(low, high, 61), weights=weights, orientation="horizontal", **style)
-    left.set_ylim(low, high)
     right.set_xlabel("share of rows")
-    _finish(figure, left, right)
+    grid_lines(right)
+    drawing.add_legend(figure, (left, right))
+
+
+def draw_certainty(axes: Axes, prediction: Prediction) -> np.ndarray:
+    """How certain draws are of their most probable class. Returns probabilities (draws, N, C) of some draws."""
+    classes = prediction.classes
+    probabilities = np.array([draw.probabilities for _, draw in _some_draws(prediction, 100)])
+    sure = probabilities.max(axis=2).ravel()
+    bins: Any = np.linspace(1.0 / classes, 1.0, 31)
+    weights = np.full(sure.size, 1.0 / sure.size)
+    style: dict[str, Any] = {"color": SKY, "edgecolor": BLUE, "linewidth": 0.6}
+    axes.hist(sure, bins, weights=weights, **style, label="rows, of each draw")
+    axes.set(xlabel="probability that a draw gives to its most probable class", ylabel="share of rows")
+    grid_lines(axes)
+    return probabilities
 
 
 def _draw_classes(figure: Figure, prediction: Prediction, y: np.ndarray) -> None:
     left, right = figure.subplots(1, 2)
-    classes = prediction.classes
-    probabilities = np.array([draw.probabilities for _, draw in _some_draws(prediction, 100)])
-    sure, shares = probabilities.max(axis=2).ravel(), probabilities.mean(axis=1)
-    bins, weights = np.linspace(1.0 / classes, 1.0, 31), np.full(sure.size, 1.0 / sure.size)
-    style: dict[str, Any] = {"color": SKY, "edgecolor": BLUE, "linewidth": 0.6}
-    left.hist(sure, bins, weights=weights, **style, label="rows, of each draw")
-    left.set(xlabel="probability that a draw gives to its most probable class", ylabel="share of rows")
+    classes, shares = prediction.classes, draw_certainty(left, prediction).mean(axis=1)
     for label in range(classes):
         beside = label + np.linspace(-0.25, 0.25, len(shares))
         first = label == 0
@@ -134,10 +158,5 @@ def _draw_classes(figure: Figure, prediction: Prediction, y: np.ndarray) -> None
     names = list(map(for_figure, drawing.class_names(prediction)))
     right.set_xticks(range(classes), names, rotation=0 if classes < 8 else 90)
     right.set(ylabel="share of rows in this class", ylim=(-0.03, 1.03))
-    _finish(figure, left, right)
-
-
-def _finish(figure: Figure, *panels: Any) -> None:
-    for axes in panels:
-        grid_lines(axes)
-    drawing.add_legend(figure, panels)
+    grid_lines(right)
+    drawing.add_legend(figure, (left, right))

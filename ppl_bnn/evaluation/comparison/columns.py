@@ -1,4 +1,4 @@
-"""Columns of the tables of a comparison, and numbers as text, for the terminal and the page."""
+"""Columns of the tables of a comparison, and numbers as text, for the terminal, the page and notebooks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from ppl_bnn.core.notebook.html import Listing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -102,13 +104,36 @@ def noise_floors(table: pd.DataFrame, reference: str | None) -> dict[str, float]
     return {column: float(row[source]) for column, source in sources.items()}
 
 
+def listing(
+    table: pd.DataFrame, heading: str, columns: Sequence[Column], reference: str | None = None
+) -> Listing:
+    """A table of methods for a notebook. Gaps to a `reference` have a row with their noise floors."""
+    rows, alarms = [], set()
+    for place, (name, row) in enumerate(table.to_dict(orient="index").items()):
+        rows.append([str(name), *(cell(row, column) for column in columns)])
+        alarms |= {(place, at) for at, column in enumerate(columns, start=1) if is_alarm(row, column)}
+    if floors := noise_floors(table, reference):
+        foot = [number(floors[c.source], 2) if c.source in floors else "" for c in columns]
+        rows += [["noise floor", *foot]] if any(foot) else []
+    headings = ["method", *(column.in_one_line for column in columns)]
+    words = 2 if columns and columns[0].source == "ppl" else 1
+    return Listing(heading, headings, rows, frozenset(alarms), words)
+
+
 def cell(row: Mapping[Any, Any], column: Column) -> str:
     """One cell of the table as text: "-" for a blank, or for a column that the table does not have."""
     value = row.get(column.source, math.nan)
     if isinstance(value, str):
-        alarm = column.source == "converged" and value not in ("", "yes")
-        return f"[bold red]{value}[/]" if alarm else value or "-"
+        return value or "-"
     return "-" if math.isnan(value) else in_digits(row, column)
+
+
+def is_alarm(row: Mapping[Any, Any], column: Column) -> bool:
+    """Whether a cell says that a fit has not converged, or that cells have failed."""
+    value = row.get(column.source, math.nan)
+    if isinstance(value, str):
+        return column.source == "converged" and value not in ("", "yes")
+    return (column.source == "failures" and value > 0) or (column.source == "converged" and value < 1.0)
 
 
 def in_digits(row: Mapping[Any, Any], column: Column) -> str:

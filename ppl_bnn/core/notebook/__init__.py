@@ -1,0 +1,1 @@
+"""What a notebook shows: results as HTML, and progress."""
