@@ -257,7 +257,7 @@ def linear_factors(
         if cotangents is None:
             root = np.broadcast_to(np.eye(outputs), (count, outputs, outputs))
         else:
-            eta = system.to_numpy(_predictor(problem)(values, part))[:count]
+            eta = system.to_numpy(predictor_by_row(problem)(values, part))[:count]
             # Overflow here is detected later, from the gradients.
             with np.errstate(over="ignore", invalid="ignore"):
                 root = np.asarray(cotangents(eta, slice(start, stop)))
@@ -292,7 +292,7 @@ def padded_rows(problem: Problem, data: Any, start: int, stop: int, size: int) -
     return map_data(lambda a: problem.system.asarray(padded(np.asarray(a[start:stop]), size)), data)
 
 
-def _predictor(problem: Problem) -> Callable[..., Any]:
+def predictor_by_row(problem: Problem) -> Callable[..., Any]:
     """The function (values, rows) -> eta (B, D), row by row, compiled once for each program."""
     program, system = problem.program, problem.system
 

@@ -21,6 +21,7 @@ import scipy
 from ppl_bnn.core.errors import CurvatureError
 from ppl_bnn.inference.curvature import gaussians
 from ppl_bnn.inference.curvature.gaussians import Diagonal, FlatGaussian, Full, LowRankPrecision
+from ppl_bnn.inference.curvature.lanczos import Quadrature
 
 # Relative differences up to this are rounding: within a block's prior, and between priors that are multiples.
 ROUNDING = 1e-12
@@ -270,6 +271,47 @@ class FactorCurvature(DataCurvature):
     def _relative_eigenvalues(self, prior: np.ndarray) -> np.ndarray:
         # Negative eigenvalues of a Gram matrix are rounding.
         return np.maximum(_eigenvalues(self._gram(prior)[0].copy()), 0.0)
+
+
+@dataclass(frozen=True)
+class LowRankCurvature(FactorCurvature):
+    """The largest eigenpairs of D^-1/2 H D^-1/2 as a factor, and `rest`, sums over the others, for a prior D (P,).
+
+    Gaussians are of the factor alone. Log-determinants are of the whole H for multiples of D, and of the factor for
+    other priors. `coupled` bounds the error (nats) of log det by residuals of the eigenpairs, which have `converged`
+    or not; `products` were made with vectors.
+    """
+
+    prior: np.ndarray
+    rest: Quadrature
+    coupled: float = field(default=0.0, kw_only=True)
+    converged: bool = field(default=True, kw_only=True)
+    products: int = field(default=0, kw_only=True)
+
+    def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
+        found, ratio = super().determinant(prior, groups), _ratio_of(prior, self.prior)
+        if ratio is None or np.ptp(groups):
+            return found
+        group = int(groups[0])
+
+        def term(factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
+            relative, gamma = scale * self.multiplier / (ratio * factors[group]), np.zeros(len(factors))
+            gamma[group] = self.rest.sum(lambda t: relative * t / (1.0 + relative * t))[0]
+            return self.rest.sum(lambda t: np.log1p(relative * t))[0], gamma
+
+        return LogDeterminant((*found.terms, term))
+
+    def beyond(self, prior: np.ndarray) -> dict[str, tuple[float, float]] | None:
+        """log det, effective parameters and trace beyond the rank, with standard errors; None for other priors."""
+        ratio = _ratio_of(prior, self.prior)
+        if ratio is None:
+            return None
+        relative = self.multiplier / ratio
+        return {
+            "log_determinant": self.rest.sum(lambda t: np.log1p(relative * t)),
+            "parameters": self.rest.sum(lambda t: relative * t / (1.0 + relative * t)),
+            "trace": self.rest.sum(lambda t: relative * t),
+        }
 
 
 @dataclass(frozen=True)
