@@ -359,7 +359,7 @@ class _LowRank:
         factor[len(values) :, self.own] = (directions[:, some] * np.sqrt(of_block[some])).T
         if rest is None or self.probes is None:
             return structures.FactorCurvature(factor)
-        return LowRankCurvature(factor, self.prior, rest)
+        return LowRankCurvature(factor, self.prior, ~self.own, rest)
 
 
 def _positive(values: np.ndarray, among: np.ndarray) -> np.ndarray:

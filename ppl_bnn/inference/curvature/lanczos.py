@@ -132,7 +132,11 @@ def largest(
 
 
 def spectral_quadrature(
-    product: Product, vectors: np.ndarray, count: int, rng: np.random.Generator, function: Callable[..., np.ndarray]
+    product: Product,
+    vectors: np.ndarray,
+    count: int,
+    rng: np.random.Generator,
+    function: Callable[..., np.ndarray],
 ) -> Quadrature:
     """The spectrum of a positive semidefinite matrix without its eigenvectors (R, P), by `count` random signs.
 

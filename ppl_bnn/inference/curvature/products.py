@@ -16,9 +16,15 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import chunks, padded, row_count
-from ppl_bnn.inference.curvature import jacobian
 from ppl_bnn.inference.curvature.gaussians import LowRankPrecision, check_finite
-from ppl_bnn.inference.curvature.jacobian import Cotangents, JacobianPlan, padded_rows, plan_of
+from ppl_bnn.inference.curvature.jacobian import (
+    Cotangents,
+    JacobianPlan,
+    hessian_product,
+    padded_rows,
+    plan_of,
+    predictor_by_row,
+)
 from ppl_bnn.inference.curvature.lanczos import BLOCK
 from ppl_bnn.inference.flat_vector import Values, Where, first_rows, system_values
 
@@ -52,8 +58,7 @@ class Products(ABC):
         program, rows = self.problem.program, self.problem.rows
         per_row = 8 * 4 * program.parameter_count
         if not program.coupled:
-            # What happens between the sites of the rest is not known.
-            per_row = 8 * 4 * (self._plan.activations + self._plan.rest_size)
+            per_row = row_memory(self._plan)
             rows = int(np.clip(self.memory // (4 * per_row), 1, rows))
         per_direction = per_row * rows + 8 * 4 * self.where.size
         return rows, int(np.clip(self.memory // per_direction, 1, self.where.count))
@@ -85,7 +90,10 @@ class Products(ABC):
     def _some(self, directions: np.ndarray) -> np.ndarray:
         problem, size = self.problem, self._sizes[0]
         function = problem.program.cached((type(self).__name__, self.where.sites), self._build)
-        whole, total = problem.system.asarray(self.where.spread(directions)), np.zeros(directions.shape, self.dtype)
+        whole, total = (
+            problem.system.asarray(self.where.spread(directions)),
+            np.zeros(directions.shape, self.dtype),
+        )
         for start, stop in chunks(problem.rows, size):
             x = padded_rows(problem, problem.inputs, start, stop, size)
             result = function(self._values, whole, x, *self._of_rows(start, stop, x), first_rows(problem))
@@ -111,7 +119,7 @@ class HessianProducts(Products):
 
         def products(values: Any, directions: Any, x: Any, y: Any, counted: Any, first: Any) -> Any:
             flat = program.ravel(values, sites)
-            return system.vmap(jacobian.hessian_product(system, loss, flat, values, x, y, counted))(directions)
+            return system.vmap(hessian_product(system, loss, flat, values, x, y, counted))(directions)
 
         return system.compile(products)
 
@@ -127,7 +135,7 @@ class GaussNewtonProducts(Products):
         problem, size = self.problem, self._sizes[0]
         if start in self._roots:
             return (self._roots[start],)
-        eta = problem.system.to_numpy(jacobian.predictor_by_row(problem)(self._values, x))[: stop - start]
+        eta = problem.system.to_numpy(predictor_by_row(problem)(self._values, x))[: stop - start]
         check_finite("a finite predictor", eta)
         root = np.zeros((size, *(known := np.asarray(self.cotangents(eta, slice(start, stop)))).shape[1:]))
         root[: stop - start] = known
@@ -163,3 +171,66 @@ def _predictor(program: Any, values: Any, sites: tuple[str, ...], x: Any, first:
         return program.predictor(w, x)
 
     return eta
+
+
+def row_memory(plan: JacobianPlan) -> int:
+    """The bytes that derivatives hold for one row: some arrays for each output of a linear map.
+
+    What a network does between the sites of the `rest`, as inside of `bnn.module`, is not known.
+    """
+    outputs = sum(linear.places * linear.shape[1] for linear in plan.maps.values())
+    return 8 * 8 * (outputs + plan.rest_size + plan.eta.size)
+
+
+def row_bytes(problem: Problem, u: Values, where: Where) -> int:
+    """The bytes of the Jacobian of one row."""
+    return 8 * 2 * plan_of(problem, u, where.sites).eta.shape[-1] * where.size
+
+
+def projected(
+    problem: Problem, u: Values, x: Any, gaussian: LowRankPrecision, where: Where, memory: int
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """eta (B, D) and J S J' (B, D, D) for chunks of the rows of x, by products: no Jacobian of a row is held.
+
+    It takes a forward derivative of all rows for each row of the factor, and for each row and output a reverse and a
+    forward one.
+    """
+    program, system, sites = problem.program, problem.system, where.sites
+    plan, values, first = plan_of(problem, u, sites), system_values(problem, u), first_rows(problem)
+
+    def forward() -> Callable[..., Any]:
+        def along(values: Any, direction: Any, x: Any, first: Any) -> Any:
+            eta = _predictor(program, values, sites, x, first)
+            return system.jvp(eta, program.ravel(values, sites), direction)
+
+        return system.compile(along)
+
+    def both() -> Callable[..., Any]:
+        def column(values: Any, output: Any, inverse: Any, x: Any, first: Any) -> Any:
+            eta, flat = _predictor(program, values, sites, x, first), program.ravel(values, sites)
+            _, pullback, _ = system.vjp(lambda at: (eta(at), ()), flat)
+            return system.jvp(eta, flat, inverse * pullback(output[None]))[1][0]
+
+        return system.compile(column)
+
+    along = program.cached(("J v", sites), forward)
+    column = program.cached(("J d J' e", sites), both)
+    count, outputs = row_count(x), plan.eta.shape[-1]
+    size = int(np.clip(memory // (2 * row_memory(plan)), 1, count))
+    inverse = 1.0 / gaussian.diagonal
+    spread_inverse = system.asarray(where.spread(inverse))
+    units = np.eye(outputs)
+    for start, stop in chunks(count, size):
+        part = padded_rows(problem, x, start, stop, size)
+        eta = system.to_numpy(predictor_by_row(problem)(values, part))[: stop - start]
+        slopes = np.zeros((stop - start, outputs, len(gaussian.factor)))
+        for number, row in enumerate(gaussian.factor):
+            direction = system.asarray(where.spread(row * inverse))
+            slopes[:, :, number] = system.to_numpy(along(values, direction, part, first)[1])[: stop - start]
+        spread = np.zeros((stop - start, outputs, outputs))
+        for row in range(start, stop):
+            one = padded_rows(problem, x, row, row + 1, 1)
+            for output in np.flatnonzero(plan.moved):
+                found = column(values, system.asarray(units[output]), spread_inverse, one, first)
+                spread[row - start, :, output] = system.to_numpy(found)
+        yield eta, gaussian.project_products(0.5 * (spread + spread.transpose(0, 2, 1)), slopes)

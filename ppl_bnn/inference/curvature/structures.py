@@ -277,22 +277,24 @@ class FactorCurvature(DataCurvature):
 class LowRankCurvature(FactorCurvature):
     """The largest eigenpairs of D^-1/2 H D^-1/2 as a factor, and `rest`, sums over the others, for a prior D (P,).
 
-    Gaussians are of the factor alone. Log-determinants are of the whole H for multiples of D, and of the factor for
-    other priors. `coupled` bounds the error (nats) of log det by residuals of the eigenpairs, which have `converged`
-    or not; `products` were made with vectors.
+    They are of the positions `inside` (P,) of bool; the factor has all of the others. Gaussians are of the factor
+    alone. Log-determinants are of the whole H for priors that are a multiple of D inside, and of the factor for other
+    ones. `coupled` bounds the error (nats) of log det by residuals of the eigenpairs, which have `converged` or not;
+    `products` were made with vectors.
     """
 
     prior: np.ndarray
+    inside: np.ndarray
     rest: Quadrature
     coupled: float = field(default=0.0, kw_only=True)
     converged: bool = field(default=True, kw_only=True)
     products: int = field(default=0, kw_only=True)
 
     def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
-        found, ratio = super().determinant(prior, groups), _ratio_of(prior, self.prior)
-        if ratio is None or np.ptp(groups):
+        found, ratio, inside = super().determinant(prior, groups), self._ratio(prior), groups[self.inside]
+        if ratio is None or np.ptp(inside):
             return found
-        group = int(groups[0])
+        group = int(inside[0])
 
         def term(factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
             relative, gamma = scale * self.multiplier / (ratio * factors[group]), np.zeros(len(factors))
@@ -303,7 +305,7 @@ class LowRankCurvature(FactorCurvature):
 
     def beyond(self, prior: np.ndarray) -> dict[str, tuple[float, float]] | None:
         """log det, effective parameters and trace beyond the rank, with standard errors; None for other priors."""
-        ratio = _ratio_of(prior, self.prior)
+        ratio = self._ratio(prior)
         if ratio is None:
             return None
         relative = self.multiplier / ratio
@@ -312,6 +314,9 @@ class LowRankCurvature(FactorCurvature):
             "parameters": self.rest.sum(lambda t: relative * t / (1.0 + relative * t)),
             "trace": self.rest.sum(lambda t: relative * t),
         }
+
+    def _ratio(self, prior: np.ndarray) -> float | None:
+        return _ratio_of(prior[self.inside], self.prior[self.inside]) if prior.ndim == 1 else None
 
 
 @dataclass(frozen=True)

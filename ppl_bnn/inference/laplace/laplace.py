@@ -135,6 +135,7 @@ class Laplace(Method):
     samples: int = setting(1, whole(1))
     sharing: str = setting("expand", OneOf(("expand", "reduce")))
     rank: int | None = setting(None, optional(whole(1)), advice="100")
+    probes: int = setting(8, whole(2))
     noise: str = setting("gaussian", OneOf(("gaussian", "mode", "evidence")))
     tune: str = setting("none", OneOf(("none", *GROUPINGS)))
     objective: str = setting("evidence", OneOf(("evidence", "validation")))
