@@ -73,7 +73,7 @@ def main(
     fitted, figures = time.perf_counter(), posterior.info.figures
     title = f"{rows} rows, rank {rank}, {probes} probes, {ppl}"
     facts: dict[str, Any] = {
-        f"{title}: weights": int(posterior.approximation.flat_mode.size),
+        f"{title}: weights": sum(value.size for value in start.values()),
         f"{title}: products": int(figures["curvature_products"]),
         f"{title}: fit, seconds": round(fitted - began, 1),
         f"{title}: peak memory of the fit, GB": round(peak() / 1e9, 2),
@@ -82,7 +82,6 @@ def main(
         f"{title}: effective parameters, and those beyond the rank": (
             f"{figures['effective_parameters']:.4g} and {figures['parameters_beyond_rank']:.4g}"
         ),
-        f"{title}: warnings": "; ".join(posterior.info.warnings),
     }
     posterior.predict(x, draws=draws)
     facts[f"{title}: {draws} draws, linearised at all rows, seconds"] = round(time.perf_counter() - fitted, 1)

@@ -82,9 +82,11 @@ def data_curvature(
     most = int(np.count_nonzero(~own))
     good = structure != "lowrank" or 1 <= (rank or 0) <= most
     InputError.check(good, "rank", f"a rank from 1 to {most}", repr(rank), "rank=20")
-    whole, good = np.ones(where.count), prior is not None and prior.ndim == 1 and bool(np.all(prior > 0.0))
-    known = (prior is None or good) and curvature != "hessian"
-    pairs = _LowRank(rank or 0, own, prior if good else whole, probes if known else None, seed)
+    ones = np.ones(where.count)
+    precisions = ones if prior is None else prior
+    good = precisions.ndim == 1 and bool(np.all(precisions > 0.0))
+    known = probes if good and curvature != "hessian" else None
+    pairs = _LowRank(rank or 0, own, precisions if good else ones, known, seed)
     if curvature == "hessian":
         hessian = _Hessian(problem, u, where, memory)
         return hessian.structured(structure, pairs), hessian.passes

@@ -35,7 +35,7 @@ MOST_PRODUCTS = (200, 40)
 FEWEST_BLOCKS = 4
 # How much larger than the last pair an eigenvalue must be to count as missed.
 MISSED = 0.01
-# The most steps of a quadrature, and the change by which a further one must not move it: in standard errors, and at all.
+# The most steps of a quadrature. It has settled if a step moves it less than this, in standard errors, or in nats.
 STEPS = 100
 SETTLED = 0.02
 UNSEEN = {"float64": 1e-10, "float32": 1e-3}
@@ -204,7 +204,7 @@ def _project_out(rows: np.ndarray, basis: np.ndarray) -> np.ndarray:
 
 
 def _orthonormal(rows: np.ndarray, basis: np.ndarray, floor: float) -> tuple[np.ndarray, np.ndarray]:
-    """Orthonormal Q (K', P) that are orthogonal to a basis, with rows = root Q but for parts below `floor`; and root."""
+    """Orthonormal rows Q, orthogonal to a basis, and root, with rows = root Q but for parts below `floor`."""
     directions, triangle, _ = scipy.linalg.qr(rows.T, mode="economic", pivoting=True, check_finite=False)
     kept = np.abs(np.diag(triangle)) > floor
     new = np.ascontiguousarray(directions[:, kept].T)
