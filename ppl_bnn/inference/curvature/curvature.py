@@ -28,9 +28,8 @@ from ppl_bnn.inference.curvature import jacobian, lanczos, structures
 from ppl_bnn.inference.curvature.gaussians import check_finite
 from ppl_bnn.inference.curvature.jacobian import Factors, JacobianPlan, plan_of
 from ppl_bnn.inference.curvature.kronecker import DenseBlock, KroneckerBlock, KroneckerCurvature
-from ppl_bnn.inference.curvature.lanczos import Quadrature
 from ppl_bnn.inference.curvature.products import GaussNewtonProducts, HessianProducts, Products
-from ppl_bnn.inference.curvature.structures import DataCurvature, LowRankCurvature
+from ppl_bnn.inference.curvature.structures import DataCurvature, LowRankCurvature, Quadrature
 from ppl_bnn.inference.flat_vector import Values, Where
 from ppl_bnn.language.likelihoods import HasObservedInformation
 from ppl_bnn.prediction.prediction import Prediction

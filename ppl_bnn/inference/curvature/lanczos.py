@@ -20,6 +20,7 @@ import numpy as np
 import scipy
 
 from ppl_bnn.core.arrays import chunks
+from ppl_bnn.inference.curvature.structures import Quadrature
 
 # (K, P) -> (K, P), of K vectors as rows, in the floating type of its argument.
 Product = Callable[[np.ndarray], np.ndarray]
@@ -49,25 +50,6 @@ class Eigenpairs:
     vectors: np.ndarray
     residuals: np.ndarray
     converged: bool
-
-
-@dataclass(frozen=True)
-class Quadrature:
-    """Nodes and weights (M, K) of sums over a spectrum, for M random vectors; M = 1 if the spectrum itself is known."""
-
-    nodes: np.ndarray
-    weights: np.ndarray
-
-    @classmethod
-    def exact(cls, values: np.ndarray) -> Quadrature:
-        """From all eigenvalues (K,)."""
-        return cls(np.maximum(values, 0.0)[None], np.ones((1, len(values))))
-
-    def sum(self, function: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
-        """tr f(A) with its standard error, 0 if the spectrum is known."""
-        each = np.sum(self.weights * function(self.nodes), 1)
-        error = each.std(ddof=1) / np.sqrt(len(each)) if len(each) > 1 else 0.0
-        return float(each.mean()), float(error)
 
 
 def largest(

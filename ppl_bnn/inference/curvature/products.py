@@ -24,6 +24,7 @@ from ppl_bnn.inference.curvature.jacobian import (
     padded_rows,
     plan_of,
     predictor_by_row,
+    predictor_of,
 )
 from ppl_bnn.inference.curvature.lanczos import BLOCK
 from ppl_bnn.inference.flat_vector import Values, Where, first_rows, system_values
@@ -58,7 +59,7 @@ class Products(ABC):
         program, rows = self.problem.program, self.problem.rows
         per_row = 8 * 4 * program.parameter_count
         if not program.coupled:
-            per_row = row_memory(self._plan)
+            per_row = self._plan.row_memory
             rows = int(np.clip(self.memory // (4 * per_row), 1, rows))
         per_direction = per_row * rows + 8 * 4 * self.where.size
         return rows, int(np.clip(self.memory // per_direction, 1, self.where.count))
@@ -148,7 +149,7 @@ class GaussNewtonProducts(Products):
         program, system, sites = self.problem.program, self.problem.system, self.where.sites
 
         def products(values: Any, directions: Any, x: Any, root: Any, first: Any) -> Any:
-            eta = _predictor(program, values, sites, x, first)
+            eta = predictor_of(program, values, sites, x, first)
             flat = program.ravel(values, sites)
             _, pullback, _ = system.vjp(lambda at: (eta(at), ()), flat)
 
@@ -161,30 +162,6 @@ class GaussNewtonProducts(Products):
             return system.vmap(one)(directions)
 
         return system.compile(products)
-
-
-def _predictor(program: Any, values: Any, sites: tuple[str, ...], x: Any, first: Any) -> Callable[[Any], Any]:
-    """eta (B, D) as a function of the flat vector of some sites."""
-
-    def eta(flat: Any) -> Any:
-        w = program.constrain({**values, **program.unravel(flat, sites)}, *first)
-        return program.predictor(w, x)
-
-    return eta
-
-
-def row_memory(plan: JacobianPlan) -> int:
-    """The bytes that derivatives hold for one row: some arrays for each output of a linear map.
-
-    What a network does between the sites of the `rest`, as inside of `bnn.module`, is not known.
-    """
-    outputs = sum(linear.places * linear.shape[1] for linear in plan.maps.values())
-    return 8 * 8 * (outputs + plan.rest_size + plan.eta.size)
-
-
-def row_bytes(problem: Problem, u: Values, where: Where) -> int:
-    """The bytes of the Jacobian of one row."""
-    return 8 * 2 * plan_of(problem, u, where.sites).eta.shape[-1] * where.size
 
 
 def projected(
@@ -200,14 +177,14 @@ def projected(
 
     def forward() -> Callable[..., Any]:
         def along(values: Any, direction: Any, x: Any, first: Any) -> Any:
-            eta = _predictor(program, values, sites, x, first)
+            eta = predictor_of(program, values, sites, x, first)
             return system.jvp(eta, program.ravel(values, sites), direction)
 
         return system.compile(along)
 
     def both() -> Callable[..., Any]:
         def column(values: Any, output: Any, inverse: Any, x: Any, first: Any) -> Any:
-            eta, flat = _predictor(program, values, sites, x, first), program.ravel(values, sites)
+            eta, flat = predictor_of(program, values, sites, x, first), program.ravel(values, sites)
             _, pullback, _ = system.vjp(lambda at: (eta(at), ()), flat)
             return system.jvp(eta, flat, inverse * pullback(output[None]))[1][0]
 
@@ -216,7 +193,7 @@ def projected(
     along = program.cached(("J v", sites), forward)
     column = program.cached(("J d J' e", sites), both)
     count, outputs = row_count(x), plan.eta.shape[-1]
-    size = int(np.clip(memory // (2 * row_memory(plan)), 1, count))
+    size = int(np.clip(memory // (2 * plan.row_memory), 1, count))
     inverse = 1.0 / gaussian.diagonal
     spread_inverse = system.asarray(where.spread(inverse))
     units = np.eye(outputs)

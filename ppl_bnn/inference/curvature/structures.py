@@ -21,7 +21,6 @@ import scipy
 from ppl_bnn.core.errors import CurvatureError
 from ppl_bnn.inference.curvature import gaussians
 from ppl_bnn.inference.curvature.gaussians import Diagonal, FlatGaussian, Full, LowRankPrecision
-from ppl_bnn.inference.curvature.lanczos import Quadrature
 
 # Relative differences up to this are rounding: within a block's prior, and between priors that are multiples.
 ROUNDING = 1e-12
@@ -86,6 +85,25 @@ class Spectrum:
             gamma[self.groups] = share.sum()
         unseen = self.unseen * float(np.log(tau)) if self.unseen else 0.0
         return float(np.sum(np.log(total))) + unseen + self.constant, gamma
+
+
+@dataclass(frozen=True)
+class Quadrature:
+    """Nodes and weights (M, K) of sums over a spectrum, for M random vectors; M = 1 if the spectrum itself is known."""
+
+    nodes: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def exact(cls, values: np.ndarray) -> Quadrature:
+        """From all eigenvalues (K,)."""
+        return cls(np.maximum(values, 0.0)[None], np.ones((1, len(values))))
+
+    def sum(self, function: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
+        """tr f(A) with its standard error, 0 if the spectrum is known."""
+        each = np.sum(self.weights * function(self.nodes), 1)
+        error = each.std(ddof=1) / np.sqrt(len(each)) if len(each) > 1 else 0.0
+        return float(each.mean()), float(error)
 
 
 def _by_grams(grams: Sequence[np.ndarray], sizes: np.ndarray, log_prior: float) -> Term:

@@ -13,8 +13,8 @@ from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.arrays import arrays_of, chunks, fields_in, map_data, ravel, row_count, unprefixed, unravel
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, LowRankPrecision, Rotated
-from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors
-from ppl_bnn.inference.curvature.products import projected, row_bytes
+from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors, row_bytes
+from ppl_bnn.inference.curvature.products import projected
 from ppl_bnn.inference.flat_vector import Values, Where, site_slices
 from ppl_bnn.inference.laplace.computed_weights import computed_names, given, linearised_weights
 from ppl_bnn.inference.laplace.linearised import KINDS, joint_predictive, predictive

@@ -7,7 +7,8 @@ import pytest
 from scipy import stats
 
 from ppl_bnn.inference.curvature import lanczos
-from ppl_bnn.inference.curvature.lanczos import Quadrature, largest, pairs_and_rest, spectral_quadrature
+from ppl_bnn.inference.curvature.lanczos import largest, pairs_and_rest, spectral_quadrature
+from ppl_bnn.inference.curvature.structures import Quadrature
 
 
 class Counted:
@@ -124,7 +125,8 @@ def test_nothing_is_left_beyond_the_whole_rank(name):
 def test_a_zero_matrix_has_no_pairs():
     operator = Counted(np.zeros(40))
     found, rest = operator.pairs(3)
-    assert len(found.values) == 0 and found.converged
+    assert len(found.values) == 0
+    assert found.converged
     assert rest.sum(np.log1p) == (0.0, 0.0)
     assert operator.products <= 12
 

@@ -167,7 +167,12 @@ def test_the_whole_rank_is_the_full_structure(ppl, name, by_products, monkeypatc
     close(found.approximation.covariance.covariance(), full.approximation.covariance.covariance(), 1e-9)
     for figure in ("log_evidence", "effective_parameters", "log_joint"):
         assert ours[figure] == pytest.approx(full.info.figures[figure], rel=1e-10)
-    for figure in ("log_evidence_error", "log_evidence_beyond_rank", "parameters_beyond_rank", "trace_beyond_rank"):
+    for figure in (
+        "log_evidence_error",
+        "log_evidence_beyond_rank",
+        "parameters_beyond_rank",
+        "trace_beyond_rank",
+    ):
         assert abs(ours[figure]) < 1e-9, figure
     for parameter, values in full.predict(NEW).parameters.items():
         close(predicted.parameters[parameter], values)
@@ -182,7 +187,9 @@ def weights_of(name):
 
 @pytest.mark.parametrize("settings", [{"tune": "global"}, {"tune": "global", "search": "maximise"}])
 def test_one_factor_is_tuned_by_the_evidence_of_the_whole_curvature(ppl, settings, by_products, monkeypatch):
-    few, every = (fitted(ppl, "classes", structure="lowrank", rank=r, probes=256, **settings) for r in (4, 46))
+    few, every = (
+        fitted(ppl, "classes", structure="lowrank", rank=r, probes=256, **settings) for r in (4, 46)
+    )
     monkeypatch.setattr(jacobian_module, "linear_factors", linear_factors)
     full = fitted(ppl, "classes", structure="full", **settings).info.figures
     for figure in ("log_evidence", "prior_factor/all", "effective_parameters", "log_joint"):
@@ -226,7 +233,12 @@ def test_a_low_rank_has_the_evidence_of_the_whole_curvature_within_its_error(nam
 def test_what_a_rank_leaves_out_is_named():
     leaves, warned = "effective parameters", []
     for rank in (1, 40):
-        warned.append(any(leaves in text for text in fitted("pyro", "classes", structure="lowrank", rank=rank).info.warnings))
+        warned.append(
+            any(
+                leaves in text
+                for text in fitted("pyro", "classes", structure="lowrank", rank=rank).info.warnings
+            )
+        )
     assert warned == [True, False]
 
 

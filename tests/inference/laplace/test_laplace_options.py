@@ -196,7 +196,9 @@ def test_every_combination_is_the_dense_one_or_a_named_error(curvature, structur
             )
             assert np.array_equal(np.flatnonzero(moves), positions_by_hand(weights, curvature))
             # Effective parameters are those of the whole curvature, also beyond a rank.
-            whole = wanted if curvature == "hessian" else precision_by_hand(curvature, WHOLE[structure], weights)
+            whole = (
+                wanted if curvature == "hessian" else precision_by_hand(curvature, WHOLE[structure], weights)
+            )
             if structure == "lowrank":
                 # The noise has its own block: an empirical Fisher matrix couples it to the weights.
                 whole[0, 1:] = whole[1:, 0] = 0.0
