@@ -161,3 +161,11 @@ class Where:
     def chosen(self, array: np.ndarray) -> np.ndarray:
         """Select the positions along the last axis, (..., size) to (..., Q)."""
         return array if self.kept is None else array[..., self.kept]
+
+    def spread(self, chosen: np.ndarray) -> np.ndarray:
+        """The inverse of `chosen`, with zeros at the other positions."""
+        if self.kept is None:
+            return chosen
+        whole = np.zeros((*chosen.shape[:-1], self.size), chosen.dtype)
+        whole[..., self.kept] = chosen
+        return whole

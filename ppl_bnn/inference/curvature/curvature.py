@@ -13,9 +13,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -25,12 +24,13 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import chunks
 from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError
 from ppl_bnn.core.processes import machine_memory
-from ppl_bnn.inference.curvature import jacobian, structures
+from ppl_bnn.inference.curvature import jacobian, lanczos, structures
 from ppl_bnn.inference.curvature.gaussians import check_finite
-from ppl_bnn.inference.curvature.jacobian import Factors, JacobianPlan, padded_rows, plan_of
+from ppl_bnn.inference.curvature.jacobian import Factors, JacobianPlan, plan_of
 from ppl_bnn.inference.curvature.kronecker import DenseBlock, KroneckerBlock, KroneckerCurvature
-from ppl_bnn.inference.curvature.structures import DataCurvature
-from ppl_bnn.inference.flat_vector import Values, Where, system_values
+from ppl_bnn.inference.curvature.products import GaussNewtonProducts, HessianProducts, Products
+from ppl_bnn.inference.curvature.structures import DataCurvature, LowRankCurvature, Quadrature
+from ppl_bnn.inference.flat_vector import Values, Where
 from ppl_bnn.language.likelihoods import HasObservedInformation
 from ppl_bnn.prediction.prediction import Prediction
 
@@ -48,6 +48,8 @@ def data_curvature(
     samples: int = 1,
     structure: str = "full",
     rank: int | None = None,
+    prior: np.ndarray | None = None,
+    probes: int = 8,
     apart: Sequence[str] = (),
     sharing: str = "expand",
     positions: np.ndarray | None = None,
@@ -67,8 +69,11 @@ def data_curvature(
       sharing="reduce", left from the mean of a and right from the sum of g over places (Eschenhagen et al. 2023;
       Martens and Grosse 2015). Exact for one row and one place. All other sites have a dense block each;
     - "diag": `DiagonalCurvature`, the exact diagonal;
-    - "lowrank": `FactorCurvature` with sqrt(lambda_i) v_i', the `rank` largest positive eigenpairs, and an exact block
-      for the sites of `apart`. The noise needs one: it is one direction among many, and would keep its prior spread.
+    - "lowrank": `LowRankCurvature`, the `rank` largest eigenpairs of D^-1/2 H D^-1/2 with the precisions D (Q,) of the
+      `prior` (ones by default), and an exact block for the sites of `apart`. The noise needs one: it is one direction
+      among many, and would keep its prior spread. A large matrix is known by products with vectors alone
+      (`products.py`), and `probes` random vectors find sums over the rest of its spectrum (`lanczos.py`).
+      `FactorCurvature`, without the rest, for a Hessian, and for a prior that is no positive diagonal (D is then 1).
     """
     where = Where.of(problem, positions)
     sizes = [problem.program.sites[name].size for name in where.sites]
@@ -76,15 +81,20 @@ def data_curvature(
     most = int(np.count_nonzero(~own))
     good = structure != "lowrank" or 1 <= (rank or 0) <= most
     InputError.check(good, "rank", f"a rank from 1 to {most}", repr(rank), "rank=20")
+    ones = np.ones(where.count)
+    precisions = ones if prior is None else prior
+    good = precisions.ndim == 1 and bool(np.all(precisions > 0.0))
+    known = probes if good and curvature != "hessian" else None
+    pairs = _LowRank(rank or 0, own, precisions if good else ones, known, seed)
     if curvature == "hessian":
         hessian = _Hessian(problem, u, where, memory)
-        return hessian.structured(structure, rank or 0, own, seed), hessian.passes
+        return hessian.structured(structure, pairs), hessian.passes
     rows = _Rows(problem, u, where, memory, _cotangents(problem, u, curvature, fisher, samples, seed))
     structured = {
         "full": rows.full,
         "diag": rows.diagonal,
         "kron": lambda: rows.kronecker(sharing),
-        "lowrank": lambda: rows.low_rank(rank or 0, own, seed),
+        "lowrank": lambda: rows.low_rank(pairs),
     }
     return structured[structure](), rows.passes
 
@@ -248,59 +258,20 @@ class _Rows(_Curvature):
                 blocks.append(DenseBlock(right[name], name, place))
         return KroneckerCurvature(tuple(blocks))
 
-    def low_rank(self, rank: int, own: np.ndarray, seed: int) -> DataCurvature:
-        """Eigenpairs from a dense matrix, or its dual, if one is small; else from products with vectors.
-
-        `own` (Q,) are the positions with a separate block.
-        """
+    def low_rank(self, pairs: _LowRank) -> DataCurvature:
+        """Eigenpairs from a dense matrix, or its dual, if one is small; else from products with vectors."""
         size = self.where.count
         width = np.asarray(self.cotangents(self.plan.eta, slice(0, 1))).shape[-1]
         terms = self.problem.rows * width
         if size <= DENSE or (terms <= DENSE and 8 * terms * size <= self.memory):
             curvature = self.full()
-            if not isinstance(curvature, structures.FactorCurvature):
-                return _low_rank(curvature.matrix(), rank, own)
-            factor = np.where(own, 0.0, curvature.factor)
-            values, vectors = _largest(factor @ factor.T, rank)
-            block = curvature.factor[:, own].T @ curvature.factor[:, own]
-            return _with_block(_positive(values, vectors.T @ factor, dual=True), block, own)
-        # The factors fit into memory between two products, or are computed again for each.
-        bytes_of_factors = 8 * self.problem.rows * self.plan.floats(width)
-        stored = list(self.chunks()) if bytes_of_factors <= self.memory else None
-
-        def product(flat: np.ndarray) -> np.ndarray:
-            v, total = _spread(self.where, np.ravel(flat)), np.zeros(self.where.size)
-            for part in self.chunks() if stored is None else stored:
-                _add_product(total, v, part)
-            return self.where.chosen(total)
-
-        return _low_rank_of_products(product, rank, own, seed)
-
-
-def _spread(where: Where, chosen: np.ndarray) -> np.ndarray:
-    """The inverse of `Where.chosen`, with zeros at the other positions."""
-    whole = np.zeros((*chosen.shape[:-1], where.size))
-    whole[..., slice(None) if where.kept is None else where.kept] = chosen
-    return whole
-
-
-def _add_product(total: np.ndarray, v: np.ndarray, part: Factors) -> None:
-    """total += B'(B v) for the rows of a chunk, from factors, without a gradient of a weight for any row."""
-    z, sites = np.zeros(part.rest.shape[:2]), list(part.by_site())
-    for site, columns, inputs, gradients in sites:
-        along = v[part.plan.slices[site]]
-        if inputs is None:
-            z[:, columns] += gradients @ along
-        else:
-            moved = inputs @ along.reshape(inputs.shape[-1], -1)
-            z[:, columns] += np.einsum("bto,bato->ba", moved, gradients)
-    for site, columns, inputs, gradients in sites:
-        if inputs is None:
-            pulled = np.einsum("ba,bap->p", z[:, columns], gradients)
-        else:
-            outer = np.einsum("ba,bato->bto", z[:, columns], gradients)
-            pulled = np.tensordot(inputs, outer, ([0, 1], [0, 1])).reshape(-1)
-        total[part.plan.slices[site]] += pulled
+            if isinstance(curvature, structures.FactorCurvature):
+                return pairs.of_factor(curvature.factor)
+            return pairs.of_matrix(curvature.matrix())
+        products = GaussNewtonProducts(self.problem, self.u, self.where, self.memory, self.cotangents)
+        found = pairs.of_products(products)
+        self.passes += products.passes
+        return found
 
 
 def _squares(inputs: np.ndarray, gradients: np.ndarray, memory: int) -> np.ndarray:
@@ -316,116 +287,102 @@ def _squares(inputs: np.ndarray, gradients: np.ndarray, memory: int) -> np.ndarr
     return total
 
 
-def _low_rank(matrix: np.ndarray, rank: int, own: np.ndarray) -> structures.FactorCurvature:
-    """The largest eigenpairs of the positions without a separate block, and the block of the others."""
-    values, vectors = _largest(np.where(own | own[:, None], 0.0, matrix), rank)
-    return _with_block(_positive(values, vectors.T), matrix[np.ix_(own, own)], own)
+@dataclass
+class _LowRank:
+    """The largest eigenpairs of D^-1/2 H D^-1/2, the rest of its spectrum, and a block of H by itself.
+
+    D are the precisions (Q,) of the prior, or ones. `own` (Q,) are the positions with a separate block. `probes` random
+    vectors find the rest where it takes products, None leaves it out: for the Hessian, which may be indefinite, and for
+    priors that are no positive diagonal.
+    """
+
+    rank: int
+    own: np.ndarray
+    prior: np.ndarray
+    probes: int | None
+    seed: int
+
+    def of_matrix(self, matrix: np.ndarray) -> DataCurvature:
+        root = np.where(self.own, np.inf, np.sqrt(self.prior))
+        values, vectors = scipy.linalg.eigh(matrix / root / root[:, None], driver="evd")
+        order = np.argsort(values)[::-1]
+        kept = order[: self.rank][_positive(values[order[: self.rank]], values)]
+        rest = Quadrature.exact(np.delete(values, kept))
+        return self._joined(values[kept], vectors[:, kept].T, rest, matrix[np.ix_(self.own, self.own)])
+
+    def of_factor(self, factor: np.ndarray) -> DataCurvature:
+        """From B (M, Q) with H = B'B, by its dual (M, M)."""
+        scaled = np.where(self.own, 0.0, factor / np.sqrt(self.prior))
+        values, vectors = scipy.linalg.eigh(scaled @ scaled.T, driver="evd")
+        order = np.argsort(values)[::-1]
+        kept = order[: self.rank][_positive(values[order[: self.rank]], values)]
+        rows = vectors[:, kept].T @ scaled / np.sqrt(values[kept])[:, None]
+        block = factor[:, self.own].T @ factor[:, self.own]
+        return self._joined(values[kept], rows, Quadrature.exact(np.delete(values, kept)), block)
+
+    def of_products(self, products: Products) -> DataCurvature:
+        size, dtype = len(self.own), products.dtype
+        inverse = np.where(self.own, 0.0, 1.0 / np.sqrt(self.prior)).astype(dtype)
+        rng = np.random.default_rng(self.seed)
+
+        def whitened(rows: np.ndarray) -> np.ndarray:
+            found = products(rows * inverse)
+            found *= inverse
+            return found
+
+        rest = None
+        if self.probes is None:
+            pairs = lanczos.largest(whitened, size, self.rank, rng, dtype)
+        else:
+            pairs, rest = lanczos.pairs_and_rest(whitened, size, self.rank, self.probes, rng, dtype)
+        some = pairs.values > 0.0
+        units = np.zeros((int(self.own.sum()), size), dtype)
+        units[:, self.own] = np.eye(len(units))
+        block = products(units)[:, self.own].astype(float)
+        found = self._joined(pairs.values[some], pairs.vectors[some], rest, 0.5 * (block + block.T))
+        if isinstance(found, LowRankCurvature):
+            # Both parts of the spectrum are coupled by residuals, whose effect on log det is of their square.
+            coupled = float(np.sum(pairs.residuals**2 / (1.0 + pairs.values)))
+            return replace(found, coupled=coupled, converged=pairs.converged, products=round(products.passes))
+        expected, got = f"{self.rank} eigenpairs", f"{len(pairs.values)} that have not all converged"
+        CurvatureError.check(pairs.converged, "structure='lowrank'", expected, got, "a smaller rank")
+        return found
+
+    def _joined(
+        self, values: np.ndarray, vectors: np.ndarray, rest: Quadrature | None, block: np.ndarray
+    ) -> DataCurvature:
+        """The factor with rows sqrt(value_i) v_i' D^1/2, and below them those of the block."""
+        of_block, directions = np.linalg.eigh(block)
+        some = _positive(of_block, of_block)
+        factor = np.zeros((len(values) + int(some.sum()), len(self.own)))
+        np.multiply(vectors, np.sqrt(values)[:, None], out=factor[: len(values)])
+        factor[: len(values)] *= np.sqrt(self.prior)
+        factor[len(values) :, self.own] = (directions[:, some] * np.sqrt(of_block[some])).T
+        if rest is None or self.probes is None:
+            return structures.FactorCurvature(factor)
+        return LowRankCurvature(factor, self.prior, ~self.own, rest)
 
 
-def _low_rank_of_products(
-    product: Callable[[np.ndarray], np.ndarray], rank: int, own: np.ndarray, seed: int
-) -> structures.FactorCurvature:
-    """`_low_rank` of a matrix that is given by its products with vectors (Q,), by implicitly restarted Lanczos."""
-
-    def outside(v: np.ndarray) -> np.ndarray:
-        return np.where(own, 0.0, product(np.where(own, 0.0, np.ravel(v))))
-
-    size = len(own)
-    start = np.random.default_rng(seed).standard_normal(size)
-    lanczos: Any = scipy.sparse.linalg
-    operator = lanczos.LinearOperator((size, size), matvec=outside, dtype=np.float64)
-    try:
-        values, vectors = lanczos.eigsh(operator, k=rank, which="LA", v0=start)
-    except lanczos.ArpackNoConvergence as error:
-        got = f"{len(error.eigenvalues)} that converged"
-        raise CurvatureError.of("structure='lowrank'", f"{rank} eigenpairs", got, "a smaller rank") from error
-    order = np.argsort(values)[::-1]
-    units = np.eye(size)[own]
-    block = np.array([product(unit)[own] for unit in units]).reshape(len(units), len(units))
-    return _with_block(_positive(values[order], vectors[:, order].T), 0.5 * (block + block.T), own)
-
-
-def _with_block(rows: np.ndarray, block: np.ndarray, own: np.ndarray) -> structures.FactorCurvature:
-    """Rows of a factor, and below them those of a block over the positions `own`."""
-    if not own.any():
-        return structures.FactorCurvature(rows)
-    values, vectors = np.linalg.eigh(block)
-    below = np.zeros((len(values), len(own)))
-    below[:, own] = vectors.T
-    return structures.FactorCurvature(np.concatenate([rows, _positive(values, below)]))
-
-
-def _largest(matrix: np.ndarray, rank: int) -> tuple[np.ndarray, np.ndarray]:
-    """The largest eigenvalues, largest first, and their eigenvectors as columns."""
-    size = len(matrix)
-    values, vectors = scipy.linalg.eigh(matrix, subset_by_index=(max(0, size - rank), size - 1))
-    return values[::-1], vectors[:, ::-1]
-
-
-def _positive(values: np.ndarray, rows: np.ndarray, dual: bool = False) -> np.ndarray:
-    """sqrt(lambda_i) v_i' of the positive eigenvalues; rows are v_i', or already u_i' B of the dual B B'."""
-    some = values > max(float(np.max(np.abs(values), initial=0.0)) * 1e-14, 0.0)
-    return rows[some] if dual else rows[some] * np.sqrt(values[some])[:, None]
+def _positive(values: np.ndarray, among: np.ndarray) -> np.ndarray:
+    """Which eigenvalues are positive, beyond the rounding error of the largest `among` them."""
+    return values > float(np.max(np.abs(among), initial=0.0)) * 1e-14
 
 
 @dataclass
 class _Hessian(_Curvature):
-    """The Hessian of -sum log p(y_n | x_n, u), by products with vectors: the pullback of the gradient.
+    """The Hessian of -sum log p(y_n | x_n, u), by products with vectors."""
 
-    It is a sum over chunks of rows, for as many directions at a time as memory allows.
-    """
-
-    def structured(self, structure: str, rank: int, own: np.ndarray, seed: int) -> DataCurvature:
-        size = self.where.count
-        if structure == "lowrank" and size > DENSE:
-            return _low_rank_of_products(lambda v: self.products(v[None])[0], rank, own, seed)
-        units = (np.eye(stop - start, size, start) for start, stop in chunks(size, self._sizes[1]))
-        if structure == "diag":
-            diagonal = np.concatenate([self.products(unit)[unit == 1.0] for unit in units])
-            return structures.DiagonalCurvature(diagonal)
-        matrix = np.concatenate([self.products(unit) for unit in units])
-        matrix = 0.5 * (matrix + matrix.T)
-        return _low_rank(matrix, rank, own) if structure == "lowrank" else structures.FullCurvature(matrix)
-
-    @cached_property
-    def _sizes(self) -> tuple[int, int]:
-        """Rows and directions per call."""
-        program, rows = self.problem.program, self.problem.rows
-        per_row = 8 * 4 * program.parameter_count
-        if not program.coupled:
-            per_row = 8 * 4 * self.plan.activations
-            rows = int(np.clip(self.memory // (4 * per_row), 1, rows))
-        per_direction = per_row * rows + 8 * 4 * self.where.size
-        return rows, int(np.clip(self.memory // per_direction, 1, self.where.count))
-
-    def products(self, directions: np.ndarray) -> np.ndarray:
-        """The products H v (K, P) for directions (K, P), no more than `_sizes` allows."""
-        problem, system = self.problem, self.problem.system
-        function = problem.program.cached(("hessian", self.where.sites), self._build)
-        size, _ = self._sizes
-        values, whole = system_values(problem, self.u), system.asarray(_spread(self.where, directions))
-        total = np.zeros_like(directions)
-        for start, stop in chunks(problem.rows, size):
-            x = padded_rows(problem, problem.inputs, start, stop, size)
-            y = padded_rows(problem, problem.targets, start, stop, size)
-            counted = system.asarray((np.arange(size) < stop - start).astype(float))
-            result = system.to_numpy(function(values, x, y, counted, whole))
-            total += self.where.chosen(result.astype(np.float64))
-            self.passes += len(directions) * (stop - start) / problem.rows
-        check_finite("a finite Hessian", total)
-        return total
-
-    def _build(self) -> Callable[..., Any]:
-        program, system = self.problem.program, self.problem.system
-        sites = self.where.sites
-
-        def loss(flat: Any, values: Any, x: Any, y: Any, counted: Any) -> Any:
-            u = {**values, **program.unravel(flat, sites)}
-            return -(counted * program.log_likelihood(u, x, y)).sum()
-
-        def products(values: Any, x: Any, y: Any, counted: Any, directions: Any) -> Any:
-            flat = program.ravel(values, sites)
-            product = jacobian.hessian_product(system, loss, flat, values, x, y, counted)
-            return system.vmap(product)(directions)
-
-        return system.compile(products)
+    def structured(self, structure: str, pairs: _LowRank) -> DataCurvature:
+        size, products = self.where.count, HessianProducts(self.problem, self.u, self.where, self.memory)
+        try:
+            if structure == "lowrank" and size > DENSE:
+                return pairs.of_products(products)
+            units = (np.eye(stop - start, size, start) for start, stop in chunks(size, products.directions))
+            if structure == "diag":
+                diagonal = np.concatenate([products(unit)[unit == 1.0] for unit in units])
+                return structures.DiagonalCurvature(diagonal.astype(float))
+            matrix = np.concatenate([products(unit) for unit in units]).astype(float)
+            matrix = 0.5 * (matrix + matrix.T)
+            return pairs.of_matrix(matrix) if structure == "lowrank" else structures.FullCurvature(matrix)
+        finally:
+            self.passes += products.passes

@@ -279,6 +279,25 @@ class LowRankPrecision(FlatGaussian, structure="lowrank", keys=("diagonal", "fac
     def precision(self) -> np.ndarray:
         return self.factor.T @ self.factor + np.diag(self.diagonal)
 
+    def diagonal_share(self) -> float:
+        """tr(diag(d) A^-1) = P - R + tr(K^-1)."""
+        inverse = solve_lower(self.cholesky, np.eye(len(self.cholesky)))
+        return float(self.size - len(inverse) + np.sum(inverse**2))
+
+    def project_products(self, spread: np.ndarray, along: np.ndarray) -> np.ndarray:
+        """J S J' (N, D, D) from J diag(d)^-1 J' (N, D, D) and J diag(d)^-1 B' (N, D, R), without J.
+
+        In an orthonormal basis U (R, P) of the rows of C, K = Z diag(k) Z', it is (J D U')(k^-1)(J D U')' with D =
+        diag(d)^-1/2, and what U leaves out of J D (J D)', whose negative eigenvalues are rounding and set to 0.
+        """
+        values, vectors = np.linalg.eigh(self.cholesky @ self.cholesky.T)
+        some = values > 1.0 + 1e-12 * values.max(initial=1.0)
+        half = along @ vectors[:, some] / np.sqrt(values[some] - 1.0)
+        outside, rotation = np.linalg.eigh(spread - half @ half.transpose(0, 2, 1))
+        rotation *= np.sqrt(np.maximum(outside, 0.0))[:, None]
+        half /= np.sqrt(values[some])
+        return rotation @ rotation.transpose(0, 2, 1) + half @ half.transpose(0, 2, 1)
+
     def _update(self, rows: np.ndarray, transposed: bool) -> np.ndarray:
         """Rows times I - C' X C or its transpose, X = L'^-1 (L + I)^-1."""
         shifted = self.cholesky.copy(order="F")

@@ -82,6 +82,15 @@ class JacobianPlan:
         """The numbers of `Factors.rest` for one row and one cotangent."""
         return max((at.stop for at in self.rest.values()), default=0)
 
+    @property
+    def row_memory(self) -> int:
+        """The bytes that a forward or a reverse derivative holds for one row: some arrays for each output of a map.
+
+        What a network does between the sites of the `rest`, as inside of `bnn.module`, is not known.
+        """
+        outputs = sum(linear.places * linear.shape[1] for linear in self.maps.values())
+        return 8 * 8 * (outputs + self.rest_size + self.eta.size)
+
     def floats(self, width: int) -> int:
         """Numbers returned for one row with `width` cotangents, and held while they are computed."""
         inputs = sum(linear.places * linear.shape[0] for linear in self.maps.values())
@@ -257,7 +266,7 @@ def linear_factors(
         if cotangents is None:
             root = np.broadcast_to(np.eye(outputs), (count, outputs, outputs))
         else:
-            eta = system.to_numpy(_predictor(problem)(values, part))[:count]
+            eta = system.to_numpy(predictor_by_row(problem)(values, part))[:count]
             # Overflow here is detected later, from the gradients.
             with np.errstate(over="ignore", invalid="ignore"):
                 root = np.asarray(cotangents(eta, slice(start, stop)))
@@ -292,7 +301,19 @@ def padded_rows(problem: Problem, data: Any, start: int, stop: int, size: int) -
     return map_data(lambda a: problem.system.asarray(padded(np.asarray(a[start:stop]), size)), data)
 
 
-def _predictor(problem: Problem) -> Callable[..., Any]:
+def predictor_of(
+    program: Any, values: Any, sites: tuple[str, ...], x: Any, first: Any
+) -> Callable[[Any], Any]:
+    """eta (B, D) as a function of the flat vector of some sites."""
+
+    def eta(flat: Any) -> Any:
+        w = program.constrain({**values, **program.unravel(flat, sites)}, *first)
+        return program.predictor(w, x)
+
+    return eta
+
+
+def predictor_by_row(problem: Problem) -> Callable[..., Any]:
     """The function (values, rows) -> eta (B, D), row by row, compiled once for each program."""
     program, system = problem.program, problem.system
 
@@ -374,3 +395,8 @@ def jacobians(
     where = Where.of(problem, positions)
     for part in linear_factors(problem, u, x, None, memory, where.sites, 2 * where.size):
         yield part.rows, part.eta, where.chosen(part.jacobian())
+
+
+def row_bytes(problem: Problem, u: Values, where: Where) -> int:
+    """The bytes of the Jacobian of one row while it is made."""
+    return 8 * 2 * plan_of(problem, u, where.sites).eta.shape[-1] * where.size

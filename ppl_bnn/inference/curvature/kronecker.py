@@ -26,7 +26,14 @@ import scipy
 
 from ppl_bnn.core.errors import CurvatureError, UnsupportedError
 from ppl_bnn.inference.curvature import gaussians, structures
-from ppl_bnn.inference.curvature.gaussians import FlatGaussian, Full, Kronecker, Part, Rotated
+from ppl_bnn.inference.curvature.gaussians import (
+    FlatGaussian,
+    Full,
+    Kronecker,
+    LowRankPrecision,
+    Part,
+    Rotated,
+)
 from ppl_bnn.inference.curvature.structures import DataCurvature, FullCurvature, LogDeterminant, Term
 
 # The prior of one tensor of p entries: precisions (p,), a matrix (p, p), or a matrix by its Kronecker eigenvectors.
@@ -211,6 +218,8 @@ def prior_share(gaussian: FlatGaussian, prior: TensorPrior | Mapping[str, Tensor
         return float(np.sum(prior_in(prior, gaussian.left, gaussian.right) / gaussian.values))
     if isinstance(prior, Rotated):
         prior = prior.precision()
+    if isinstance(gaussian, LowRankPrecision) and np.array_equal(prior, gaussian.diagonal):
+        return gaussian.diagonal_share()
     if prior.ndim == 1:
         return float(prior @ gaussian.variances())
     return float(np.sum(prior * gaussian.covariance()))

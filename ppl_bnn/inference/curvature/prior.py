@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from ppl_bnn.backends.native import unwrap
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.core.processes import machine_memory
 from ppl_bnn.inference import flat_vector
 from ppl_bnn.inference.curvature.gaussians import Rotated
 from ppl_bnn.inference.curvature.jacobian import hessian_product
@@ -49,10 +51,26 @@ def prior_curvature(problem: Problem, u: Values) -> np.ndarray:
 
     It is diagonal if priors are independent over elements and sites. Its product with ones is then the diagonal.
     """
+    return prior_hessian(problem, u) if _is_dependent(problem, u) else _row_sums(problem, u)
+
+
+def _is_dependent(problem: Problem, u: Values) -> bool:
+    """Whether elements or sites depend on each other under the prior."""
     program = problem.program
     elementwise = program.language and all(site.family in _ELEMENTWISE for site in program.latents)
-    dependent = not elementwise or any(parents(problem, u).values())
-    return prior_hessian(problem, u) if dependent else _row_sums(problem, u)
+    return not elementwise or any(parents(problem, u).values())
+
+
+def check_prior_fits(problem: Problem, u: Values) -> None:
+    """Raise `UnsupportedError` if the curvature of the prior is a matrix that cannot fit into memory."""
+    size, available = sum(site.size for site in problem.program.latents), machine_memory() or math.inf
+    # The matrix, its transpose and the precision.
+    needed = 3 * 8 * size**2
+    if needed > available and _is_dependent(problem, u):
+        expected = f"a prior whose elements are independent, for {size:,} weights"
+        got = f"one with a dense curvature, {needed / 1e9:,.3g} GB"
+        advice = "priors.Normal with scales that are numbers, bnn.noncentred(model), or structure='kron'"
+        raise UnsupportedError.of("Laplace", expected, got, advice)
 
 
 def _row_sums(problem: Problem, u: Values) -> np.ndarray:

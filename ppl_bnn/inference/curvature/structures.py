@@ -87,6 +87,25 @@ class Spectrum:
         return float(np.sum(np.log(total))) + unseen + self.constant, gamma
 
 
+@dataclass(frozen=True)
+class Quadrature:
+    """Nodes and weights (M, K) of sums over a spectrum, for M random vectors; M = 1 if the spectrum itself is known."""
+
+    nodes: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def exact(cls, values: np.ndarray) -> Quadrature:
+        """From all eigenvalues (K,)."""
+        return cls(np.maximum(values, 0.0)[None], np.ones((1, len(values))))
+
+    def sum(self, function: Callable[[np.ndarray], np.ndarray]) -> tuple[float, float]:
+        """tr f(A) with its standard error, 0 if the spectrum is known."""
+        each = np.sum(self.weights * function(self.nodes), 1)
+        error = each.std(ddof=1) / np.sqrt(len(each)) if len(each) > 1 else 0.0
+        return float(each.mean()), float(error)
+
+
 def _by_grams(grams: Sequence[np.ndarray], sizes: np.ndarray, log_prior: float) -> Term:
     """The dual for a few groups: K = I + scale sum_g K_g / tau_g, with K_g = B_g diag(prior_g)^-1 B_g' kept for each.
 
@@ -270,6 +289,52 @@ class FactorCurvature(DataCurvature):
     def _relative_eigenvalues(self, prior: np.ndarray) -> np.ndarray:
         # Negative eigenvalues of a Gram matrix are rounding.
         return np.maximum(_eigenvalues(self._gram(prior)[0].copy()), 0.0)
+
+
+@dataclass(frozen=True)
+class LowRankCurvature(FactorCurvature):
+    """The largest eigenpairs of D^-1/2 H D^-1/2 as a factor, and `rest`, sums over the others, for a prior D (P,).
+
+    They are of the positions `inside` (P,) of bool; the factor has all of the others. Gaussians are of the factor
+    alone. Log-determinants are of the whole H for priors that are a multiple of D inside, and of the factor for other
+    ones. `coupled` bounds the error (nats) of log det by residuals of the eigenpairs, which have `converged` or not;
+    `products` were made with vectors.
+    """
+
+    prior: np.ndarray
+    inside: np.ndarray
+    rest: Quadrature
+    coupled: float = field(default=0.0, kw_only=True)
+    converged: bool = field(default=True, kw_only=True)
+    products: int = field(default=0, kw_only=True)
+
+    def determinant(self, prior: np.ndarray, groups: np.ndarray) -> LogDeterminant:
+        found, ratio, inside = super().determinant(prior, groups), self._ratio(prior), groups[self.inside]
+        if ratio is None or np.ptp(inside):
+            return found
+        group = int(inside[0])
+
+        def term(factors: np.ndarray, scale: float) -> tuple[float, np.ndarray]:
+            relative, gamma = scale * self.multiplier / (ratio * factors[group]), np.zeros(len(factors))
+            gamma[group] = self.rest.sum(lambda t: relative * t / (1.0 + relative * t))[0]
+            return self.rest.sum(lambda t: np.log1p(relative * t))[0], gamma
+
+        return LogDeterminant((*found.terms, term))
+
+    def beyond(self, prior: np.ndarray) -> dict[str, tuple[float, float]] | None:
+        """log det, effective parameters and trace beyond the rank, with standard errors; None for other priors."""
+        ratio = self._ratio(prior)
+        if ratio is None:
+            return None
+        relative = self.multiplier / ratio
+        return {
+            "log_determinant": self.rest.sum(lambda t: np.log1p(relative * t)),
+            "parameters": self.rest.sum(lambda t: relative * t / (1.0 + relative * t)),
+            "trace": self.rest.sum(lambda t: relative * t),
+        }
+
+    def _ratio(self, prior: np.ndarray) -> float | None:
+        return _ratio_of(prior[self.inside], self.prior[self.inside]) if prior.ndim == 1 else None
 
 
 @dataclass(frozen=True)

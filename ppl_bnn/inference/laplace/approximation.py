@@ -12,8 +12,9 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core.arrays import arrays_of, chunks, fields_in, map_data, ravel, row_count, unprefixed, unravel
 from ppl_bnn.core.errors import UnsupportedError
-from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, Rotated
-from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors
+from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, LowRankPrecision, Rotated
+from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors, row_bytes
+from ppl_bnn.inference.curvature.products import projected
 from ppl_bnn.inference.flat_vector import Values, Where, site_slices
 from ppl_bnn.inference.laplace.computed_weights import computed_names, given, linearised_weights
 from ppl_bnn.inference.laplace.linearised import KINDS, joint_predictive, predictive
@@ -134,6 +135,9 @@ class LaplaceGaussian(Approximation):
         """eta (B, D) and J A^-1 J' (B, D, D), without a Jacobian of weights if the structure needs none."""
         gaussian, centre = self.covariance, self.centre()
         where = Where.of(problem, self.positions)
+        if isinstance(gaussian, LowRankPrecision) and row_bytes(problem, centre, where) > memory:
+            yield from projected(problem, centre, x, gaussian, where, memory)
+            return
         # Parts of sites have no factors of their own.
         if where.kept is not None or not isinstance(gaussian, Diagonal | Kronecker):
             for _, eta, jacobian in jacobians(problem, centre, x, memory, self.positions):

@@ -20,7 +20,12 @@ from ppl_bnn.inference.curvature.curvature import check_blocks_fit, check_fisher
 from ppl_bnn.inference.curvature.gaussians import FlatGaussian, Rotated
 from ppl_bnn.inference.curvature.jacobian import check_separable_rows, linear_maps
 from ppl_bnn.inference.curvature.kronecker import KroneckerBlock, KroneckerCurvature, TensorPrior
-from ppl_bnn.inference.curvature.structures import DataCurvature, DiagonalCurvature, FullCurvature
+from ppl_bnn.inference.curvature.structures import (
+    DataCurvature,
+    DiagonalCurvature,
+    FullCurvature,
+    LowRankCurvature,
+)
 from ppl_bnn.inference.flat_vector import Values, Where
 from ppl_bnn.inference.laplace.approximation import LaplaceGaussian
 from ppl_bnn.inference.laplace.autolaplace import guide_gaussian
@@ -40,6 +45,8 @@ if TYPE_CHECKING:
 NO_MODE = 0.1
 # The largest accepted distance of computed weights from their linearisation, in its standard deviations.
 LARGEST_REMAINDER = 0.1
+# The largest accepted share of the effective parameters beyond the rank.
+LARGEST_SHARE = 0.1
 # An entry of a prior's curvature below this share of the largest is no dependence.
 INDEPENDENT = 1e-10
 
@@ -131,7 +138,9 @@ class LaplaceFit:
             TunedFit(self, u, positions).prior(u)
         if method.objective == "validation":
             self.validation_rows()
-        if method.structure == "kron":
+        if method.structure != "kron":
+            priors.check_prior_fits(problem, u)
+        else:
             check_blocks_fit(problem, u, Where.of(problem, positions).sites)
             # A given mode is checked with the prior at that point and before anything else: there is nothing to train.
             if method.prior_approximation is None and method.optimise:
@@ -175,19 +184,21 @@ class LaplaceFit:
         if method.engine == "guide":
             gaussian: FlatGaussian = guide_gaussian(problem, u)
             self.passes = 1.0
+            joint = self.log_likelihood(u) + self.log_prior(u, positions)
+            self.figures["log_evidence"] = float(joint + gaussian.log_volume)
         else:
             positions = self.positions(u)
             if method.tunes:
                 u, gaussian, tuned = TunedFit(self, u, positions).tune(u)
             else:
-                gaussian = self._gaussian(u, positions)
+                gaussian, volume = self._gaussian(u, positions)
+                joint = self.log_likelihood(u) + self.log_prior(u, positions)
+                self.figures["log_evidence"] = float(joint + volume)
                 if not method.optimise and not method.marginal:
                     mode = self._check_start(mode, gaussian, positions)
         approximation = self.approximation(u, gaussian, positions, kinds=self.kinds(), **tuned)
         self._check_weights(approximation)
-        if "log_evidence" not in self.figures:
-            joint = self.log_likelihood(u) + self.log_prior(u, positions)
-            self.figures["log_evidence"] = float(joint + gaussian.log_volume)
+        self._check_rank()
         if method.restarts > 1:
             outside = self.outside(positions)
             if method.noise == "evidence":
@@ -230,6 +241,18 @@ class LaplaceFit:
                 "sampled predictions and in draws; multiplied out from draws of these sites they would be up to "
                 f"{width:.2g} times as wide. The log evidence takes the log joint as quadratic in these sites, which "
                 "it is not, and may be off by several nats: compare it with SMC()"
+            )
+
+    def _check_rank(self) -> None:
+        """Warn if the data determine much that is beyond the rank."""
+        left, every = (
+            self.figures.get(name, 0.0) for name in ("parameters_beyond_rank", "effective_parameters")
+        )
+        if left > LARGEST_SHARE * every:
+            self.warn(
+                f"rank={self.method.rank} leaves out {left:.3g} of {every:.3g} effective parameters: along these "
+                "directions the Gaussian keeps the spread of the prior, and predictions are too wide; the log evidence "
+                "has them all. Give a larger rank="
             )
 
     def outside(self, positions: np.ndarray) -> np.ndarray:
@@ -318,13 +341,13 @@ class LaplaceFit:
             nonlocal best, highest
             u = at(phi)
             try:
-                gaussian = self._gaussian(u, self.positions(u))
+                _, volume = self._gaussian(u, self.positions(u))
             except CurvatureError:
                 if not np.isfinite(highest):
                     raise
                 return -np.inf
             value, _ = self.refinement.value_and_grad(flat_vector.flat_sites(problem, u))
-            evidence = -value + gaussian.log_volume
+            evidence = -value + volume
             if evidence > highest:
                 best, highest = u, evidence
             return evidence
@@ -382,11 +405,17 @@ class LaplaceFit:
 
     # -- curvature and prior
 
-    def data_curvature(self, u: Values, positions: np.ndarray, structure: str | None = None) -> DataCurvature:
-        """The curvature of the data over the positions."""
-        names = ("curvature", "fisher", "samples", "rank", "sharing", "memory")
+    def data_curvature(
+        self, u: Values, positions: np.ndarray, structure: str | None = None, prior: np.ndarray | None = None
+    ) -> DataCurvature:
+        """The curvature of the data over the positions, in the coordinates of a prior if it is of low rank."""
+        names = ("curvature", "fisher", "samples", "rank", "probes", "sharing", "memory")
         settings: dict[str, Any] = {name: getattr(self.method, name) for name in names}
-        settings |= {"structure": structure or self.method.structure, "seed": self.problem.seed}
+        settings |= {
+            "structure": structure or self.method.structure,
+            "seed": self.problem.seed,
+            "prior": prior,
+        }
         settings |= {"positions": positions, "apart": noise_sites(self.problem, u)}
         found, passes = data_curvature(self.problem, u, **settings)
         self.passes += passes
@@ -423,15 +452,38 @@ class LaplaceFit:
             self.warn("the dependence between tensors under the prior was left out of a Kronecker structure")
         return {name: prior[at, at] for name, at in slices.items()}
 
-    def _gaussian(self, u: Values, positions: np.ndarray) -> FlatGaussian:
-        curvature = self.data_curvature(u, positions)
+    def _gaussian(self, u: Values, positions: np.ndarray) -> tuple[FlatGaussian, float]:
+        """The Gaussian at u, and log of the integral of exp(-x' A x / 2) with the whole curvature."""
+        kron = self.method.structure == "kron"
+        prior: Any = None if kron else self.prior(u, positions, dense=self.method.structure != "diag")
+        curvature = self.data_curvature(u, positions, prior=prior)
         if isinstance(curvature, KroneckerCurvature):
-            prior: Any = self._kronecker_prior(curvature, self._tensor_priors(u, positions))
-        else:
-            prior = self.prior(u, positions, dense=self.method.structure != "diag")
+            prior = self._kronecker_prior(curvature, self._tensor_priors(u, positions))
         gaussian = self._repaired(curvature, prior)
-        self.figures["effective_parameters"] = float(gaussian.size - kronecker.prior_share(gaussian, prior))
-        return gaussian
+        beyond, left = self.beyond_rank(curvature, prior)
+        share = kronecker.prior_share(gaussian, prior)
+        self.figures["effective_parameters"] = float(gaussian.size - share + left)
+        return gaussian, gaussian.log_volume + beyond
+
+    def beyond_rank(self, curvature: DataCurvature, prior: np.ndarray) -> tuple[float, float]:
+        """What the Gaussian of a low-rank curvature leaves out of the log volume and of the effective parameters."""
+        if not isinstance(curvature, LowRankCurvature) or (found := curvature.beyond(prior)) is None:
+            return 0.0, 0.0
+        (change, error), (left, _), (trace, of_trace) = found.values()
+        if not curvature.converged:
+            self.warn(
+                f"{self.method.rank} eigenpairs of the curvature had not all converged after {curvature.products} "
+                "products with vectors: give a smaller rank="
+            )
+        self.figures |= {
+            "log_evidence_beyond_rank": -0.5 * change,
+            "log_evidence_error": 0.5 * float(np.hypot(error, curvature.coupled)),
+            "parameters_beyond_rank": left,
+            "trace_beyond_rank": trace,
+            "trace_beyond_rank_error": of_trace,
+            "curvature_products": float(curvature.products),
+        }
+        return -0.5 * change, left
 
     def _kronecker_prior(
         self, curvature: KroneckerCurvature, prior: Mapping[str, TensorPrior]

@@ -13,8 +13,9 @@ from ppl_bnn.core.errors import CurvatureError, DivergenceError, InputError, Uns
 from ppl_bnn.core.progress import Progress, Silent
 from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
-from ppl_bnn.inference.curvature.curvature import CURVATURES
+from ppl_bnn.inference.curvature.curvature import CURVATURES, DENSE
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES
+from ppl_bnn.inference.curvature.lanczos import MOST_PRODUCTS, STEPS
 from ppl_bnn.inference.laplace.evidence import GROUPINGS, SEARCHES
 from ppl_bnn.inference.laplace.fit import LaplaceFit
 from ppl_bnn.inference.laplace.linearised import KINDS
@@ -42,7 +43,9 @@ class Laplace(Method):
     Parameters
     ----------
     structure : {"full", "kron", "diag", "lowrank"}
-        Structure of H. "kron" is K-FAC. "lowrank" keeps `rank` eigenpairs, with a separate block for the noise.
+        Structure of H. "kron" is K-FAC. "lowrank" keeps the `rank` largest eigenpairs of D^-1/2 H D^-1/2, with D the
+        precisions of the prior, and a separate block for the noise. Large networks are not held as a matrix or as a
+        Jacobian: products with vectors take 2 `rank` vectors of the size of the weights and `memory`.
     curvature : {"ggn", "empirical", "hessian"}
         "ggn" is Gauss-Newton, with the Fisher information of p(y | eta). "empirical" uses gradients at the observed
         targets. "hessian" is exact and may be indefinite.
@@ -59,6 +62,9 @@ class Laplace(Method):
         For linear maps with several places in a row (Eschenhagen et al. 2023). structure="kron" only.
     rank : int or None
         Number of eigenpairs with structure="lowrank".
+    probes : int
+        Random vectors that estimate what `rank` leaves out of the log evidence, where the matrix is too large for exact
+        values. Standard errors fall with the square root of their number.
     noise : {"gaussian", "mode", "evidence"}
         The noise of a Gaussian likelihood. "gaussian": sampled noise is part of the Gaussian. "mode": it stays at the
         joint mode. "evidence": its precision is tuned, and a prior on it has no effect.
@@ -121,11 +127,19 @@ class Laplace(Method):
     that is taken as the mode, the error of the log evidence in nats; "computed_weights_remainder", how far weights that
     the program computes (scale times base) are from their linearisation, which draws and sampled predictions use.
 
+    With structure="lowrank" the Gaussian keeps the prior along all directions beyond the rank. The log evidence and the
+    effective parameters have them too, by stochastic Lanczos quadrature in large networks (`lanczos.py`): figures are
+    "log_evidence_error", a standard error, "log_evidence_beyond_rank" and "parameters_beyond_rank", the parts that the
+    Gaussian lacks, "trace_beyond_rank" with its error, of D^-1/2 H D^-1/2, and "curvature_products", products with
+    vectors. There are none for curvature="hessian" or a prior that is no positive diagonal, and with several factors to
+    tune: the evidence is then that of the Gaussian.
+
     References
     ----------
     - MacKay (1992), "A practical Bayesian framework for backpropagation networks".
     - Daxberger et al. (2021), "Laplace redux - effortless Bayesian deep learning".
     - Immer et al. (2021), "Improving predictions of Bayesian neural nets via local linearization".
+    - Ubaru, Chen and Saad (2017), "Fast estimation of tr(f(A)) via stochastic Lanczos quadrature".
     - Eschenhagen et al. (2023), "Kronecker-factored approximate curvature for modern neural network architectures".
 
     Examples
@@ -145,6 +159,7 @@ class Laplace(Method):
     samples: int = setting(1, whole(1))
     sharing: str = setting("expand", OneOf(("expand", "reduce")))
     rank: int | None = setting(None, optional(whole(1)), advice="100")
+    probes: int = setting(8, whole(2))
     noise: str = setting("gaussian", OneOf(("gaussian", "mode", "evidence")))
     tune: str = setting("none", OneOf(("none", *GROUPINGS)))
     objective: str = setting("evidence", OneOf(("evidence", "validation")))
@@ -256,6 +271,10 @@ class Laplace(Method):
         mode = effort_of_mode(self.steps, self.polish) if self.optimise else Effort.exactly(0.0)
         # Passes over the rows for the curvature, and for the log evidence.
         passes = Effort(0.0, size.outputs + 2.0, 50.0 + 2.0 * size.parameters * (self.curvature == "hessian"))
+        if self.structure == "lowrank" and size.parameters > DENSE:
+            usual, fixed, each = 5.0 * (self.rank or 0) + 15.0 * self.probes, *MOST_PRODUCTS
+            most = fixed + each * (self.rank or 0) + STEPS * self.probes
+            passes = Effort(0.0, passes.usual + usual, passes.most + most)
         if self.tunes or self.marginal:
             # Each evaluation of other hyper-parameters may move the mode, by L-BFGS.
             often = 50.0 if self.during_training or self.objective == "validation" else 1.0

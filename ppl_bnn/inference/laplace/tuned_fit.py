@@ -17,7 +17,7 @@ from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference import flat_vector
 from ppl_bnn.inference.curvature.gaussians import FlatGaussian
 from ppl_bnn.inference.curvature.prior import parents, prior_curvature, traced_latents
-from ppl_bnn.inference.curvature.structures import DataCurvature
+from ppl_bnn.inference.curvature.structures import DataCurvature, LowRankCurvature
 from ppl_bnn.inference.flat_vector import Values
 from ppl_bnn.inference.laplace.evidence import SEARCHES, Evidence, EvidenceState, Tuned, alternate, groups_of
 from ppl_bnn.inference.laplace.noise import gaussian_noise
@@ -97,8 +97,9 @@ class TunedFit:
     def evidence_at(self, u: Values) -> tuple[Evidence, DataCurvature, np.ndarray]:
         """The evidence at the mode u as a function of factors, and curvature and prior (Q,) there, at factors of 1."""
         fit, problem, tuned = self.fit, self.problem, self.tuned[self.groups]
-        curvature = fit.data_curvature(u, self.positions)
-        prior = fit.independent_prior(curvature, self.prior(u))
+        prior = self.prior(u)
+        curvature = fit.data_curvature(u, self.positions, prior=prior)
+        prior = fit.independent_prior(curvature, prior)
         evidence = Evidence(
             curvature.determinant(prior, self.groups),
             self.groups,
@@ -154,7 +155,11 @@ class TunedFit:
             fit.warnings += found.warnings
         state = evidence.at(factors, scale)
         fit.figures |= {"log_evidence": state.value, "effective_parameters": float(state.gamma.sum())}
-        gaussian = curvature.scaled(scale).gaussian(factors[self.groups] * prior)
+        curvature, prior = curvature.scaled(scale), factors[self.groups] * prior
+        gaussian = curvature.gaussian(prior)
+        # With factors of several groups the evidence is that of the Gaussian itself.
+        apart = np.ptp(self.groups[curvature.inside]) if isinstance(curvature, LowRankCurvature) else 0
+        beyond, _ = (0.0, 0.0) if apart else fit.beyond_rank(curvature, prior)
         self._check_mode(u, gaussian, self.changes(factors, scale))
         if len(factors) <= 50:
             shown = np.flatnonzero(self.tuned)
@@ -168,7 +173,7 @@ class TunedFit:
             else:
                 u = flat_vector.with_values(self.problem, u, {noise.site: value})
         # The log joint under the tuned hyper-parameters: the evidence without the volume, and the held sites.
-        density = fit.figures["log_evidence"] - gaussian.log_volume
+        density = fit.figures["log_evidence"] - gaussian.log_volume - beyond
         fit.figures["log_joint"] = float(density + fit.log_prior(u, fit.outside(self.positions)))
         return u, gaussian, {"factors": self.site_factors(factors), "noise": known}
 
@@ -227,8 +232,9 @@ class TunedFit:
         alone = replace(self.method, tune="none", objective="evidence", optimise=True, restarts=1)
         training = type(fit)(alone, part, fit.progress, fit.restart)
         u = training.mode().u
-        curvature = training.data_curvature(u, positions)
-        prior = training.independent_prior(curvature, training.prior(u, positions))
+        prior = training.prior(u, positions)
+        curvature = training.data_curvature(u, positions, prior=prior)
+        prior = training.independent_prior(curvature, prior)
 
         def every(chosen: np.ndarray) -> np.ndarray:
             factors = np.ones(len(self.names))

@@ -54,6 +54,7 @@ def flat_centre(posterior):
 
 CURVATURES = ("ggn", "empirical", "hessian")
 STRUCTURES = ("full", "kron", "diag", "lowrank")
+WHOLE = {"full": "full", "kron": "kron", "diag": "diag", "lowrank": "full"}
 WEIGHTS = ("all", "last_layer", ("output", "hidden0.bias"), "largest_variance", "largest_magnitude")
 # The only members of the product that are not defined; all others have to fit.
 UNDEFINED = {
@@ -137,10 +138,10 @@ def precision_by_hand(curvature, structure, weights):
     if structure == "diag":
         data = np.diag(np.diag(data))
     elif structure == "lowrank":
-        # The noise, first of all, has a block of its own.
-        noise = data[0, 0]
-        values, vectors = np.linalg.eigh(data[1:, 1:])
-        values, vectors = values[-RANK:], vectors[:, -RANK:]
+        # The noise, first of all, has a block of its own. The eigenpairs are in the coordinates of the prior.
+        noise, root = data[0, 0], np.sqrt(np.diag(prior)[1:])
+        values, vectors = np.linalg.eigh(data[1:, 1:] / np.outer(root, root))
+        values, vectors = values[-RANK:], root[:, None] * vectors[:, -RANK:]
         data = np.zeros_like(data)
         data[0, 0] = max(noise, 0.0)
         data[1:, 1:] = (vectors * np.maximum(values, 0.0)) @ vectors.T
@@ -194,8 +195,15 @@ def test_every_combination_is_the_dense_one_or_a_named_error(curvature, structur
                 [np.ptp(v[0], axis=0).ravel() for v in posterior.unconstrained_draws.values()]
             )
             assert np.array_equal(np.flatnonzero(moves), positions_by_hand(weights, curvature))
-            data = wanted - np.diag(by_hand()["prior"][positions_by_hand(weights, curvature)])
-            gamma = np.trace(np.linalg.solve(wanted, data))
+            # Effective parameters are those of the whole curvature, also beyond a rank.
+            whole = (
+                wanted if curvature == "hessian" else precision_by_hand(curvature, WHOLE[structure], weights)
+            )
+            if structure == "lowrank":
+                # The noise has its own block: an empirical Fisher matrix couples it to the weights.
+                whole[0, 1:] = whole[1:, 0] = 0.0
+            data = whole - np.diag(by_hand()["prior"][positions_by_hand(weights, curvature)])
+            gamma = np.trace(np.linalg.solve(whole, data))
             assert np.isclose(posterior.info.figures["effective_parameters"], gamma, rtol=1e-7)
         predictions = [posterior.predict(new) for posterior in found]
         for posterior, prediction in zip(found[1:], predictions[1:], strict=True):
