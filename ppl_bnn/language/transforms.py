@@ -22,8 +22,10 @@ import numpy as np
 
 from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError
 from ppl_bnn.language import ops
-from ppl_bnn.language.distributions import ON_POSITIVES, ON_REALS, Distribution, draw_shape
-from ppl_bnn.language.likelihoods import Gaussian
+from ppl_bnn.language.distributions import ON_POSITIVES, ON_REALS, Distribution, draw_shape, one_minus_exp
+from ppl_bnn.language.layers.basic import dense
+from ppl_bnn.language.likelihoods import Gaussian, HeteroscedasticGaussian, Laplace, MixtureDensity, StudentT
+from ppl_bnn.language.likelihoods.base import parts
 from ppl_bnn.language.primitives import Handler, Message, NamedHandler, deterministic
 
 Model = Callable[..., Any]
@@ -517,3 +519,55 @@ def with_prior(model: Model, prior: Any) -> Model:
         check(prior.standardisation is None, where, expected, got, advice)
         prior = as_prior()
     return _transformed(model, functools.partial(_WithPrior, prior, _conditionals(prior)))
+
+
+# --- a student ------------------------------------------------------------------------------------
+
+# Components of a student's predictive for each one of its teacher's likelihood, and hidden units of their shifts.
+COPIES, SHIFT_WIDTH = 3, 20
+
+
+class _Student(Handler):
+    """The end of a model with one number per row as a mixture of normals, whose shifts are a function of features."""
+
+    sees_maps = False
+
+    def __init__(self) -> None:
+        self.features: list[Any] = []
+
+    def process(self, msg: Message) -> None:
+        if msg.kind == "linear" and len(msg.arguments["x"].shape) == 2:
+            # The inputs of the first map and of the last.
+            self.features = [*self.features[:1], msg.arguments["x"]]
+        elif msg.kind == "observe":
+            self._widen(msg.arguments)
+
+    def _widen(self, arguments: dict[str, Any]) -> None:
+        f, likelihood = arguments["f"], arguments["likelihood"]
+        base = _components(f, likelihood)
+        if base is None:
+            return
+        features = ops.concatenate(self.features)
+        hidden = ops.tanh(dense("student.hidden", features, SHIFT_WIDTH))
+        base = [each for part in base for each in [part] * COPIES]
+        base = ops.concatenate(base)
+        f = base + dense("student.output", hidden, int(base.shape[-1]))
+        arguments.update(f=f, likelihood=MixtureDensity())
+
+
+def _components(f: Any, likelihood: Any) -> list[Any] | None:
+    """Logits, means and scales before softplus, each (N, M), of a density of one number; None for anything else."""
+    if isinstance(likelihood, MixtureDensity):
+        return parts(f, 3)
+    if isinstance(likelihood, HeteroscedasticGaussian) and f.shape[-1] == 2:
+        return [ops.zeros_like(f[:, :1]), *parts(f, 2)]
+    if isinstance(likelihood, Gaussian | StudentT | Laplace) and f.shape[-1] == 1:
+        scale = ops.asarray(getattr(likelihood, likelihood.positive[0]), like=f)
+        # The inverse of softplus.
+        return [ops.zeros_like(f), f, ops.broadcast_to(scale + ops.log(one_minus_exp(scale)), tuple(f.shape))]
+    return None
+
+
+def student_of(model: Model) -> Model:
+    """student"""
+    return _transformed(model, _Student)

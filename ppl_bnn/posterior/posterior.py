@@ -26,6 +26,7 @@ from ppl_bnn.backends.systems import system
 from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import map_data, row_count, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
+from ppl_bnn.posterior import registered
 from ppl_bnn.posterior.approximation import Approximation, Chains, Draws, flat_draws, per_draw
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 from ppl_bnn.prediction.standardisation import Standardisation
@@ -491,6 +492,70 @@ class Posterior:
         """log q(u) of `unconstrained_draws`, (chain, draw). None for an approximation without a density."""
         value = self.approximation.log_prob(self._flat_draws)
         return None if value is None else value.reshape(self.shape)
+
+    # -- one network
+
+    def distil(
+        self,
+        student: Model | None = None,
+        x: Any = None,
+        *,
+        method: Any = None,
+        kind: str | None = None,
+        rows: int = 1000,
+        seed: int = 0,
+        progress: Any = None,
+    ) -> Posterior:
+        """Train one network, the student, to the predictive distribution of this posterior.
+
+        The student minimises the mean over inputs of KL(p(y | x) || q(y | x)), p being `predict` of this posterior. It
+        predicts at the cost of one network, and knows nothing of what is epistemic and what is not. How the divergence
+        is computed is in `ppl_bnn.inference.distillation`.
+
+        Parameters
+        ----------
+        student : Model, optional
+            The model of the student. By default `bnn.student_of(model)`: the same network, which for numbers ends in a
+            mixture of normals that can be wider than the noise.
+        x : optional
+            Further inputs, with no targets, at which the student is to be right. By default the training rows are
+            varied: x_i + t (x_j - x_k). A fifth of x is held out.
+        method : MAP, optional
+            The search for the weights.
+        kind : str, optional
+            Kind of the prediction to distil, as in `predict`.
+        rows : int, default 1000
+            Number of inputs without `x`: half training rows at most, the others varied. A quarter more is held out.
+        seed : int, default 0
+            The same seed on the same machine gives the same bits.
+        progress : bool, callable or Progress, optional
+            Whether, and to whom, progress is reported.
+
+        Returns
+        -------
+        Posterior
+            A point. `info.figures` has "divergence", the mean divergence at the held-out inputs in nats per row, and
+            its standard error over these, "divergence_se"; `info.history["divergence"]` has that of each. A warning
+            says where it is above 0.01. `info.settings["teacher"]` is the method of this posterior, and `target` says
+            that the result is not a posterior.
+
+        Raises
+        ------
+        UnsupportedError
+            For a point; rows that interact; censored targets; whole numbers as inputs without `x`; a student with
+            latent variables of rows, or not in the language.
+        InputError
+            For a student of other targets.
+
+        Examples
+        --------
+        >>> network = posterior.distil()
+        >>> network.info.figures["divergence"]
+        >>> network.save("network")
+        >>> again = bnn.load("network", bnn.student_of(model))
+        """
+        options = {"method": method, "kind": kind, "rows": rows, "seed": seed, "progress": progress}
+        return registered.call("distil")(self, student, x, **options)
 
     # -- export
 
