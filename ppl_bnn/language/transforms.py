@@ -7,6 +7,7 @@ it can be sent to another process, and it can be transformed again.
 - `with_prior_scales`: the model with `EmpiricalBayes` priors at the scales that a method found.
 - `noncentred`: the same joint distribution of the data and the weights, in coordinates in which the prior is standard.
 - `with_prior`: an earlier posterior as the prior.
+- `student_of`: the same network with a predictive that can be wider, for distillation.
 """
 
 from __future__ import annotations
@@ -24,7 +25,16 @@ from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import ON_POSITIVES, ON_REALS, Distribution, draw_shape, one_minus_exp
 from ppl_bnn.language.layers.basic import dense
-from ppl_bnn.language.likelihoods import Gaussian, HeteroscedasticGaussian, Laplace, MixtureDensity, StudentT
+from ppl_bnn.language.likelihoods import (
+    Gaussian,
+    HeteroscedasticGaussian,
+    HeteroscedasticNegativeBinomial,
+    Laplace,
+    MixtureDensity,
+    NegativeBinomial,
+    Poisson,
+    StudentT,
+)
 from ppl_bnn.language.likelihoods.base import parts
 from ppl_bnn.language.primitives import Handler, Message, NamedHandler, deterministic
 
@@ -523,12 +533,12 @@ def with_prior(model: Model, prior: Any) -> Model:
 
 # --- a student ------------------------------------------------------------------------------------
 
-# Components of a student's predictive for each one of its teacher's likelihood, and hidden units of their shifts.
+# Normals for each one of the likelihood, and hidden units of the layer that shifts them.
 COPIES, SHIFT_WIDTH = 3, 20
 
 
 class _Student(Handler):
-    """The end of a model with one number per row as a mixture of normals, whose shifts are a function of features."""
+    """The end of a network as a predictive that may be wider than the likelihood, by a function of its features."""
 
     sees_maps = False
 
@@ -540,34 +550,54 @@ class _Student(Handler):
             # The inputs of the first map and of the last.
             self.features = [*self.features[:1], msg.arguments["x"]]
         elif msg.kind == "observe":
-            self._widen(msg.arguments)
-
-    def _widen(self, arguments: dict[str, Any]) -> None:
-        f, likelihood = arguments["f"], arguments["likelihood"]
-        base = _components(f, likelihood)
-        if base is None:
-            return
-        features = ops.concatenate(self.features)
-        hidden = ops.tanh(dense("student.hidden", features, SHIFT_WIDTH))
-        base = [each for part in base for each in [part] * COPIES]
-        base = ops.concatenate(base)
-        f = base + dense("student.output", hidden, int(base.shape[-1]))
-        arguments.update(f=f, likelihood=MixtureDensity())
+            wider = _wider(msg.arguments["f"], msg.arguments["likelihood"])
+            if wider is not None:
+                base, likelihood = wider
+                features = ops.concatenate(self.features or [base])
+                hidden = ops.tanh(dense("student.hidden", features, SHIFT_WIDTH))
+                shift = dense("student.output", hidden, int(base.shape[-1]))
+                msg.arguments |= {"f": base + shift, "likelihood": likelihood}
 
 
-def _components(f: Any, likelihood: Any) -> list[Any] | None:
-    """Logits, means and scales before softplus, each (N, M), of a density of one number; None for anything else."""
+def _wider(f: Any, likelihood: Any) -> tuple[Any, Any] | None:
+    """Outputs (N, K') and a likelihood of them that has this predictive, and wider ones; None where it is kept."""
+    if isinstance(likelihood, NegativeBinomial | Poisson) and f.shape[-1] == 1:
+        # A large concentration is nearly Poisson's distribution.
+        known = getattr(likelihood, "concentration", 100.0)
+        log_concentration = ops.log(ops.ones_like(f) * known)
+        return ops.concatenate([f, log_concentration]), HeteroscedasticNegativeBinomial()
     if isinstance(likelihood, MixtureDensity):
-        return parts(f, 3)
-    if isinstance(likelihood, HeteroscedasticGaussian) and f.shape[-1] == 2:
-        return [ops.zeros_like(f[:, :1]), *parts(f, 2)]
-    if isinstance(likelihood, Gaussian | StudentT | Laplace) and f.shape[-1] == 1:
-        scale = ops.asarray(getattr(likelihood, likelihood.positive[0]), like=f)
+        components = parts(f, 3)
+    elif isinstance(likelihood, HeteroscedasticGaussian):
+        components = [ops.zeros_like(f[:, : f.shape[-1] // 2]), *parts(f, 2)]
+    elif isinstance(likelihood, Gaussian | StudentT | Laplace):
+        scale = ops.ones_like(f) * getattr(likelihood, likelihood.positive[0])
         # The inverse of softplus.
-        return [ops.zeros_like(f), f, ops.broadcast_to(scale + ops.log(one_minus_exp(scale)), tuple(f.shape))]
-    return None
+        components = [ops.zeros_like(f), f, scale + ops.log(one_minus_exp(scale))]
+    else:
+        return None
+    if not isinstance(likelihood, MixtureDensity) and f.shape[-1] > (2 if isinstance(likelihood, HeteroscedasticGaussian) else 1):
+        return ops.concatenate(components[1:]), HeteroscedasticGaussian()
+    return ops.concatenate([part for part in components for _ in range(COPIES)]), MixtureDensity()
 
 
 def student_of(model: Model) -> Model:
-    """student"""
+    """The model as the student of a posterior: the same network, with an end that can say what a posterior says.
+
+    Classes keep their likelihood, since any probabilities are within its reach. One number per row ends in a mixture of
+    normals, three for each normal of the likelihood; several numbers in independent normals, and counts in a negative
+    binomial distribution, all with parameters that differ between rows. These parameters are those of the model plus
+    the outputs of one hidden layer of 20 tanh units, whose inputs are the inputs of the first and of the last linear
+    map.
+
+    Parameters
+    ----------
+    model : callable
+        A model in the language.
+
+    Returns
+    -------
+    callable
+        The transformed model, which `Posterior.distil` fits by default and `bnn.load` needs for what it has fitted.
+    """
     return _transformed(model, _Student)

@@ -597,6 +597,36 @@ class Posterior:
 
         return save(self, path)
 
+    def export_onnx(self, path: str | Path) -> Path:
+        """Write one network, a mode or the student of `distil`, as an ONNX file that predicts without this library.
+
+        Its inputs are those of `predict`, with any number of rows. Its outputs, in the units of the data, are
+        "probabilities" for classes, "mean" and "sd" for normal noise, and for any other family its parameters by
+        their names in `Prediction`. They are compared with `predict` at the training inputs, by onnxruntime, before
+        the file is written. The metadata have the model, the method, the hash of the data and the version.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+
+        Returns
+        -------
+        Path
+            The file.
+
+        Raises
+        ------
+        UnsupportedError
+            For a posterior of several draws; a plain model of a system; rows that interact or have latent variables; a
+            network that torch or onnxruntime cannot run; outputs that differ from `predict`.
+        MissingFrameworkError
+            Without the packages of the extra "onnx".
+        """
+        from ppl_bnn.posterior.onnx_export import export_onnx
+
+        return export_onnx(self, path)
+
     # -- helpers
 
     def _kind(self, kind: str | None) -> str:

@@ -1,0 +1,226 @@
+"""Export of one network to ONNX: from inputs to the predictive distribution, in the units of the data.
+
+The program runs in torch at the weights of the point, whichever system fitted them, and torch records its operations.
+The graph takes the raw inputs of `predict`, one file input "x" (N, ...) or one for each entry of a dict, and has the
+units of a standardised fit in it. N is free. Its outputs are
+
+- classes: "probabilities" (N, C);
+- a normal likelihood: "mean" and "sd", (N,) or (N, K);
+- any other family: its parameters, by the names and of the shapes that `Prediction` documents, without the draws.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ppl_bnn.backends.program import Program
+from ppl_bnn.backends.systems import system
+from ppl_bnn.core.arrays import map_data
+from ppl_bnn.core.errors import BNNError, InputError, MissingFrameworkError, UnsupportedError
+from ppl_bnn.core.files import write_whole
+from ppl_bnn.core.warning_filters import ignored
+from ppl_bnn.language import ops
+from ppl_bnn.language.handlers import network_output
+from ppl_bnn.language.primitives import Handler, Message
+from ppl_bnn.prediction.prediction import Prediction
+from ppl_bnn.prediction.standardisation import Standardisation
+
+if TYPE_CHECKING:
+    from ppl_bnn.posterior.posterior import Posterior
+
+PACKAGES = ("onnx", "onnxruntime", "onnxscript")
+# Largest difference between onnxruntime and `predict`, relative to 1 + |value|.
+TOLERANCE = {"float64": 1e-6, "float32": 1e-3}
+
+
+class _Patches(Handler):
+    """Convolutions as matrix products of patches: onnxruntime has no convolution in double precision."""
+
+    sees_maps = False
+
+    def process(self, msg: Message) -> None:
+        if msg.kind == "conv":
+            x, weight, bias, stride, padding = (
+                msg.arguments[name] for name in ("x", "weight", "bias", "stride", "padding")
+            )
+            kernel: Any = weight.shape[:-2] if len(weight.shape) > 3 else weight.shape[0]
+            found = ops.patches(x, kernel, stride, padding) @ weight.reshape(-1, weight.shape[-1])
+            msg.answer(found if bias is None else found + bias)
+
+
+def export_onnx(posterior: Posterior, path: str | Path) -> Path:
+    """The work of `Posterior.export_onnx`, which documents it."""
+    path, where = Path(path), "export_onnx"
+    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+    if missing:
+        packages, advice = ", ".join(PACKAGES), "pip install 'ppl-bnn[onnx]'"
+        raise MissingFrameworkError.of(where, f"the packages {packages}", f"none of {', '.join(missing)}", advice)
+    InputError.check(path.parent.is_dir(), where, "a file in a folder that exists", path, "another path")
+    _check_support(posterior)
+    prediction = posterior.predict(posterior.original_inputs)
+    try:
+        with ignored():
+            model = _graph(posterior)
+    except BNNError as error:
+        advice = "a network of bnn layers, or a torch.nn.Module"
+        raise UnsupportedError.of(where, "a network that runs in torch", f"one that does not ({error})", advice) from error
+    except Exception as error:
+        got = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        advice = "bnn.ops in the model, and x.shape[0] without int()"
+        raise UnsupportedError.of(where, "a network whose operations torch can record", got, advice) from error
+    _describe(model, posterior, prediction.family)
+    content = model.SerializeToString()
+    _check(content, posterior, prediction)
+    write_whole(path, lambda part: part.write_bytes(content))
+    return path
+
+
+def _check_support(posterior: Posterior) -> None:
+    """Refuse what is not one network that takes its rows one by one."""
+    where, check, got = "export_onnx", UnsupportedError.check, f"{posterior.info.method}, of many networks"
+    check(posterior.kind == "point", where, "one network", got, "posterior.distil().export_onnx(path)")
+    expected, got = "a model in the language", "a plain NumPyro or Pyro model"
+    check(posterior.language, where, expected, got, "the exporter of its system")
+    program = posterior.with_problem(lambda problem: problem.program)
+    got, advice = "latent variables of rows, which are drawn at random", "distilling a posterior of the model"
+    check(not program.has_local, where, "a function of the inputs", got, advice)
+    got = "rows that interact (bnn.coupled)"
+    check(not program.coupled, where, "rows that are predicted one by one", got, "predict")
+
+
+def _graph(posterior: Posterior) -> Any:
+    """The ONNX model, without its metadata."""
+    import torch
+
+    chosen, raw = system("pyro"), _entries(posterior.original_inputs)
+    with chosen.session(posterior.info.dtype, "cpu", threads=1):
+
+        class Network(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.function, values = _function(posterior, chosen)
+                self.sites = list(values)
+                for index, value in enumerate(values.values()):
+                    self.register_buffer(f"site{index}", value)
+
+            def forward(self, *arrays: Any) -> tuple[Any, ...]:
+                w = {name: getattr(self, f"site{index}") for index, name in enumerate(self.sites)}
+                return tuple(self.function(w, dict(zip(raw, arrays, strict=True))).values())
+
+        # Of three rows, so that no rule for a single one is recorded.
+        few = [torch.from_numpy(np.resize(each, (3, *each.shape[1:]))) for each in raw.values()]
+        shapes = (tuple({0: torch.export.Dim("rows")} for _ in few),)
+        network = Network().eval()
+        names = list(network.function(dict(zip(network.sites, network.buffers(), strict=True)), dict(zip(raw, few, strict=True))))
+        program = torch.export.export(network, tuple(few), dynamic_shapes=shapes, strict=False)
+        made = torch.onnx.export(
+            program, (), input_names=list(raw), output_names=names, dynamo=True, verbose=False
+        )
+        model = made.model_proto
+        values = (*model.graph.input, *model.graph.output, *model.graph.value_info)
+        free = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+        for size in (size for each in values for size in each.type.tensor_type.shape.dim):
+            size.dim_param = "rows" if size.dim_param == free else size.dim_param
+        return model
+
+
+def _entries(x: Any) -> dict[str, np.ndarray]:
+    """The inputs by the names that they have in the file."""
+    return dict(x) if isinstance(x, Mapping) else {"x": x}
+
+
+def _function(posterior: Posterior, chosen: Any) -> tuple[Callable[..., dict[str, Any]], dict[str, Any]]:
+    """(weights, raw inputs) -> outputs by name, over arrays of torch, and the weights."""
+    units, table = posterior.standardisation, not isinstance(posterior.inputs, Mapping)
+    model = posterior.approximation.program(posterior.model)
+    x, y = (map_data(lambda a: chosen.asarray(a[:1]), each) for each in (posterior.inputs, posterior.targets))
+    likelihood = Program.of(chosen, model, x, y, language=True).likelihood
+    values = {name: chosen.asarray(value[0, 0]) for name, value in posterior.draws.items()}
+    like = chosen.asarray(np.zeros(1))
+
+    def moved(entry: Any, location: Any, scale: Any) -> Any:
+        return (entry - ops.asarray(location, like=entry)) / ops.asarray(scale, like=entry)
+
+    def function(w: Mapping[str, Any], raw: Mapping[str, Any]) -> dict[str, Any]:
+        given = dict(raw)
+        if units is not None:
+            means, scales = _entries(units.x_mean), _entries(units.x_scale)
+            given |= {name: moved(given[name], means[name], scales[name]) for name in means}
+        floats = {name: each.to(like.dtype) for name, each in given.items() if each.is_floating_point()}
+        given |= floats
+        with _Patches():
+            eta = network_output(model, w, given["x"] if table else given).predictor
+        family, parameters = likelihood.mixture_parameters(eta)
+        # As a prediction, which is in double precision.
+        return _outputs(family, {name: each.double() for name, each in parameters.items()}, units)
+
+    return function, values
+
+
+def _outputs(family: str, parameters: dict[str, Any], units: Standardisation | None) -> dict[str, Any]:
+    """The outputs by their names, in the units of the data, of arrays of torch or NumPy without an axis of draws."""
+    if family in ("Bernoulli", "Categorical"):
+        probs = parameters["probs"]
+        return {"probabilities": ops.stack([1.0 - probs, probs]) if family == "Bernoulli" else probs}
+    if units is not None and units.y_mean is not None and units.y_scale is not None:
+        loc = parameters["loc"]
+        # A mixture has its parts in the last axis, a censored target its event in the last column.
+        outputs = loc.shape[1:] if family != "NormalMixture" and len(loc.shape) > 1 else ()
+        mean, scale = (np.resize(each, outputs) for each in (units.y_mean, units.y_scale))
+        mean, scale = (ops.asarray(each, like=loc) for each in (mean, scale))
+        factors = {"loc": scale, "scale": scale, "scale_tril": scale[..., None]}
+        parameters = {name: each * factors[name] if name in factors else each for name, each in parameters.items()}
+        parameters["loc"] = parameters["loc"] + mean
+    if family == "Normal":
+        return {"mean": parameters["loc"], "sd": parameters["scale"]}
+    return parameters
+
+
+def _describe(model: Any, posterior: Posterior, family: str) -> None:
+    """What the file says of itself."""
+    import onnx
+
+    from ppl_bnn import __version__
+
+    function = getattr(posterior.model, "func", posterior.model)
+    words = {
+        "model": getattr(function, "__name__", "model"),
+        "method": posterior.info.method,
+        "target": posterior.target or "the posterior",
+        "family": family,
+        "data_hash": posterior.info.data_hash,
+        "ppl_bnn": __version__,
+    }
+    names = {"class_names": posterior.class_names, "labels": posterior.labels, "feature_names": posterior.feature_names}
+    words |= {name: json.dumps(list(value)) for name, value in names.items() if value is not None}
+    model.producer_name = "ppl_bnn"
+    model.producer_version = __version__
+    onnx.helper.set_model_props(model, words)
+
+
+def _check(content: bytes, posterior: Posterior, prediction: Prediction) -> None:
+    """Refuse a file whose outputs at the training inputs are not those of `predict`."""
+    import onnxruntime
+
+    where, tolerance = "export_onnx", TOLERANCE[posterior.info.dtype]
+    try:
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        got = str(error).strip().partition(chr(10))[0]
+        advice = "a fit with dtype='float32', for which it has more operations"
+        raise UnsupportedError.of(where, "operations that onnxruntime has", got, advice) from error
+    raw = _entries(posterior.original_inputs)
+    names = [each.name for each in session.get_outputs()]
+    found = dict(zip(names, session.run(names, raw), strict=True))
+    one = {name: np.asarray(value)[0] for name, value in prediction.parameters.items()}
+    for name, wanted in _outputs(prediction.family, one, None).items():
+        worst = float(np.max(np.abs(found[name] - wanted) / (1.0 + np.abs(wanted))))
+        expected = f"{name} of onnxruntime within {tolerance:g} of predict, relative to 1 + |value|"
+        good, advice = worst <= tolerance, "a report of this model; no file was written"
+        UnsupportedError.check(good, where, expected, f"a difference of {worst:.3g}", advice)
