@@ -14,7 +14,7 @@ The expectation is
 - of several outputs, a mean over draws of the teacher.
 
 Half of the inputs are training rows. The others are x_i + t (x_j - x_k), with rows i, j, k at random and t uniform
-between 0 and 1: between the rows, and somewhat beyond. A difference of rows keeps what all rows have in common, such as
+between 0 and 1/2: between the rows, and somewhat beyond. A difference of rows keeps what all rows have in common, such as
 a constant column. The loss is the divergence at further inputs of the second kind, of which the student has seen none.
 
 References
@@ -51,8 +51,8 @@ from ppl_bnn.prediction.prediction import Prediction
 NODES, TAIL = 32, 1e-4
 # The weight of the student's log prior, which holds what the teacher leaves open.
 PRIOR_WEIGHT = 1e-3
-# Nats per row for each hundred steps of Adam: less is a plateau.
-TOLERANCE = 1e-4
+# The search for the weights: steps of Adam, and nats per row for a hundred of them, of which less is a plateau.
+STEPS, TOLERANCE = 1000, 1e-4
 # Nats per row that a student may lose to its teacher without a warning.
 LIMIT = 0.01
 # Draws times rows of a prediction of the teacher at a time.
@@ -90,7 +90,7 @@ def distil(
     watch, shown = Stopwatch(), resolve(progress)
     check_value(rows, whole(10), "distil rows", "rows=1000")
     check_value(seed, whole(0, 2**31 - 1), "seed", "seed=0")
-    method = MAP(tolerance=TOLERANCE * rows) if method is None else method
+    method = MAP(steps=STEPS, tolerance=TOLERANCE * rows) if method is None else method
     expected = "a bnn.MAP without validation=, the search for the weights of the student"
     good = isinstance(method, MAP) and method.validation is None
     InputError.check(good, "distil method", expected, repr(method), "method=bnn.MAP(restarts=3)")
@@ -148,24 +148,43 @@ def distil(
 def _check_teacher(posterior: Posterior, x: Any) -> None:
     where, check = "distil", UnsupportedError.check
     point = posterior.kind == "point"
-    check(not point, where, "a posterior with a spread", f"{posterior.info.method}, one network already", "predict")
+    check(
+        not point,
+        where,
+        "a posterior with a spread",
+        f"{posterior.info.method}, one network already",
+        "predict",
+    )
     program = posterior.with_problem(lambda problem: problem.program)
     expected = "rows that are predicted one by one, so that inputs can be varied"
-    check(not program.coupled, where, expected, "rows that interact (bnn.coupled)", "predict of the posterior")
+    check(
+        not program.coupled, where, expected, "rows that interact (bnn.coupled)", "predict of the posterior"
+    )
     expected, got = "targets that are observed", "likelihoods.Censored, whose score depends on the censoring"
     censored = isinstance(program.likelihood, Censored)
     check(not censored, where, expected, got, "predict of the posterior")
     arrays = posterior.inputs.values() if isinstance(posterior.inputs, Mapping) else [posterior.inputs]
     floats = all(np.asarray(array).dtype.kind == "f" for array in arrays)
     expected, got = "inputs of floating type, to be varied", "whole numbers, such as tokens or codes"
-    check(floats or x is not None, where, expected, got, "x= with further inputs of this kind, which need no targets")
+    check(
+        floats or x is not None,
+        where,
+        expected,
+        got,
+        "x= with further inputs of this kind, which need no targets",
+    )
 
 
 def _check_student(posterior: Posterior, student: Any, x: Any) -> None:
     """Refuse a student that cannot have the targets of the teacher; x are a few inputs in the units of the fit."""
     where, check = "distil student", UnsupportedError.check
-    InputError.check(callable(student), where, "a model, a function (x, y=None)", repr(student), "student=None")
-    expected, advice = "a model in the language, which ends with bnn.observe", "student= a model with bnn.observe"
+    InputError.check(
+        callable(student), where, "a model, a function (x, y=None)", repr(student), "student=None"
+    )
+    expected, advice = (
+        "a model in the language, which ends with bnn.observe",
+        "student= a model with bnn.observe",
+    )
     try:
         written = written_in(student, x, None, posterior.info.ppl)
     except ModelError as error:
@@ -215,9 +234,9 @@ def _inputs(posterior: Posterior, x: Any, rows: int, rng: np.random.Generator) -
 
 
 def _varied(inputs: Any, rows: int, rng: np.random.Generator) -> Any:
-    """x_i + t (x_j - x_k), with rows i, j, k at random and t uniform between 0 and 1."""
+    """x_i + t (x_j - x_k), with rows i, j, k at random and t uniform between 0 and 1/2."""
     i, j, k = rng.integers(0, row_count(inputs), (3, rows))
-    t = rng.random(rows)
+    t = rng.random(rows) / 2.0
 
     def varied(a: np.ndarray) -> np.ndarray:
         return a[i] + (t.reshape(-1, *[1] * (a.ndim - 1)) * (a[j] - a[k])).astype(a.dtype)
@@ -297,7 +316,13 @@ def _divergences(
 
 
 def _fitted(
-    info: FitInfo, student: Any, x: Any, targets: dict[str, np.ndarray], method: MAP, seed: int, progress: Progress
+    info: FitInfo,
+    student: Any,
+    x: Any,
+    targets: dict[str, np.ndarray],
+    method: MAP,
+    seed: int,
+    progress: Progress,
 ) -> tuple[Outcome, str]:
     """What `method` finds for the student, and the device."""
     chosen: Any = system(info.ppl)

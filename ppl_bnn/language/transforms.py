@@ -25,16 +25,7 @@ from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError
 from ppl_bnn.language import ops
 from ppl_bnn.language.distributions import ON_POSITIVES, ON_REALS, Distribution, draw_shape, one_minus_exp
 from ppl_bnn.language.layers.basic import dense
-from ppl_bnn.language.likelihoods import (
-    Gaussian,
-    HeteroscedasticGaussian,
-    HeteroscedasticNegativeBinomial,
-    Laplace,
-    MixtureDensity,
-    NegativeBinomial,
-    Poisson,
-    StudentT,
-)
+from ppl_bnn.language.likelihoods import Gaussian, HeteroscedasticGaussian, Laplace, MixtureDensity, StudentT
 from ppl_bnn.language.likelihoods.base import parts
 from ppl_bnn.language.primitives import Handler, Message, NamedHandler, deterministic
 
@@ -561,22 +552,18 @@ class _Student(Handler):
 
 def _wider(f: Any, likelihood: Any) -> tuple[Any, Any] | None:
     """Outputs (N, K') and a likelihood of them that has this predictive, and wider ones; None where it is kept."""
-    if isinstance(likelihood, NegativeBinomial | Poisson) and f.shape[-1] == 1:
-        # A large concentration is nearly Poisson's distribution.
-        known = getattr(likelihood, "concentration", 100.0)
-        log_concentration = ops.log(ops.ones_like(f) * known)
-        return ops.concatenate([f, log_concentration]), HeteroscedasticNegativeBinomial()
     if isinstance(likelihood, MixtureDensity):
         components = parts(f, 3)
     elif isinstance(likelihood, HeteroscedasticGaussian):
-        components = [ops.zeros_like(f[:, : f.shape[-1] // 2]), *parts(f, 2)]
+        loc, scale = parts(f, 2)
+        components = [ops.zeros_like(loc), loc, scale]
     elif isinstance(likelihood, Gaussian | StudentT | Laplace):
         scale = ops.ones_like(f) * getattr(likelihood, likelihood.positive[0])
         # The inverse of softplus.
         components = [ops.zeros_like(f), f, scale + ops.log(one_minus_exp(scale))]
     else:
         return None
-    if not isinstance(likelihood, MixtureDensity) and f.shape[-1] > (2 if isinstance(likelihood, HeteroscedasticGaussian) else 1):
+    if len(likelihood.target_shape(tuple(f.shape))) > 1:
         return ops.concatenate(components[1:]), HeteroscedasticGaussian()
     return ops.concatenate([part for part in components for _ in range(COPIES)]), MixtureDensity()
 
@@ -584,11 +571,10 @@ def _wider(f: Any, likelihood: Any) -> tuple[Any, Any] | None:
 def student_of(model: Model) -> Model:
     """The model as the student of a posterior: the same network, with an end that can say what a posterior says.
 
-    Classes keep their likelihood, since any probabilities are within its reach. One number per row ends in a mixture of
-    normals, three for each normal of the likelihood; several numbers in independent normals, and counts in a negative
-    binomial distribution, all with parameters that differ between rows. These parameters are those of the model plus
-    the outputs of one hidden layer of 20 tanh units, whose inputs are the inputs of the first and of the last linear
-    map.
+    Real numbers get a predictive that can be wider than the noise, row by row: one number a mixture of normals, three
+    for each of the likelihood, and several numbers independent normals. The parameters of these normals are those of
+    the model plus the outputs of a layer of 20 tanh units, whose inputs are those of the first and of the last linear
+    map. Classes and counts keep their likelihood.
 
     Parameters
     ----------

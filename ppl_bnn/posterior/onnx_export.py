@@ -60,7 +60,9 @@ def export_onnx(posterior: Posterior, path: str | Path) -> Path:
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         packages, advice = ", ".join(PACKAGES), "pip install 'ppl-bnn[onnx]'"
-        raise MissingFrameworkError.of(where, f"the packages {packages}", f"none of {', '.join(missing)}", advice)
+        raise MissingFrameworkError.of(
+            where, f"the packages {packages}", f"none of {', '.join(missing)}", advice
+        )
     InputError.check(path.parent.is_dir(), where, "a file in a folder that exists", path, "another path")
     _check_support(posterior)
     prediction = posterior.predict(posterior.original_inputs)
@@ -69,11 +71,15 @@ def export_onnx(posterior: Posterior, path: str | Path) -> Path:
             model = _graph(posterior)
     except BNNError as error:
         advice = "a network of bnn layers, or a torch.nn.Module"
-        raise UnsupportedError.of(where, "a network that runs in torch", f"one that does not ({error})", advice) from error
+        raise UnsupportedError.of(
+            where, "a network that runs in torch", f"one that does not ({error})", advice
+        ) from error
     except Exception as error:
         got = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
         advice = "bnn.ops in the model, and x.shape[0] without int()"
-        raise UnsupportedError.of(where, "a network whose operations torch can record", got, advice) from error
+        raise UnsupportedError.of(
+            where, "a network whose operations torch can record", got, advice
+        ) from error
     _describe(model, posterior, prediction.family)
     content = model.SerializeToString()
     _check(content, posterior, prediction)
@@ -117,7 +123,11 @@ def _graph(posterior: Posterior) -> Any:
         few = [torch.from_numpy(np.resize(each, (3, *each.shape[1:]))) for each in raw.values()]
         shapes = (tuple({0: torch.export.Dim("rows")} for _ in few),)
         network = Network().eval()
-        names = list(network.function(dict(zip(network.sites, network.buffers(), strict=True)), dict(zip(raw, few, strict=True))))
+        names = list(
+            network.function(
+                dict(zip(network.sites, network.buffers(), strict=True)), dict(zip(raw, few, strict=True))
+            )
+        )
         program = torch.export.export(network, tuple(few), dynamic_shapes=shapes, strict=False)
         made = torch.onnx.export(
             program, (), input_names=list(raw), output_names=names, dynamo=True, verbose=False
@@ -175,7 +185,9 @@ def _outputs(family: str, parameters: dict[str, Any], units: Standardisation | N
         mean, scale = (np.resize(each, outputs) for each in (units.y_mean, units.y_scale))
         mean, scale = (ops.asarray(each, like=loc) for each in (mean, scale))
         factors = {"loc": scale, "scale": scale, "scale_tril": scale[..., None]}
-        parameters = {name: each * factors[name] if name in factors else each for name, each in parameters.items()}
+        parameters = {
+            name: each * factors[name] if name in factors else each for name, each in parameters.items()
+        }
         parameters["loc"] = parameters["loc"] + mean
     if family == "Normal":
         return {"mean": parameters["loc"], "sd": parameters["scale"]}
@@ -197,7 +209,11 @@ def _describe(model: Any, posterior: Posterior, family: str) -> None:
         "data_hash": posterior.info.data_hash,
         "ppl_bnn": __version__,
     }
-    names = {"class_names": posterior.class_names, "labels": posterior.labels, "feature_names": posterior.feature_names}
+    names = {
+        "class_names": posterior.class_names,
+        "labels": posterior.labels,
+        "feature_names": posterior.feature_names,
+    }
     words |= {name: json.dumps(list(value)) for name, value in names.items() if value is not None}
     model.producer_name = "ppl_bnn"
     model.producer_version = __version__

@@ -25,9 +25,6 @@ from ppl_bnn.language.likelihoods.base import Likelihood as Likelihood
 from ppl_bnn.language.likelihoods.categorical import Bernoulli as Bernoulli
 from ppl_bnn.language.likelihoods.categorical import Categorical as Categorical
 from ppl_bnn.language.likelihoods.categorical import Ordinal as Ordinal
-from ppl_bnn.language.likelihoods.counts import (
-    HeteroscedasticNegativeBinomial as HeteroscedasticNegativeBinomial,
-)
 from ppl_bnn.language.likelihoods.counts import NegativeBinomial as NegativeBinomial
 from ppl_bnn.language.likelihoods.counts import Poisson as Poisson
 from ppl_bnn.language.likelihoods.multi_output import MultiOutputGaussian as MultiOutputGaussian

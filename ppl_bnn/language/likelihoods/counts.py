@@ -122,21 +122,3 @@ class NegativeBinomial(_Counts):
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         f, log_r = self._parts(eta)
         return "NegativeBinomial", {"concentration": ops.exp(log_r[..., 0]), "rate": ops.exp(f[..., 0])}
-
-
-@dataclass(frozen=True)
-class HeteroscedasticNegativeBinomial(NegativeBinomial):
-    """Counts whose mean and concentration the network predicts, m = exp(f_1) and r = exp(f_2).
-
-    f has the shape (N, 2), y the shape (N,). The variance is m + m^2 / r. eta = f, with the Fisher information of
-    `NegativeBinomial`.
-    """
-
-    concentration: None = None
-    outputs = (lambda k: k == 2, "two network outputs, the logarithms of mean and concentration", "f[:, :2]")
-
-    def distribution(self, f: Any) -> dist.Distribution:
-        return dist.distribution("NegativeBinomial", ops.exp(f[:, 1]), f[:, 0] - f[:, 1])
-
-    def predictor(self, f: Any) -> Any:
-        return f
