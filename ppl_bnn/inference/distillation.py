@@ -14,8 +14,8 @@ The expectation is
 - of several outputs, a mean over draws of the teacher.
 
 Half of the inputs are training rows. The others are x_i + t (x_j - x_k), with rows i, j, k at random and t uniform
-between 0 and 1/2: between the rows, and somewhat beyond. A difference of rows keeps what all rows have in common, such as
-a constant column. The loss is the divergence at further inputs of the second kind, of which the student has seen none.
+between 0 and 1/2: between the rows, and somewhat beyond. A difference of rows keeps what all rows have in common, such
+as a constant column. The loss is the divergence at further inputs of the second kind, which the student has not seen.
 
 References
 ----------

@@ -524,12 +524,12 @@ def with_prior(model: Model, prior: Any) -> Model:
 
 # --- a student ------------------------------------------------------------------------------------
 
-# Normals for each one of the likelihood, and hidden units of the layer that shifts them.
+# Normals for each one of the likelihood, and hidden units of the layer that is added.
 COPIES, SHIFT_WIDTH = 3, 20
 
 
 class _Student(Handler):
-    """The end of a network as a predictive that may be wider than the likelihood, by a function of its features."""
+    """More outputs at the end of a network, as a function of its features, and a wider likelihood of them."""
 
     sees_maps = False
 
@@ -541,17 +541,15 @@ class _Student(Handler):
             # The inputs of the first map and of the last.
             self.features = [*self.features[:1], msg.arguments["x"]]
         elif msg.kind == "observe":
-            wider = _wider(msg.arguments["f"], msg.arguments["likelihood"])
-            if wider is not None:
-                base, likelihood = wider
-                features = ops.concatenate(self.features or [base])
-                hidden = ops.tanh(dense("student.hidden", features, SHIFT_WIDTH))
-                shift = dense("student.output", hidden, int(base.shape[-1]))
-                msg.arguments |= {"f": base + shift, "likelihood": likelihood}
+            base, likelihood = _wider(msg.arguments["f"], msg.arguments["likelihood"])
+            features = ops.concatenate(self.features or [base])
+            hidden = ops.tanh(dense("student.hidden", features, SHIFT_WIDTH))
+            shift = dense("student.output", hidden, int(base.shape[-1]))
+            msg.arguments |= {"f": base + shift, "likelihood": likelihood}
 
 
-def _wider(f: Any, likelihood: Any) -> tuple[Any, Any] | None:
-    """Outputs (N, K') and a likelihood of them that has this predictive, and wider ones; None where it is kept."""
+def _wider(f: Any, likelihood: Any) -> tuple[Any, Any]:
+    """Outputs (N, K') and a likelihood of them, which has this predictive and, of real numbers, wider ones."""
     if isinstance(likelihood, MixtureDensity):
         components = parts(f, 3)
     elif isinstance(likelihood, HeteroscedasticGaussian):
@@ -562,7 +560,7 @@ def _wider(f: Any, likelihood: Any) -> tuple[Any, Any] | None:
         # The inverse of softplus.
         components = [ops.zeros_like(f), f, scale + ops.log(one_minus_exp(scale))]
     else:
-        return None
+        return f, likelihood
     if len(likelihood.target_shape(tuple(f.shape))) > 1:
         return ops.concatenate(components[1:]), HeteroscedasticGaussian()
     return ops.concatenate([part for part in components for _ in range(COPIES)]), MixtureDensity()
@@ -571,10 +569,10 @@ def _wider(f: Any, likelihood: Any) -> tuple[Any, Any] | None:
 def student_of(model: Model) -> Model:
     """The model as the student of a posterior: the same network, with an end that can say what a posterior says.
 
-    Real numbers get a predictive that can be wider than the noise, row by row: one number a mixture of normals, three
-    for each of the likelihood, and several numbers independent normals. The parameters of these normals are those of
-    the model plus the outputs of a layer of 20 tanh units, whose inputs are those of the first and of the last linear
-    map. Classes and counts keep their likelihood.
+    To its outputs are added those of a layer of 20 tanh units, whose inputs are the inputs of the first and of the last
+    linear map: a mean over many networks is seldom one of them. Real numbers get a predictive that can be wider than
+    the noise, row by row: one number a mixture of normals, three for each of the likelihood, and several numbers
+    independent normals. Classes and counts keep their likelihood.
 
     Parameters
     ----------

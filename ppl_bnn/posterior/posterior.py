@@ -515,11 +515,11 @@ class Posterior:
         Parameters
         ----------
         student : Model, optional
-            The model of the student. By default `bnn.student_of(model)`: the same network, which for numbers ends in a
-            mixture of normals that can be wider than the noise.
+            The model of the student. By default `bnn.student_of(model)`: the same network with some more units,
+            which for numbers ends in a mixture of normals that can be wider than the noise.
         x : optional
             Further inputs, with no targets, at which the student is to be right. By default the training rows are
-            varied: x_i + t (x_j - x_k). A fifth of x is held out.
+            varied: x_i + t (x_j - x_k). A fifth of `x` is held out.
         method : MAP, optional
             The search for the weights.
         kind : str, optional
