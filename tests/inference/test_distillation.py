@@ -263,7 +263,7 @@ def test_what_cannot_be_distilled_is_refused() -> None:
     with pytest.raises(UnsupportedError, match=r"likelihoods\.Censored"):
         censored.distil()
     latent = bnn.fit(bnn.zoo.load("latent_inputs", width=3), x, y, svi)
-    with pytest.raises(UnsupportedError, match="per-row latent variables.*heteroscedastic_mlp"):
+    with pytest.raises(UnsupportedError, match=r"per-row latent variables.*heteroscedastic_mlp"):
         latent.distil()
 
     def tokens(x: Any, y: Any = None) -> None:
@@ -272,7 +272,7 @@ def test_what_cannot_be_distilled_is_refused() -> None:
 
     words = np.random.default_rng(0).integers(0, 5, size=(60, 4))
     of_words = bnn.fit(tokens, words, y, svi)
-    with pytest.raises(UnsupportedError, match="whole numbers, such as tokens.*try x="):
+    with pytest.raises(UnsupportedError, match=r"whole numbers, such as tokens.*try x="):
         of_words.distil()
     student = of_words.distil(x=np.random.default_rng(1).integers(0, 5, size=(40, 4)), method=QUICK)
     assert np.isfinite(student.predict(words).log_prob(y)).all()
