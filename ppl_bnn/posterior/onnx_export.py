@@ -129,8 +129,9 @@ def _graph(posterior: Posterior) -> Any:
         # No value of torch has such a name.
         own = {f"@{name}": name for name in (*raw, *names)}
         ends = {"input_names": list(own)[: len(raw)], "output_names": list(own)[len(raw) :]}
-        made = torch.onnx.export(program, (), dynamo=True, verbose=False, **ends)
-    graph = made.model_proto.graph
+        # Each access makes a new one.
+        model = torch.onnx.export(program, (), dynamo=True, verbose=False, **ends).model_proto
+    graph = model.graph
     renamed = {name: f"inner.{name}" for name in own.values()} | own
     for node in graph.node:
         node.input[:], node.output[:] = (
@@ -143,7 +144,7 @@ def _graph(posterior: Posterior) -> Any:
     for size in (size for each in values for size in each.type.tensor_type.shape.dim):
         if size.dim_param == free:
             size.dim_param = "rows"
-    return made.model_proto
+    return model
 
 
 def _entries(x: Any) -> dict[str, np.ndarray]:
