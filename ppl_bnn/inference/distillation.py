@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 from scipy.special import rel_entr
 
-from ppl_bnn.backends.program import Problem, Program
+from ppl_bnn.backends.program import Problem, Program, log_prior_of
 from ppl_bnn.backends.systems import system, written_in
 from ppl_bnn.backends.turns import progress_outside
 from ppl_bnn.core.arrays import chunks, map_data, row_count, site_seed
@@ -70,9 +70,10 @@ class _Student(Program):
     def log_joint(
         self, u: Mapping[str, Any], x: Any, y: Any, scale: float = 1.0, jacobian: bool = True
     ) -> Any:
-        each = self._observation(self.run(u, x, y)).log_prob(y["nodes"].swapaxes(0, 1))
+        sites = self.run(u, x, y)
+        each = self._observation(sites).log_prob(y["nodes"].swapaxes(0, 1))
         fit = (each * y["weights"].swapaxes(0, 1)).sum()
-        return scale * fit + PRIOR_WEIGHT * self.log_prior(u, x, y, jacobian)
+        return scale * fit + PRIOR_WEIGHT * log_prior_of(sites, jacobian)
 
 
 def distil(
@@ -105,40 +106,23 @@ def distil(
     settings = {"teacher": teacher, "kind": kind, "rows": rows, "method": method.settings()}
     if posterior.info.settings.get("stream"):
         settings["stream"] = True
-    info = FitInfo(
-        method="Distillation",
-        ppl=posterior.info.ppl,
-        seed=int(seed),
-        dtype=posterior.info.dtype,
-        device=device,
-        compile_seconds=outcome.compile_seconds,
-        run_seconds=0.0,
-        gradient_evaluations=outcome.gradient_evaluations,
-        settings=settings,
-        versions=versions(),
-        data_hash=posterior.info.data_hash,
-        target=f"the predictive of {posterior.info.method}, distilled",
-    )
-    made = replace(
-        posterior,
-        model=student,
-        language=True,
-        observed="y",
-        approximation=outcome.approximation,
-        info=info,
-        statistics={},
-        programs={},
-    )
+    found: dict[str, Any] = {"seed": int(seed), "settings": settings, "versions": versions()}
+    found |= {name: getattr(outcome, name) for name in ("compile_seconds", "gradient_evaluations")}
+    target = f"the predictive of {posterior.info.method}, distilled"
+    info = replace(posterior.info, method="Distillation", device=device, target=target, **found)
+    own: dict[str, Any] = {"model": student, "language": True, "observed": "y", "info": info}
+    own |= {"approximation": outcome.approximation, "statistics": {}, "programs": {}}
+    made = replace(posterior, **own)
     lost = _divergences(posterior, made, unseen, kind, rng)
     mean, error = float(lost.mean()), float(lost.std(ddof=1) / math.sqrt(len(lost)))
-    found = {"divergence": mean, "divergence_se": error, "converged": outcome.figures["converged"]}
+    figures = {"divergence": mean, "divergence_se": error, "converged": outcome.figures["converged"]}
     warnings = ()
     if mean - 2.0 * error > LIMIT:
         loss = f"the student loses {mean:.3g} +- {error:.2g} nats per row to its teacher at inputs that it has not seen"
         warnings = (f"{loss}: try student= with more units, a larger rows=, or method=bnn.MAP(restarts=3)",)
     history = {**outcome.history, "divergence": lost}
     spent = max(0.0, watch() - outcome.compile_seconds)
-    made.info = replace(info, figures=found, history=history, warnings=warnings, run_seconds=spent)
+    made.info = replace(info, figures=figures, history=history, warnings=warnings, run_seconds=spent)
     return made
 
 
@@ -146,68 +130,48 @@ def distil(
 
 
 def _check_teacher(posterior: Posterior, x: Any) -> None:
-    where, check = "distil", UnsupportedError.check
-    point = posterior.kind == "point"
-    check(
-        not point,
-        where,
-        "a posterior with a spread",
-        f"{posterior.info.method}, one network already",
-        "predict",
-    )
+    where, check, own = "distil", UnsupportedError.check, "predict of the posterior"
+    expected, got = "a posterior with a spread", f"{posterior.info.method}, one network already"
+    check(posterior.kind != "point", where, expected, got, own)
     program = posterior.with_problem(lambda problem: problem.program)
-    expected = "rows that are predicted one by one, so that inputs can be varied"
-    check(
-        not program.coupled, where, expected, "rows that interact (bnn.coupled)", "predict of the posterior"
-    )
+    expected, got = "rows that are predicted one by one", "rows that interact (bnn.coupled)"
+    check(not program.coupled, where, expected, got, own)
     expected, got = "targets that are observed", "likelihoods.Censored, whose score depends on the censoring"
-    censored = isinstance(program.likelihood, Censored)
-    check(not censored, where, expected, got, "predict of the posterior")
+    check(not isinstance(program.likelihood, Censored), where, expected, got, own)
     arrays = posterior.inputs.values() if isinstance(posterior.inputs, Mapping) else [posterior.inputs]
-    floats = all(np.asarray(array).dtype.kind == "f" for array in arrays)
-    expected, got = "inputs of floating type, to be varied", "whole numbers, such as tokens or codes"
-    check(
-        floats or x is not None,
-        where,
-        expected,
-        got,
-        "x= with further inputs of this kind, which need no targets",
-    )
+    floats = x is not None or all(np.asarray(array).dtype.kind == "f" for array in arrays)
+    expected, got = "inputs of floating type, which can be varied", "whole numbers, such as tokens or codes"
+    check(floats, where, expected, got, "x= with further inputs of this kind, which need no targets")
 
 
 def _check_student(posterior: Posterior, student: Any, x: Any) -> None:
     """Refuse a student that cannot have the targets of the teacher; x are a few inputs in the units of the fit."""
-    where, check = "distil student", UnsupportedError.check
-    InputError.check(
-        callable(student), where, "a model, a function (x, y=None)", repr(student), "student=None"
-    )
-    expected, advice = (
-        "a model in the language, which ends with bnn.observe",
-        "student= a model with bnn.observe",
-    )
+    where, check, default = "distil student", UnsupportedError.check, "student=None"
+    InputError.check(callable(student), where, "a model, a function (x, y=None)", repr(student), default)
     try:
         written = written_in(student, x, None, posterior.info.ppl)
     except ModelError as error:
         raise ModelError(f"{where}: {error}") from error
+    expected, advice = "a model in the language", "student= a model that ends with bnn.observe"
     check(written == "language", where, expected, f"a {written} model", advice)
     chosen, teacher = system(posterior.info.ppl), posterior.with_problem(lambda problem: problem.program)
     with chosen.session(posterior.info.dtype, "cpu", threads=1):
         made = Program.of(chosen, student, map_data(chosen.asarray, x), None, language=True)
-    expected, got = "a model without per-row latent variables, one network", "bnn.rows in the model"
-    advice = "student= a model whose noise differs between rows, as bnn.zoo.load('heteroscedastic_mlp')"
-    check(not made.has_local, where, expected, got, advice)
-    check(not made.coupled, where, "rows that do not interact", "bnn.coupled in the model", "another student")
+    expected, advice = (
+        "a model without per-row latent variables",
+        "student=bnn.zoo.load('heteroscedastic_mlp')",
+    )
+    check(not made.has_local, where, expected, "bnn.rows in the model", advice)
+    check(not made.coupled, where, "rows that do not interact", "bnn.coupled in the model", default)
     kinds = [(each.likelihood.task, each.likelihood.standardises) for each in (teacher, made)]
     expected = f"a likelihood of the same kind of targets as {teacher.likelihood.family}"
-    check(kinds[0] == kinds[1], where, expected, made.likelihood.family, "student=None")
-    rows = row_count(x)
+    check(kinds[0] == kinds[1], where, expected, made.likelihood.family, default)
     if teacher.likelihood.task == "classification":
-        counts = [each.classes(np.zeros(1)) for each in (teacher, made)]
+        what, counts = "classes", [each.classes(np.zeros(1)) for each in (teacher, made)]
     else:
-        shape = made.likelihood.target_shape((rows, made.outputs))
-        counts = [math.prod(each[1:]) for each in (teacher.target_shape, shape)]
-    what = "classes" if teacher.likelihood.task == "classification" else "numbers for each row"
-    InputError.check(counts[0] == counts[1], where, f"{counts[0]} {what}", str(counts[1]), "student=None")
+        shape = made.likelihood.target_shape((row_count(x), made.outputs))
+        what, counts = "numbers for each row", [math.prod(s[1:]) for s in (teacher.target_shape, shape)]
+    InputError.check(counts[0] == counts[1], where, f"{counts[0]} {what}", str(counts[1]), default)
 
 
 # --- inputs, and what the teacher says of them ------------------------------------------------------

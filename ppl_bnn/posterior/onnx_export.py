@@ -1,16 +1,14 @@
 """Export of one network to ONNX: from inputs to the predictive distribution, in the units of the data.
 
 The program runs in torch at the weights of the point, whichever system fitted them, and torch records its operations.
-The graph takes the raw inputs of `predict`, one file input "x" (N, ...) or one for each entry of a dict, and has the
-units of a standardised fit in it. N is free. Its outputs are
-
-- classes: "probabilities" (N, C);
-- a normal likelihood: "mean" and "sd", (N,) or (N, K);
-- any other family: its parameters, by the names and of the shapes that `Prediction` documents, without the draws.
+The graph has the raw inputs of `predict`, "x" (N, ...) or one for each entry of a dict, with N free, and the units of a
+standardised fit. Its outputs are "probabilities" (N, C) for classes; "mean" and "sd", (N,) or (N, K), for normal noise;
+and for other families the parameters by the names and of the shapes in `Prediction`, without the axis of draws.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 from collections.abc import Callable, Mapping
@@ -22,7 +20,7 @@ import numpy as np
 from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core.arrays import map_data
-from ppl_bnn.core.errors import BNNError, InputError, MissingFrameworkError, UnsupportedError
+from ppl_bnn.core.errors import InputError, MissingFrameworkError, UnsupportedError
 from ppl_bnn.core.files import write_whole
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.language import ops
@@ -46,11 +44,9 @@ class _Patches(Handler):
 
     def process(self, msg: Message) -> None:
         if msg.kind == "conv":
-            x, weight, bias, stride, padding = (
-                msg.arguments[name] for name in ("x", "weight", "bias", "stride", "padding")
-            )
+            x, weight, bias, *places = msg.arguments.values()
             kernel: Any = weight.shape[:-2] if len(weight.shape) > 3 else weight.shape[0]
-            found = ops.patches(x, kernel, stride, padding) @ weight.reshape(-1, weight.shape[-1])
+            found = ops.patches(x, kernel, *places) @ weight.reshape(-1, weight.shape[-1])
             msg.answer(found if bias is None else found + bias)
 
 
@@ -59,27 +55,18 @@ def export_onnx(posterior: Posterior, path: str | Path) -> Path:
     path, where = Path(path), "export_onnx"
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
-        packages, advice = ", ".join(PACKAGES), "pip install 'ppl-bnn[onnx]'"
-        raise MissingFrameworkError.of(
-            where, f"the packages {packages}", f"none of {', '.join(missing)}", advice
-        )
+        expected, advice = f"the packages {', '.join(PACKAGES)}", "pip install 'ppl-bnn[onnx]'"
+        raise MissingFrameworkError.of(where, expected, f"no {' and no '.join(missing)}", advice)
     InputError.check(path.parent.is_dir(), where, "a file in a folder that exists", path, "another path")
     _check_support(posterior)
     prediction = posterior.predict(posterior.original_inputs)
     try:
         with ignored():
             model = _graph(posterior)
-    except BNNError as error:
-        advice = "a network of bnn layers, or a torch.nn.Module"
-        raise UnsupportedError.of(
-            where, "a network that runs in torch", f"one that does not ({error})", advice
-        ) from error
     except Exception as error:
         got = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-        advice = "bnn.ops in the model, and x.shape[0] without int()"
-        raise UnsupportedError.of(
-            where, "a network whose operations torch can record", got, advice
-        ) from error
+        advice = "layers of bnn or of torch, bnn.ops, and x.shape[0] without int()"
+        raise UnsupportedError.of(where, "a network whose operations torch records", got, advice) from error
     _describe(model, posterior, prediction.family)
     content = model.SerializeToString()
     _check(content, posterior, prediction)
@@ -96,8 +83,8 @@ def _check_support(posterior: Posterior) -> None:
     program = posterior.with_problem(lambda problem: problem.program)
     got, advice = "latent variables of rows, which are drawn at random", "distilling a posterior of the model"
     check(not program.has_local, where, "a function of the inputs", got, advice)
-    got = "rows that interact (bnn.coupled)"
-    check(not program.coupled, where, "rows that are predicted one by one", got, "predict")
+    expected, got = "rows that are predicted one by one", "rows that interact (bnn.coupled)"
+    check(not program.coupled, where, expected, got, "predict")
 
 
 def _graph(posterior: Posterior) -> Any:
@@ -119,7 +106,6 @@ def _graph(posterior: Posterior) -> Any:
                 w = {name: getattr(self, f"site{index}") for index, name in enumerate(self.sites)}
                 return tuple(self.function(w, dict(zip(raw, arrays, strict=True))).values())
 
-        # Of three rows, so that no rule for a single one is recorded.
         few = [torch.from_numpy(np.resize(each, (3, *each.shape[1:]))) for each in raw.values()]
         shapes = (tuple({0: torch.export.Dim("rows")} for _ in few),)
         network = Network().eval()
@@ -128,9 +114,9 @@ def _graph(posterior: Posterior) -> Any:
         program = torch.export.export(network, tuple(few), dynamic_shapes=shapes, strict=False)
         # No value of torch has such a name.
         own = {f"@{name}": name for name in (*raw, *names)}
-        ends = {"input_names": list(own)[: len(raw)], "output_names": list(own)[len(raw) :]}
-        # Each access makes a new one.
-        model = torch.onnx.export(program, (), dynamo=True, verbose=False, **ends).model_proto
+        ends: dict[str, Any] = {"input_names": list(own)[: len(raw)], "output_names": list(own)[len(raw) :]}
+        made: Any = torch.onnx.export(program, (), dynamo=True, verbose=False, **ends)
+    model = made.model_proto  # a new one at each access
     graph = model.graph
     renamed = {name: f"inner.{name}" for name in own.values()} | own
     for node in graph.node:
@@ -169,8 +155,7 @@ def _function(posterior: Posterior, chosen: Any) -> tuple[Callable[..., dict[str
         if units is not None:
             means, scales = _entries(units.x_mean), _entries(units.x_scale)
             given |= {name: moved(given[name], means[name], scales[name]) for name in means}
-        floats = {name: each.to(like.dtype) for name, each in given.items() if each.is_floating_point()}
-        given |= floats
+        given |= {name: each.to(like.dtype) for name, each in given.items() if each.is_floating_point()}
         with _Patches():
             eta = network_output(model, w, given["x"] if table else given).predictor
         family, parameters = likelihood.mixture_parameters(eta)
@@ -192,10 +177,8 @@ def _outputs(family: str, parameters: dict[str, Any], units: Standardisation | N
         mean, scale = (np.resize(each, outputs) for each in (units.y_mean, units.y_scale))
         mean, scale = (ops.asarray(each, like=loc) for each in (mean, scale))
         factors = {"loc": scale, "scale": scale, "scale_tril": scale[..., None]}
-        parameters = {
-            name: each * factors[name] if name in factors else each for name, each in parameters.items()
-        }
-        parameters["loc"] = parameters["loc"] + mean
+        changed = {name: each * factors[name] for name, each in parameters.items() if name in factors}
+        parameters = parameters | changed | {"loc": changed["loc"] + mean}
     if family == "Normal":
         return {"mean": parameters["loc"], "sd": parameters["scale"]}
     return parameters
@@ -203,34 +186,22 @@ def _outputs(family: str, parameters: dict[str, Any], units: Standardisation | N
 
 def _describe(model: Any, posterior: Posterior, family: str) -> None:
     """What the file says of itself."""
-    import onnx
-
-    from ppl_bnn import __version__
-
-    function = getattr(posterior.model, "func", posterior.model)
-    words = {
-        "model": getattr(function, "__name__", "model"),
-        "method": posterior.info.method,
-        "target": posterior.target or "the posterior",
-        "family": family,
-        "data_hash": posterior.info.data_hash,
-        "ppl_bnn": __version__,
-    }
-    names = {
-        "class_names": posterior.class_names,
-        "labels": posterior.labels,
-        "feature_names": posterior.feature_names,
-    }
-    words |= {name: json.dumps(list(value)) for name, value in names.items() if value is not None}
+    info, function = posterior.info, getattr(posterior.model, "func", posterior.model)
+    words = {"model": getattr(function, "__name__", "model"), "method": info.method, "family": family}
+    words |= {"data_hash": info.data_hash, "ppl_bnn": info.versions["ppl-bnn"], "target": posterior.target}
+    for name in ("class_names", "labels", "feature_names"):
+        value = getattr(posterior, name)
+        words |= {} if value is None else {name: json.dumps(list(value))}
     model.producer_name = "ppl_bnn"
-    model.producer_version = __version__
-    onnx.helper.set_model_props(model, words)
+    for key, value in words.items():
+        entry = model.metadata_props.add()
+        entry.key, entry.value = key, value
 
 
 def _check(content: bytes, posterior: Posterior, prediction: Prediction) -> None:
     """Refuse a file whose outputs at the training inputs are not those of `predict`."""
-    import onnxruntime
-
+    # By name, as the package is of an extra.
+    onnxruntime = importlib.import_module("onnxruntime")
     where, tolerance = "export_onnx", TOLERANCE[posterior.info.dtype]
     try:
         session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])

@@ -493,7 +493,7 @@ class Posterior:
         value = self.approximation.log_prob(self._flat_draws)
         return None if value is None else value.reshape(self.shape)
 
-    # -- one network
+    # -- export
 
     def distil(
         self,
@@ -508,56 +508,37 @@ class Posterior:
     ) -> Posterior:
         """Train one network, the student, to the predictive distribution of this posterior.
 
-        The student minimises the mean over inputs of KL(p(y | x) || q(y | x)), p being `predict` of this posterior. It
-        predicts at the cost of one network, and knows nothing of what is epistemic and what is not. How the divergence
-        is computed is in `ppl_bnn.inference.distillation`.
+        It minimises the mean over inputs of KL(p(y | x) || q(y | x)), where p is `predict` of this posterior. It has
+        the cost of one network, and does not split its uncertainty into epistemic and aleatoric.
 
         Parameters
         ----------
         student : Model, optional
-            The model of the student. By default `bnn.student_of(model)`: the same network with some more units,
-            which for numbers ends in a mixture of normals that can be wider than the noise.
+            A model. By default `bnn.student_of(model)`, the same network with a wider end.
         x : optional
-            Further inputs, with no targets, at which the student is to be right. By default the training rows are
-            varied: x_i + t (x_j - x_k). A fifth of `x` is held out.
+            Inputs for the student, of which a fifth is held out. By default the training rows are varied.
         method : MAP, optional
             The search for the weights.
         kind : str, optional
-            Kind of the prediction to distil, as in `predict`.
+            Kind of the prediction, as in `predict`.
         rows : int, default 1000
-            Number of inputs without `x`: half training rows at most, the others varied. A quarter more is held out.
-        seed : int, default 0
-            The same seed on the same machine gives the same bits.
-        progress : bool, callable or Progress, optional
-            Whether, and to whom, progress is reported.
+            Number of inputs if there is no `x`. A quarter more is held out.
+        seed, progress
+            As in `bnn.fit`.
 
         Returns
         -------
         Posterior
-            A point. `info.figures` has "divergence", the mean divergence at the held-out inputs in nats per row, and
-            its standard error over these, "divergence_se"; `info.history["divergence"]` has that of each. A warning
-            says where it is above 0.01. `info.settings["teacher"]` is the method of this posterior, and `target` says
-            that the result is not a posterior.
+            A point. `info.figures` has the mean "divergence" at held-out inputs, in nats per row, and its standard
+            error "divergence_se"; above 0.01 there is a warning. `info.settings["teacher"]` is the method of this one.
 
         Raises
         ------
-        UnsupportedError
-            For a point; rows that interact; censored targets; whole numbers as inputs without `x`; a student with
-            latent variables of rows, or not in the language.
-        InputError
-            For a student of other targets.
-
-        Examples
-        --------
-        >>> network = posterior.distil()
-        >>> network.info.figures["divergence"]
-        >>> network.save("network")
-        >>> again = bnn.load("network", bnn.student_of(model))
+        UnsupportedError, InputError
+            For what `ppl_bnn.inference.distillation` cannot distil, and for a student of other targets.
         """
         options = {"method": method, "kind": kind, "rows": rows, "seed": seed, "progress": progress}
         return registered.call("distil")(self, student, x, **options)
-
-    # -- export
 
     def to_datatree(self, x: Any = None, *, prior: bool = False) -> Any:
         """An ArviZ DataTree with all groups. `ppl_bnn.posterior.export` lists them.
@@ -598,12 +579,11 @@ class Posterior:
         return save(self, path)
 
     def export_onnx(self, path: str | Path) -> Path:
-        """Write one network, a mode or the student of `distil`, as an ONNX file that predicts without this library.
+        """Write one network, a mode or a student of `distil`, as an ONNX file.
 
-        Its inputs are those of `predict`, with any number of rows. Its outputs, in the units of the data, are
-        "probabilities" for classes, "mean" and "sd" for normal noise, and for any other family its parameters by
-        their names in `Prediction`. They are compared with `predict` at the training inputs, by onnxruntime, before
-        the file is written. The metadata have the model, the method, the hash of the data and the version.
+        Its inputs are those of `predict`, of any number of rows. Its outputs, in the units of the data, are
+        "probabilities" for classes, "mean" and "sd" for normal noise, else the parameters by their names in
+        `Prediction`. They are compared with `predict` at the training inputs before the file is written.
 
         Parameters
         ----------
@@ -617,11 +597,8 @@ class Posterior:
 
         Raises
         ------
-        UnsupportedError
-            For a posterior of several draws; a plain model of a system; rows that interact or have latent variables; a
-            network that torch or onnxruntime cannot run; outputs that differ from `predict`.
-        MissingFrameworkError
-            Without the packages of the extra "onnx".
+        UnsupportedError, MissingFrameworkError
+            For several draws, or what torch or onnxruntime cannot run; without the packages of the extra "onnx".
         """
         from ppl_bnn.posterior.onnx_export import export_onnx
 

@@ -210,7 +210,7 @@ def test_a_network_of_jax_alone_is_refused(tmp_path: Path) -> None:
 
     x, y = regression_data()
     posterior = bnn.fit(model, x, y, bnn.MAP(**ROUGH))
-    with pytest.raises(UnsupportedError, match="a network that runs in torch"):
+    with pytest.raises(UnsupportedError, match=r"operations torch records; got .*[Ee]quinox"):
         posterior.export_onnx(tmp_path / "network.onnx")
 
 
@@ -227,5 +227,5 @@ def test_without_the_packages_the_extra_is_named(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *more: None if name == "onnxscript" else found(name, *more)
     )
-    with pytest.raises(MissingFrameworkError, match=r"none of onnxscript; try pip install 'ppl-bnn\[onnx\]'"):
+    with pytest.raises(MissingFrameworkError, match=r"no onnxscript; try pip install 'ppl-bnn\[onnx\]'"):
         posterior.export_onnx(tmp_path / "network.onnx")
