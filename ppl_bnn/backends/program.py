@@ -144,7 +144,7 @@ class Program:
 
     def log_prior(self, u: Mapping[str, Array], x: Any, y: Any, jacobian: bool = True) -> Array:
         """log p(w(u)) + log |dw/du|, a scalar; without the second term where `jacobian` is False."""
-        return _log_prior(self.run(u, x, y), jacobian)
+        return log_prior_of(self.run(u, x, y), jacobian)
 
     def log_likelihood(self, u: Mapping[str, Array], x: Any, y: Any) -> Array:
         """log p(y_i | x_i, w(u)) for each row, shape (N,)."""
@@ -164,7 +164,7 @@ class Program:
         variables inside `rows`. Without `jacobian`, the density is in the coordinates of the program.
         """
         sites = self.run(u, x, y)
-        total = _log_prior(sites, jacobian, scale)
+        total = log_prior_of(sites, jacobian, scale)
         for site in sites:
             if site.kind == "observed":
                 factor = site.scale * (scale if site.local or site.name == self.observed else 1.0)
@@ -378,7 +378,8 @@ def _native(chosen: System, model: Model, language: bool) -> Model:
     return chosen.native(model, record=False) if language else chosen.plain(model)
 
 
-def _log_prior(sites: list[TracedSite], jacobian: bool, row_scale: float = 1.0) -> Array:
+def log_prior_of(sites: list[TracedSite], jacobian: bool, row_scale: float = 1.0) -> Array:
+    """log p(w) + log |dw/du| of a run, a scalar; without the second term where `jacobian` is False."""
     total: Any = 0.0
     for site in sites:
         if site.kind == "latent":

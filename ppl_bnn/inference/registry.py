@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ppl_bnn.core.errors import unknown_name
-from ppl_bnn.posterior.registered import APPROXIMATIONS
+from ppl_bnn.posterior.registered import APPROXIMATIONS, CALLS
 
 if TYPE_CHECKING:
     from ppl_bnn.inference.method import Method
@@ -115,6 +115,7 @@ APPROXIMATIONS.update(
         "Members": "ppl_bnn.inference.ensembles.members:Members",
     }
 )
+CALLS["distil"] = "ppl_bnn.inference.distillation:distil"
 
 
 def method_class(name: str) -> type[Method]:

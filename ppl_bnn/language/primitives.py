@@ -119,7 +119,7 @@ class Interpretation(Handler):
         elif msg.kind == "observe":
             check(self.likelihood is None, "", _ONE, "a second one", "one likelihood over all outputs")
             self.f, self.likelihood = msg.arguments["f"], msg.arguments["likelihood"]
-            self._check_rows(int(self.f.shape[0]))
+            self._check_rows(self.f.shape[0])
             msg.answer(None)
         elif msg.kind == "rows":
             self._check_rows(msg.arguments["n"])

@@ -7,6 +7,7 @@ it can be sent to another process, and it can be transformed again.
 - `with_prior_scales`: the model with `EmpiricalBayes` priors at the scales that a method found.
 - `noncentred`: the same joint distribution of the data and the weights, in coordinates in which the prior is standard.
 - `with_prior`: an earlier posterior as the prior.
+- `student_of`: the same network with a predictive that can be wider, for distillation.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import numpy as np
 
 from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError
 from ppl_bnn.language import ops
-from ppl_bnn.language.distributions import ON_POSITIVES, ON_REALS, Distribution, draw_shape
-from ppl_bnn.language.likelihoods import Gaussian
+from ppl_bnn.language.distributions import ON_POSITIVES, ON_REALS, Distribution, draw_shape, one_minus_exp
+from ppl_bnn.language.layers.basic import dense
+from ppl_bnn.language.likelihoods import Gaussian, HeteroscedasticGaussian, Laplace, MixtureDensity, StudentT
+from ppl_bnn.language.likelihoods.base import parts
 from ppl_bnn.language.primitives import Handler, Message, NamedHandler, deterministic
 
 Model = Callable[..., Any]
@@ -537,3 +540,68 @@ def with_prior(model: Model, prior: Any) -> Model:
         check(prior.standardisation is None, where, expected, got, advice)
         prior = as_prior()
     return _transformed(model, functools.partial(_WithPrior, prior, _conditionals(prior)))
+
+
+# --- a student ------------------------------------------------------------------------------------
+
+# Normals for each one of the likelihood, and hidden units of the layer that is added.
+COPIES, SHIFT_WIDTH = 3, 20
+
+
+class _Student(Handler):
+    """More outputs at the end of a network, as a function of its features, and a wider likelihood of them."""
+
+    sees_maps = False
+
+    def __init__(self) -> None:
+        self.features: list[Any] = []
+
+    def process(self, msg: Message) -> None:
+        if msg.kind == "linear" and len(msg.arguments["x"].shape) == 2:
+            # The inputs of the first map and of the last.
+            self.features = [*self.features[:1], msg.arguments["x"]]
+        elif msg.kind == "observe":
+            base, likelihood = _wider(msg.arguments["f"], msg.arguments["likelihood"])
+            features = ops.concatenate(self.features or [base])
+            hidden = ops.tanh(dense("student.hidden", features, SHIFT_WIDTH))
+            shift = dense("student.output", hidden, int(base.shape[-1]))
+            msg.arguments |= {"f": base + shift, "likelihood": likelihood}
+
+
+def _wider(f: Any, likelihood: Any) -> tuple[Any, Any]:
+    """Outputs (N, K') and a likelihood of them, which has this predictive and, of real numbers, wider ones."""
+    if isinstance(likelihood, MixtureDensity):
+        components = parts(f, 3)
+    elif isinstance(likelihood, HeteroscedasticGaussian):
+        loc, scale = parts(f, 2)
+        components = [ops.zeros_like(loc), loc, scale]
+    elif isinstance(likelihood, Gaussian | StudentT | Laplace):
+        scale = ops.ones_like(f) * getattr(likelihood, likelihood.positive[0])
+        # The inverse of softplus.
+        components = [ops.zeros_like(f), f, scale + ops.log(one_minus_exp(scale))]
+    else:
+        return f, likelihood
+    if len(likelihood.target_shape(tuple(f.shape))) > 1:
+        return ops.concatenate(components[1:]), HeteroscedasticGaussian()
+    return ops.concatenate([part for part in components for _ in range(COPIES)]), MixtureDensity()
+
+
+def student_of(model: Model) -> Model:
+    """The model as the student of a posterior: the same network, with an end that can say what a posterior says.
+
+    To its outputs are added those of a layer of 20 tanh units, whose inputs are the inputs of the first and of the last
+    linear map: a mean over many networks is seldom one of them. Real numbers get a predictive that can be wider than
+    the noise, row by row: one number a mixture of normals, three for each of the likelihood, and several numbers
+    independent normals. Classes and counts keep their likelihood.
+
+    Parameters
+    ----------
+    model : callable
+        A model in the language.
+
+    Returns
+    -------
+    callable
+        The transformed model, which `Posterior.distil` fits by default and `bnn.load` needs for what it has fitted.
+    """
+    return _transformed(model, _Student)

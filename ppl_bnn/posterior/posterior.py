@@ -27,6 +27,7 @@ from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import map_data, row_count, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.notebook.html import Folded, Listing, card, in_words
+from ppl_bnn.posterior import registered
 from ppl_bnn.posterior.approximation import Approximation, Chains, Draws, flat_draws, per_draw
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 from ppl_bnn.prediction.standardisation import Standardisation
@@ -534,6 +535,51 @@ class Posterior:
 
     # -- export
 
+    def distil(
+        self,
+        student: Model | None = None,
+        x: Any = None,
+        *,
+        method: Any = None,
+        kind: str | None = None,
+        rows: int = 1000,
+        seed: int = 0,
+        progress: Any = None,
+    ) -> Posterior:
+        """Train one network, the student, to the predictive distribution of this posterior.
+
+        It minimises the mean over inputs of KL(p(y | x) || q(y | x)), where p is `predict` of this posterior. It has
+        the cost of one network, and does not split its uncertainty into epistemic and aleatoric.
+
+        Parameters
+        ----------
+        student : Model, optional
+            A model. By default `bnn.student_of(model)`, the same network with a wider end.
+        x : optional
+            Inputs for the student, of which a fifth is held out. By default the training rows are varied.
+        method : MAP, optional
+            The search for the weights.
+        kind : str, optional
+            Kind of the prediction, as in `predict`.
+        rows : int, default 1000
+            Number of inputs if there is no `x`. A quarter more is held out.
+        seed, progress
+            As in `bnn.fit`.
+
+        Returns
+        -------
+        Posterior
+            A point. `info.figures` has the mean "divergence" at held-out inputs, in nats per row, and its standard
+            error "divergence_se"; above 0.01 there is a warning. `info.settings["teacher"]` is the method of this one.
+
+        Raises
+        ------
+        UnsupportedError, InputError
+            For what `ppl_bnn.inference.distillation` cannot distil, and for a student of other targets.
+        """
+        options = {"method": method, "kind": kind, "rows": rows, "seed": seed, "progress": progress}
+        return registered.call("distil")(self, student, x, **options)
+
     def to_datatree(self, x: Any = None, *, prior: bool = False) -> Any:
         """An ArviZ DataTree with all groups. `ppl_bnn.posterior.export` lists them.
 
@@ -571,6 +617,32 @@ class Posterior:
         from ppl_bnn.posterior.storage import save
 
         return save(self, path)
+
+    def export_onnx(self, path: str | Path) -> Path:
+        """Write one network, a mode or a student of `distil`, as an ONNX file.
+
+        Its inputs are those of `predict`, of any number of rows. Its outputs, in the units of the data, are
+        "probabilities" for classes, "mean" and "sd" for normal noise, else the parameters by their names in
+        `Prediction`. They are compared with `predict` at the training inputs before the file is written.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file.
+
+        Returns
+        -------
+        Path
+            The file.
+
+        Raises
+        ------
+        UnsupportedError, MissingFrameworkError
+            For several draws, or what torch or onnxruntime cannot run; without the packages of the extra "onnx".
+        """
+        from ppl_bnn.posterior.onnx_export import export_onnx
+
+        return export_onnx(self, path)
 
     # -- helpers
 

@@ -72,7 +72,7 @@ def images(x: Any) -> Any:
     """
     if len(x.shape) != 2:
         return x
-    rows, pixels = (int(size) for size in x.shape)
+    rows, pixels = x.shape
     height = next(side for side in range(math.isqrt(pixels), 0, -1) if pixels % side == 0)
     return x.reshape((rows, height, pixels // height, 1))
 

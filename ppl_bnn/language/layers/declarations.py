@@ -105,7 +105,7 @@ class Layer:
 
     def sequence(self, x: Any) -> tuple[int, int, int]:
         """(N, T, C) of a sequence; raises ModelError for any other shape."""
-        shape = tuple(map(int, x.shape))
+        shape = tuple(x.shape)
         good, expected = len(shape) == 3 and shape[1] > 0, "sequences of shape (N, time, channels)"
         self.check(good, expected, f"shape {shape}", "x[..., None]")
         return shape[0], shape[1], shape[2]

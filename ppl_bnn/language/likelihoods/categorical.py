@@ -144,7 +144,7 @@ class Ordinal(Likelihood):
     def predictor(self, f: Any) -> Any:
         cuts = ops.asarray(self.cut_points, like=f)
         ordered = ops.concatenate([cuts[:1], ops.log(cuts[1:] - cuts[:-1])])
-        return ops.concatenate([f, ops.broadcast_to(ordered, (int(f.shape[0]), int(cuts.shape[0])))])
+        return ops.concatenate([f, ops.broadcast_to(ordered, (f.shape[0], int(cuts.shape[0])))])
 
     @staticmethod
     def _parts(eta: Any) -> tuple[Any, Any]:

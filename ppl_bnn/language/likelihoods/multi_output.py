@@ -80,7 +80,7 @@ class MultiOutputGaussian(Likelihood):
         rows, columns = _triangle(outputs)
         entries = ops.asarray(self.scale_tril, like=f).reshape(-1)[rows * outputs + columns]
         entries = ops.concatenate([ops.log(entries[:outputs]), entries[outputs:]])
-        return ops.concatenate([f, ops.broadcast_to(entries, (int(f.shape[0]), int(entries.shape[0])))])
+        return ops.concatenate([f, ops.broadcast_to(entries, (f.shape[0], int(entries.shape[0])))])
 
     @staticmethod
     def _parts(eta: Any) -> tuple[Any, Any]:
