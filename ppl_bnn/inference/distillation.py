@@ -44,7 +44,8 @@ from ppl_bnn.inference.method import Outcome, Stopwatch, versions
 from ppl_bnn.inference.optimisation.map import MAP
 from ppl_bnn.language.likelihoods import Censored
 from ppl_bnn.language.transforms import student_of
-from ppl_bnn.posterior.posterior import FitInfo, Posterior
+from ppl_bnn.posterior.fit_info import FitInfo
+from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction.prediction import Prediction
 
 # Values of y for each input, and the probability beyond each end of their grid.

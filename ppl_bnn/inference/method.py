@@ -33,7 +33,8 @@ from ppl_bnn.inference.cost import Effort, Size
 from ppl_bnn.inference.start import check_start
 from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior.approximation import Approximation
-from ppl_bnn.posterior.posterior import FitInfo, Posterior
+from ppl_bnn.posterior.fit_info import FitInfo
+from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction.standardisation import Standardisation
 
 DTYPES = ("auto", "float64", "float32")

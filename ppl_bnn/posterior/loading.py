@@ -17,7 +17,8 @@ from ppl_bnn.core.errors import DeviceError, InputError, ModelError
 from ppl_bnn.core.files import left_by_a_kill
 from ppl_bnn.posterior import storage
 from ppl_bnn.posterior.approximation import Chains
-from ppl_bnn.posterior.posterior import FitInfo, Posterior
+from ppl_bnn.posterior.fit_info import FitInfo
+from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.posterior.registered import approximation_class
 from ppl_bnn.prediction.standardisation import Standardisation
 

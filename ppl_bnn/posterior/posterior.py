@@ -29,6 +29,7 @@ from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.notebook.html import Folded, Listing, card, in_words
 from ppl_bnn.posterior import registered
 from ppl_bnn.posterior.approximation import Approximation, Chains, Draws, flat_draws, per_draw
+from ppl_bnn.posterior.fit_info import FitInfo
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 from ppl_bnn.prediction.standardisation import Standardisation
 
@@ -36,57 +37,6 @@ IID_DRAWS = 1000
 # Kinds of prediction that are made of draws of the predictor; the others approximate an average over it.
 DRAWN = ("linearised", "sampled")
 MEMORY = 2**28
-
-
-@dataclass(frozen=True)
-class FitInfo:
-    """Record of a fit.
-
-    Parameters
-    ----------
-    method, ppl : str
-        Names of the method and of the system.
-    seed : int
-        Seed of the fit.
-    dtype, device : str
-        Floating-point type and device of the fit.
-    compile_seconds, run_seconds : float
-        Wall time of compilation, and of the rest.
-    gradient_evaluations : float, optional
-        Number of gradient evaluations of the log joint over all rows (a mini-batch counts as its share). None if the
-        system does not report it.
-    history : dict of str to ndarray
-        Arrays (steps,), such as losses.
-    settings : dict
-        Settings of the method.
-    versions : dict of str to str
-        Versions of the libraries.
-    data_hash : str
-        Hash of the training data.
-    warnings : tuple of str
-        Warnings of the fit.
-    figures : dict of str to float
-        Summary numbers of the fit.
-    target : str
-        What was fitted if it is not the posterior of the model (a tempered one, an approximate objective), else "".
-        `bnn.diagnose` computes p / q and k-hat for the posterior itself in either case.
-    """
-
-    method: str
-    ppl: str
-    seed: int
-    dtype: str
-    device: str
-    compile_seconds: float
-    run_seconds: float
-    gradient_evaluations: float | None
-    history: dict[str, np.ndarray] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    data_hash: str = ""
-    warnings: tuple[str, ...] = ()
-    figures: dict[str, float] = field(default_factory=dict)
-    target: str = ""
 
 
 @dataclass

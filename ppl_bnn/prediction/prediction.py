@@ -149,8 +149,6 @@ class Prediction:
         """The distribution of each component at these rows, a `ppl_bnn.prediction.families.Law`."""
         return families.law(self.family, {name: value[:, rows] for name, value in self.parameters.items()})
 
-    # --- shapes ---
-
     @property
     def _event_array(self) -> np.ndarray:
         """The parameter that has the shape of the mean of each component."""
@@ -212,8 +210,6 @@ class Prediction:
         rows = [[str(row), *cells[:SHOWN_COLUMNS]] for row, cells in enumerate(texts)]
         return card(repr(self), Listing(what + more, ["row", *columns[:SHOWN_COLUMNS]], rows))
 
-    # --- weights ---
-
     @cached_property
     def weights(self) -> np.ndarray:
         """Normalised weights, (S,) or (S, N)."""
@@ -233,8 +229,6 @@ class Prediction:
         weights = weights[:, rows]
         weights = weights.reshape(weights.shape + (1,) * (values.ndim - 2))
         return np.sum(np.where(weights > 0.0, weights * np.where(weights > 0.0, values, 0.0), 0.0), axis=0)
-
-    # --- moments ---
 
     def component_mean(self) -> np.ndarray:
         """E[y | s] of each component, (S, N) or (S, N, K).
@@ -313,8 +307,6 @@ class Prediction:
             return between + self._average(law.covariance())
         return between + self._average(law.variance())[..., None] * np.eye(self.shape[1])
 
-    # --- classes ---
-
     @cached_property
     def probabilities(self) -> np.ndarray:
         """Class probabilities of the mixture, (N, C); two columns, for 0 and 1, for Bernoulli."""
@@ -326,8 +318,6 @@ class Prediction:
         """-sum_c P_c log P_c of the mixture's class probabilities, nats, (N,): aleatoric + epistemic."""
         arguments.check_classes(self, "entropy")
         return entropy_of(self.probabilities)
-
-    # --- densities ---
 
     def component_log_prob(self, y: Any) -> np.ndarray:
         """Log density of each component, log p(y_n | theta_sn), summed over K outputs, (S, N); y as in `log_prob`."""
@@ -386,8 +376,6 @@ class Prediction:
     def _row_blocks(self) -> Iterator[slice]:
         """Slices of rows whose (draws, rows, ...) blocks stay small."""
         return starmap(slice, chunks(self.rows, max(1, BLOCK // self._event_array[:, :1].size)))
-
-    # --- distribution function and its inverse ---
 
     def cdf(self, y: Any) -> np.ndarray:
         """Distribution function F_n(y_n) = sum_s w_s F(y_n | theta_sn), per output.
@@ -531,8 +519,6 @@ class Prediction:
         self.component_mean()
         return self._marginal_average(y, "absolute_deviation")
 
-    # --- draws of y ---
-
     def sample(self, n: int, seed: int | np.random.Generator) -> np.ndarray:
         """Draw y from the mixture.
 
@@ -563,8 +549,6 @@ class Prediction:
             found = [np.searchsorted(upto[:, row], position[:, row], side="right") for row in rows]
             chosen = (np.stack(found, axis=1), rows)
         return families.law(self.family, {name: a[chosen] for name, a in self.parameters.items()}).draw(rng)
-
-    # --- predictions made from this one ---
 
     def rescale(self, location: Any, scale: Any) -> Prediction:
         """The prediction of y * scale + location: from standardised to original units.

@@ -36,7 +36,7 @@ from ppl_bnn.evaluation.comparison.record import FitSummary
 from ppl_bnn.evaluation.comparison.run import compare
 from ppl_bnn.evaluation.comparison.summary import lags_of
 from ppl_bnn.evaluation.comparison.table import COLUMNS
-from ppl_bnn.posterior.posterior import FitInfo
+from ppl_bnn.posterior.fit_info import FitInfo
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.reliability import Transform
 from ppl_bnn.reporting import findings

@@ -14,7 +14,7 @@ from ppl_bnn.core.arrays import unprefixed
 from ppl_bnn.evaluation.comparison.folder import FORMAT, KIND, MANIFEST, OF_DRAWS, PREDICTION, TEST_ROWS
 from ppl_bnn.evaluation.comparison.record import FitSummary
 from ppl_bnn.evaluation.comparison.table import WORDS, typed
-from ppl_bnn.posterior.posterior import FitInfo
+from ppl_bnn.posterior.fit_info import FitInfo
 from ppl_bnn.posterior.storage import INFO
 from ppl_bnn.prediction.prediction import Prediction
 

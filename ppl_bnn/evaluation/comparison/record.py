@@ -16,7 +16,8 @@ from ppl_bnn.core.errors import BNNError, InputError
 from ppl_bnn.core.names import clean
 from ppl_bnn.core.processes import peak_memory
 from ppl_bnn.language.likelihoods.base import Likelihood
-from ppl_bnn.posterior.posterior import FitInfo, Posterior
+from ppl_bnn.posterior.fit_info import FitInfo
+from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction import scores
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.references.reference import Reference

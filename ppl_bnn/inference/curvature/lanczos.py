@@ -24,7 +24,6 @@ from ppl_bnn.inference.curvature.structures import Quadrature
 
 # (K, P) -> (K, P), of K vectors as rows, in the floating type of its argument.
 Product = Callable[[np.ndarray], np.ndarray]
-
 # Vectors of one product, if memory allows.
 BLOCK = 4
 # Residual |A v - a v| of an eigenpair (a, v): relative to a, and to the largest eigenvalue in units of rounding.

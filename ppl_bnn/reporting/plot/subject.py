@@ -18,7 +18,8 @@ from ppl_bnn.evaluation.comparison.comparison import Comparison
 from ppl_bnn.evaluation.comparison.drawing import legend_entries
 from ppl_bnn.evaluation.comparison.summary import doubt_in_words
 from ppl_bnn.evaluation.grid.result import GridResult
-from ppl_bnn.posterior.posterior import FitInfo, Posterior
+from ppl_bnn.posterior.fit_info import FitInfo
+from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction.arguments import checked_targets
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.prediction.recalibration import Recalibrated, held_out_prediction
