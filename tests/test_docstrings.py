@@ -46,7 +46,9 @@ FOR_OTHER_ROOMS = {
 # A fit in a form that nothing else compiles: each takes seconds.
 SLOW = {
     "evaluation/comparison/run.py::compare",
+    "inference/mcmc/chees.py::ChEES",
     "inference/mcmc/meads.py::MEADS",
+    "inference/mcmc/sghmc.py::SGHMC",
     "inference/mcmc/smc.py::SMC",
     "inference/variational/pathfinder.py::Pathfinder",
     "language/transforms.py::with_prior",

@@ -106,7 +106,8 @@ class Prediction:
     >>> prediction = bnn.Prediction("Normal", {"loc": np.array([[0.0], [2.0]]), "scale": np.ones((2, 1))})
     >>> prediction.mean, prediction.epistemic, prediction.aleatoric
     (array([1.]), array([1.]), array([1.]))
-    >>> low, high = prediction.interval(0.9)
+    >>> prediction.quantile([0.05, 0.5]).shape
+    (2, 1)
     """
 
     family: str

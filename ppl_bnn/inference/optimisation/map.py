@@ -40,7 +40,7 @@ class MAP(Method):
         Whether to finish with L-BFGS (float64 only).
     space : {"unconstrained", "constrained"}
         The coordinates of the mode.
-    start : Start
+    start : method, posterior, dict or None
         A method, a posterior, or a dict of constrained values; None starts from the prior.
     restarts : int, default 1
         Number of starts from draws of the prior. The highest mode is kept; `history["restart_log_joint"]` has the log

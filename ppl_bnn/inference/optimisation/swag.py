@@ -122,7 +122,7 @@ class SWAG(Method):
     schedule : {"constant", "cyclical"}
         "cyclical": within each `every` steps the rate falls linearly to a hundredth, and iterates are collected at the
         end of the cycle [4]_. The spread is then that between the ends of the cycles.
-    start : Start
+    start : method, posterior, dict or None
         Where SGD begins: a method (`MAP()`), a posterior or a dict of constrained values. None for a mode found by Adam
         from a draw of the prior.
     steps : int, default 20000

@@ -58,7 +58,7 @@ class IVON(iterated.IteratedMethod):
         Draws per step, over which g and e are averaged.
     init_scale : float, default 0.1
         Initial value of s^(-1/2).
-    start : Start
+    start : method, posterior, dict or None
         Initial value of m: a method, a posterior or a dict of constrained values; None for the prior.
     elbo_draws : int, default 1000
         Number of new draws for the reported ELBO.

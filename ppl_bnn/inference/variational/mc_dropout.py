@@ -87,7 +87,7 @@ class MCDropout(iterated.IteratedMethod):
         averaged.
     batch_size : int or None
         Rows per step, with the likelihood scaled by N / batch_size; None for all rows.
-    start : Start
+    start : method, posterior, dict or None
         A method, a posterior or a dict of constrained values; None for the prior.
     ppl, dtype, compile : str, str, bool
         As for `Method`.

@@ -216,7 +216,7 @@ class Pathfinder(Method):
     importance : bool, default True
         With several paths, whether to resample. False returns the mixture of the Gaussians, with equal weights and a
         density.
-    start : Start
+    start : method, posterior, dict or None
         Start of the paths: None (draws from the prior, weight tensors shrunk to a size at which networks train), a
         method (fitted once per path), a posterior, or a dict of constrained values. No path leads away from a mode.
     jitter : float, default 0.1

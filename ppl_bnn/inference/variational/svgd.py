@@ -108,7 +108,7 @@ class SVGD(iterated.IteratedMethod):
         Bandwidth h. None for the median of |u_i - u_j|^2 over pairs divided by log(n + 1), computed at each step.
     batch_size : int or None
         Rows per step, with the likelihood scaled by N / batch_size; None for all rows.
-    start : Start
+    start : method, posterior, dict or None
         None for draws from the prior (weight tensors shrunk to a size at which networks train), a posterior for draws
         from it, a dict of constrained values, or a method, which is fitted once per particle with its own seed.
     jitter : float, default 0.1

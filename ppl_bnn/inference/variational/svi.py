@@ -88,7 +88,7 @@ class SVI(Method):
     init_scale : float or "start", default 0.1
         Initial standard deviation of the guide, in unconstrained coordinates. "start" takes it from the posterior given
         as `start`.
-    start : Start
+    start : method, posterior, dict or None
         The initial location: a method, a posterior or a dict of constrained values; None for the prior.
     elbo_draws : int or None
         Number of new draws for the reported ELBO. None for 1000, or fewer if there are many rows.

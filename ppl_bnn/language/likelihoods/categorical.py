@@ -24,7 +24,8 @@ class Bernoulli(Likelihood):
     >>> import ppl_bnn as bnn
     >>> def model(x, y=None):
     ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Bernoulli())
-    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    >>> sketch = bnn.zoo.sketch(model, 4)
+    >>> sketch.likelihood, sketch.task
     ('Bernoulli()', 'classification')
     """
 
@@ -56,7 +57,8 @@ class Categorical(Likelihood):
     >>> import ppl_bnn as bnn
     >>> def model(x, y=None):
     ...     bnn.observe(y, bnn.mlp(x, [3]), bnn.likelihoods.Categorical())
-    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    >>> sketch = bnn.zoo.sketch(model, 4)
+    >>> sketch.likelihood, sketch.task
     ('Categorical()', 'classification')
     """
 
@@ -111,7 +113,8 @@ class Ordinal(Likelihood):
     >>> import ppl_bnn as bnn
     >>> def model(x, y=None):
     ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Ordinal((-1.0, 0.0, 1.0)))
-    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    >>> sketch = bnn.zoo.sketch(model, 4)
+    >>> sketch.likelihood, sketch.task
     ('Ordinal(..., 4)', 'classification')
     """
 

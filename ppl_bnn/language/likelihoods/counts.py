@@ -43,7 +43,8 @@ class Poisson(_Counts):
     >>> import ppl_bnn as bnn
     >>> def model(x, y=None):
     ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Poisson())
-    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    >>> sketch = bnn.zoo.sketch(model, 4)
+    >>> sketch.likelihood, sketch.task
     ('Poisson()', 'regression')
     """
 
@@ -91,7 +92,8 @@ class NegativeBinomial(_Counts):
     >>> import ppl_bnn as bnn
     >>> def model(x, y=None):
     ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.NegativeBinomial(2.0))
-    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    >>> sketch = bnn.zoo.sketch(model, 4)
+    >>> sketch.likelihood, sketch.task
     ('NegativeBinomial(2)', 'regression')
     """
 

@@ -70,7 +70,8 @@ class Gaussian(_NormalNoise):
     >>> import ppl_bnn as bnn
     >>> def model(x, y=None):
     ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Gaussian(bnn.sample("noise", bnn.dist.HalfNormal(1.0))))
-    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    >>> sketch = bnn.zoo.sketch(model, 4)
+    >>> sketch.likelihood, sketch.task
     ('Gaussian(...)', 'regression')
     """
 
@@ -101,7 +102,8 @@ class HeteroscedasticGaussian(_NormalNoise):
     >>> import ppl_bnn as bnn
     >>> def model(x, y=None):
     ...     bnn.observe(y, bnn.mlp(x, [2]), bnn.likelihoods.HeteroscedasticGaussian())
-    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    >>> sketch = bnn.zoo.sketch(model, 4)
+    >>> sketch.likelihood, sketch.task
     ('HeteroscedasticGaussian()', 'regression')
     """
 
@@ -174,7 +176,8 @@ class StudentT(_HeavyTails):
     >>> import ppl_bnn as bnn
     >>> def model(x, y=None):
     ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.StudentT(df=4.0, scale=0.5))
-    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    >>> sketch = bnn.zoo.sketch(model, 4)
+    >>> sketch.likelihood, sketch.task
     ('StudentT(4, 0.5)', 'regression')
     """
 
@@ -237,7 +240,8 @@ class Laplace(_HeavyTails, _Noise):
     >>> import ppl_bnn as bnn
     >>> def model(x, y=None):
     ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Laplace(0.5))
-    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    >>> sketch = bnn.zoo.sketch(model, 4)
+    >>> sketch.likelihood, sketch.task
     ('Laplace(0.5)', 'regression')
     """
 
@@ -272,7 +276,8 @@ class MixtureDensity(Likelihood):
     >>> import ppl_bnn as bnn
     >>> def model(x, y=None):
     ...     bnn.observe(y, bnn.mlp(x, [6]), bnn.likelihoods.MixtureDensity())
-    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    >>> sketch = bnn.zoo.sketch(model, 4)
+    >>> sketch.likelihood, sketch.task
     ('MixtureDensity()', 'regression')
     """
 

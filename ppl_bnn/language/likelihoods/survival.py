@@ -54,7 +54,8 @@ class Weibull(Likelihood):
     >>> import ppl_bnn as bnn
     >>> def model(x, y=None):
     ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Weibull(1.5))
-    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    >>> sketch = bnn.zoo.sketch(model, 4)
+    >>> sketch.likelihood, sketch.task
     ('Weibull(1.5)', 'regression')
     """
 
@@ -139,7 +140,8 @@ class Censored(Likelihood):
     >>> import ppl_bnn as bnn
     >>> def model(x, y=None):
     ...     bnn.observe(y, bnn.mlp(x, [1]), bnn.likelihoods.Censored(bnn.likelihoods.Weibull(1.5)))
-    >>> bnn.zoo.sketch(model, 4).likelihood, bnn.zoo.sketch(model, 4).task
+    >>> sketch = bnn.zoo.sketch(model, 4)
+    >>> sketch.likelihood, sketch.task
     ('Censored(Weibull(1.5))', 'regression')
     """
 
