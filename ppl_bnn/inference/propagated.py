@@ -52,9 +52,6 @@ def propagated_moments(
     return found[:, :columns], found[:, columns:].reshape(-1, columns, columns)
 
 
-def propagated(
-    problem: Problem, loc: Values, variance: Values, x: Any, memory: int, first_order: bool = False
-) -> Prediction:
+def propagated(problem: Problem, mean: np.ndarray, covariance: np.ndarray) -> Prediction:
     """The prediction of y from the normal with these moments of the predictor, in the units of the fit."""
-    mean, covariance = propagated_moments(problem, loc, variance, x, memory, first_order)
     return predictive(problem.program.likelihood, mean, covariance, "linearised")

@@ -41,7 +41,7 @@ Elementwise = Callable[[Any], Any]
 Parent = tuple["Moments", Elementwise]
 
 # Nodes of the quadrature for elementwise functions without a closed form.
-NODES = 5
+NODES = 7
 _POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(NODES)
 _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 _numbers = itertools.count()
@@ -54,33 +54,34 @@ def refuse(expected: str, got: str) -> NoReturn:
 
 
 # --- elementwise functions of a normal number --------------------------------------------------------
-# (mean, variance) -> mean and variance of the function, and the mean of its derivative.
+
+# Mean and variance of the function, and a function for the mean of its derivative, which few arrays need.
+Known = tuple[Array, Array, Callable[[], Array]]
 
 
-def _relu(m: Array, v: Array) -> tuple[Array, Array, Array]:
+def _relu(m: Array, v: Array) -> Known:
     s = ops.sqrt(v)
-    # Beyond 40 standard deviations the kink is never met in double precision.
-    z = ops.maximum(m / ops.where(s > 0, s, ops.full_like(s, 1e-30)), ops.full_like(m, -40.0))
-    z = -ops.maximum(-z, ops.full_like(m, -40.0))
-    density, above, below = ops.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi), ops.normal_cdf(z), ops.normal_cdf(-z)
-    relative = above * (1.0 + z * z * below) + z * density * (below - above) - density * density
-    return m * above + s * density, v * ops.relu(relative), above
+    # A number without spread is infinitely many standard deviations away from the kink.
+    z = m / (s + 1e-20)
+    density, above = ops.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi), 0.5 + 0.5 * ops.erf(z * math.sqrt(0.5))
+    mean = m * above + s * density
+    return mean, ops.relu(v * above + mean * (m - mean)), lambda: above
 
 
-def _wave(shift: float) -> Callable[[Array, Array], tuple[Array, Array, Array]]:
+def _wave(shift: float) -> Callable[[Array, Array], Known]:
     """sin(x + shift)."""
 
-    def moments(m: Array, v: Array) -> tuple[Array, Array, Array]:
+    def moments(m: Array, v: Array) -> Known:
         phase, kept = m + shift, ops.exp(-0.5 * v)
         variance = -0.5 * _expm1(-v) * (1.0 + ops.exp(-v) * ops.cos(2.0 * phase))
-        return kept * ops.sin(phase), variance, kept * ops.cos(phase)
+        return kept * ops.sin(phase), variance, lambda: kept * ops.cos(phase)
 
     return moments
 
 
-def _exp(m: Array, v: Array) -> tuple[Array, Array, Array]:
+def _exp(m: Array, v: Array) -> Known:
     mean = ops.exp(m + 0.5 * v)
-    return mean, mean * mean * _expm1(v), mean
+    return mean, mean * mean * _expm1(v), lambda: mean
 
 
 def _expm1(x: Array) -> Array:
@@ -90,15 +91,26 @@ def _expm1(x: Array) -> Array:
 CLOSED = {"relu": _relu, "sin": _wave(0.0), "cos": _wave(0.5 * math.pi), "exp": _exp}
 
 
-def _quadrature(function: Elementwise, m: Array, v: Array) -> tuple[Array, Array, Array]:
-    shape = (NODES, *(1,) * len(m.shape))
-    points, weights = (ops.asarray(each.reshape(shape), like=m) for each in (_POINTS, _WEIGHTS))
-    s = ops.sqrt(v)
+def _quadrature(function: Elementwise, m: Array, v: Array) -> Known:
+    shape, s = tuple(m.shape), ops.sqrt(v)
+    points = ops.asarray(_POINTS.reshape(-1, *(1,) * len(shape)), like=m)
+    weights = ops.asarray(_WEIGHTS, like=m)
     values = function(m + s * points)
-    mean = ops.sum(weights * values, 0)
-    away = weights * (values - mean)
-    slope = ops.sum(points * away, 0) / ops.where(s > 0, s, ops.ones_like(s))
-    return mean, ops.sum(away * (values - mean), 0), slope
+    # Less the value at the mean, which is the node in the middle.
+    away, middle = (values - values[NODES // 2]).reshape(NODES, -1), values[NODES // 2]
+    shift = (weights @ away).reshape(shape)
+    variance = ops.relu((weights @ (away * away)).reshape(shape) - shift * shift)
+
+    def slope() -> Array:
+        moment = (ops.asarray(_WEIGHTS * _POINTS, like=m) @ away).reshape(shape)
+        return moment / ops.where(s > 0, s, ops.ones_like(s))
+
+    return middle + shift, variance, slope
+
+
+def _linearised(function: Elementwise, m: Array, v: Array) -> Known:
+    value, slope = ops.with_slope(function, m)
+    return value, slope * slope * v, lambda: slope
 
 
 # --- arrays ------------------------------------------------------------------------------------------
@@ -122,7 +134,7 @@ class Moments(ops.Uncertain):
     parents : sequence of (Moments, callable)
         The arrays on which this one depends, with the maps of derivatives (R, ..., D), R = 1 or N, by its entries to
         those by theirs.
-    own : array, optional
+    own : array or callable, optional
         The part of the variance that is independent of the parents, and from entry to entry.
     form : (Moments, callable), optional
         (base, f) if the array is f(base), elementwise; `affine` says whether f is.
@@ -259,7 +271,9 @@ class Moments(ops.Uncertain):
         return linear_map(ops.matmul, self, weight, None)
 
     def __rmatmul__(self, matrix: Any) -> Moments:
-        refuse("sums over the units of a row", "a matrix product over rows, which share one draw of the weights")
+        refuse(
+            "sums over the units of a row", "a matrix product over rows, which share one draw of the weights"
+        )
 
     def _inner(self, g: Array) -> tuple[int, ...]:
         """The shape of derivatives (R, ..., D) by the entries of this array."""
@@ -268,9 +282,7 @@ class Moments(ops.Uncertain):
     def reshape(self, *shape: Any) -> Moments:
         shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         moved = self.mean.reshape(shape)
-        return self._linked(
-            moved, lambda: self.variance.reshape(shape), lambda g: g.reshape(self._inner(g))
-        )
+        return self._linked(moved, lambda: self.variance.reshape(shape), lambda g: g.reshape(self._inner(g)))
 
     def broadcast(self, shape: tuple[int, ...], rowwise: bool | None = None) -> Moments:
         """The array repeated along new axes or axes of size 1; by default a new first axis is that of the rows."""
@@ -335,6 +347,7 @@ class Moments(ops.Uncertain):
         while pending:
             node, g = pending.pop(max(pending))
             own = node.own if node.parents else node.variance
+            own = own() if callable(own) else own
             if own is not None:
                 total = total + _quadratic(own.reshape(rows if node.rowwise else 1, -1), g)
             for parent, pull in node.parents:
@@ -361,21 +374,18 @@ def _quadratic(variance: Array, g: Array) -> Array:
 
 
 def _elementwise(base: Moments, function: Elementwise, closed: Any) -> Moments:
-    """function(base), elementwise, by the rule of the base."""
-    own = None
-    if base.first_order:
-        mean, slope = ops.with_slope(function, base.mean)
-        variance = slope**2 * base.variance
-    else:
-        variances = base.variance
-        known = closed or functools.partial(_quadrature, function)
-        mean, variance, slope = known(base.mean, variances)
-        own = ops.relu(variance - slope**2 * variances)
-    parents = [(base, lambda g: g * slope[..., None])]
-    form = base, function
-    return Moments(
-        mean, variance, base.sites, base.first_order, base.rowwise, parents, own, form, affine=False
-    )
+    """function(base), elementwise, by the rule of the base or in closed form."""
+    rule = _linearised if base.first_order else _quadrature
+    known = closed or functools.partial(rule, function)
+    mean, variance, slope = known(base.mean, base.variance)
+    slope = functools.cache(slope)
+
+    def own() -> Array:
+        return ops.relu(variance - slope() ** 2 * base.variance)
+
+    parents = [(base, lambda g: g * slope()[..., None])]
+    given = base.sites, base.first_order, base.rowwise, parents, None if base.first_order else own
+    return Moments(mean, variance, *given, form=(base, function), affine=False)
 
 
 def linear_map(applied: Callable[[Any, Any], Any], x: Any, weight: Any, bias: Any) -> Moments:
@@ -503,7 +513,9 @@ class PropagatedMoments(NetworkFunction):
             if any(isinstance(given[name], Moments) for name in ("x", "weight", "bias")):
                 if msg.kind == "conv":
                     refuse("weights used once in a row", f"a convolution, {msg.name!r}")
-                msg.answer(linear_map(functools.partial(apply_map, msg), given["x"], given["weight"], given["bias"]))
+                msg.answer(
+                    linear_map(functools.partial(apply_map, msg), given["x"], given["weight"], given["bias"])
+                )
             return
         super().process(msg)
         random = msg.kind == "sample" and msg.name in self.variances and msg.arguments.get("obs") is None
@@ -522,7 +534,12 @@ class PropagatedMoments(NetworkFunction):
 
 
 def predictor_moments(
-    model: Callable[..., Any], values: Values, loc: Values, variance: Values, x: Any, first_order: bool = False
+    model: Callable[..., Any],
+    values: Values,
+    loc: Values,
+    variance: Values,
+    x: Any,
+    first_order: bool = False,
 ) -> tuple[Array, Array]:
     """Mean (N, D) and covariance (N, D, D) of the predictor."""
     with PropagatedMoments(values, loc, variance, first_order) as run:

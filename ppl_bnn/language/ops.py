@@ -145,9 +145,8 @@ def gelu(x: Array) -> Array:
     return x * pkgutil.resolve_name("scipy.special:ndtr")(x)
 
 
-def normal_cdf(x: Array) -> Array:
-    """The distribution function of the standard normal."""
-    return _function([x], "special.ndtr", "scipy.special.ndtr", "scipy.special:ndtr")(x)
+def erf(x: Array) -> Array:
+    return _function([x], "erf", "scipy.special.erf", "scipy.special:erf")(x)
 
 
 def silu(x: Array) -> Array:

@@ -17,7 +17,7 @@ from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors
 from ppl_bnn.inference.flat_vector import Values, Where, site_slices
 from ppl_bnn.inference.laplace.computed_weights import computed_names, given, linearised_weights
 from ppl_bnn.inference.laplace.linearised import KINDS, joint_predictive, predictive
-from ppl_bnn.inference.propagated import propagated
+from ppl_bnn.inference.propagated import propagated, propagated_moments
 from ppl_bnn.language.transforms import GaussianPrior, with_precision_factors
 from ppl_bnn.posterior.approximation import Approximation, Point
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
@@ -107,11 +107,11 @@ class LaplaceGaussian(Approximation):
 
     # -- prediction
 
-    def _site_variances(self) -> dict[str, np.ndarray]:
-        """The variance of each latent site; zero for positions without a Gaussian."""
+    def propagated_moments(self, problem: Problem, x: Any, memory: int) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (N, D) and covariance (N, D, D) of the linearised predictor, layer by layer."""
         flat = np.zeros(len(self.flat_mode))
         flat[self._where] = self.covariance.variances()
-        return self._unravel(flat)
+        return propagated_moments(problem, self.centre(), self._unravel(flat), x, memory, first_order=True)
 
     def predictor_draws(
         self, problem: Problem, u: Values, x: Any, kind: str, seed: int, memory: int
@@ -164,7 +164,7 @@ class LaplaceGaussian(Approximation):
         if kind == "sampled":
             return None
         if kind == "propagated":
-            return propagated(problem, self.centre(), self._site_variances(), x, memory, first_order=True)
+            return propagated(problem, *self.propagated_moments(problem, x, memory))
         likelihood = problem.program.likelihood
         outputs, rows = problem.program.outputs or 1, row_count(x)
         # Class means can be computed a few rows at a time. Otherwise the nodes of a rule are chosen for all rows.

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.inference.propagated import propagated
+from ppl_bnn.inference.propagated import propagated, propagated_moments
 from ppl_bnn.language.transforms import GaussianPrior
 from ppl_bnn.posterior.approximation import Approximation, Point
 from ppl_bnn.prediction.prediction import Prediction
@@ -63,8 +63,12 @@ class MeanField(Approximation):
         """The prediction of kind "propagated", from one pass of means and variances."""
         if kind != "propagated":
             return None
+        return propagated(problem, *self.propagated_moments(problem, x, memory))
+
+    def propagated_moments(self, problem: Problem, x: Any, memory: int) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (N, D) and covariance (N, D, D) of the predictor, those of the network to its activations' moments."""
         variance = {name: scale**2 for name, scale in self.scale.items()}
-        return propagated(problem, self.loc, variance, x, memory)
+        return propagated_moments(problem, self.loc, variance, x, memory)
 
     def log_alpha(self) -> dict[str, np.ndarray]:
         """The noise-to-signal ratio log(scale^2 / loc^2) of each coordinate of the latent sites.
