@@ -19,6 +19,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,22 @@ def cell(name: str, label: str, method: Any, sizes: Sizes, split: int) -> dict[s
     return found
 
 
+def measured(
+    name: str, label: str, method: Any, sizes: Sizes, checkpoint: str | Path | None
+) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """Who refuses, or the rows of all splits."""
+    part = f"{name}_{label.split(',')[0]}"
+    why = kept(checkpoint, f"{part}_refused", sizes, lambda: {"row": refusal(name, label, method, sizes)})[
+        "row"
+    ]
+    if why is not None:
+        return why, []
+    return None, [
+        kept(checkpoint, f"{part}_{split}", sizes, partial(cell, name, label, method, sizes, split))
+        for split in range(sizes.splits)
+    ]
+
+
 # --- summaries and verdicts ---------------------------------------------------------------------------
 
 
@@ -209,26 +226,10 @@ def main(
     tables |= {"cells": [], "models": [], "refused": []}
     for name in sizes.models or zoo.names():
         for label, method in methods(sizes).items():
-            part = f"{name}_{label.split(',')[0]}"
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                why = kept(
-                    checkpoint, f"{part}_refused", sizes, lambda: {"row": refusal(name, label, method, sizes)}
-                )["row"]
-                rows = (
-                    []
-                    if why
-                    else [
-                        kept(
-                            checkpoint,
-                            f"{part}_{split}",
-                            sizes,
-                            lambda: cell(name, label, method, sizes, split),
-                        )
-                        for split in range(sizes.splits)
-                    ]
-                )
-            if why:
+                why, rows = measured(name, label, method, sizes, checkpoint)
+            if why is not None:
                 tables["refused"].append(why)
                 study.say(f"{name}, {label}: refused by {why['by']}: {why['words']}")
                 continue

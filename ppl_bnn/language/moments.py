@@ -3,14 +3,18 @@
 `PropagatedMoments` is the network function with independent normals in place of the values of the latent sites. Every
 array that depends on them is a `Moments`, entry by entry a mean and a variance:
 
-- a linear map of independent weights and inputs, exactly (Wright and others call it moment matching):
+- a linear map of independent weights and inputs, exactly:
   E a = E[W] E[h] + E[b],   var a = var[W] (E[h]^2 + var[h]) + E[W]^2 var[h] + var[b];
-- an elementwise function of a normal number: in closed form (relu, sin, cos, exp), else by Gauss-Hermite quadrature;
-- with `first_order`, the moments of the linearised network: f(m) and f'(m)^2 v, and no products of variances.
+- an elementwise function of a normal number: in closed form (relu, sin, cos, exp), else by a Gauss-Hermite rule of 7
+  nodes, whose standard deviation of tanh is within 0.3 % for an input with one of 0.7, and within 7 % at 1.5; with the
+  linearisation in its place the log score of mean-field SVI lost up to 0.03 nats per row on models of the zoo;
+- with `first_order`, the moments of the linearised network: f(m) and f'(m)^2 v, and no products of variances;
+- products of independent arrays, such as a scale and standard variables: mean and variance of each weight; the
+  correlation of weights that share a scale is lost in the next linear map.
 
-Inputs of a linear map count as uncorrelated. That is exact for the first hidden layer, whose units have weights of their
-own; deeper, correlations within a layer are lost. `Moments.covariance` has the covariance of the final arrays with all
-that they share down to the last linear map.
+Inputs of a linear map count as uncorrelated. That is exact for the first hidden layer, whose units have weights of
+their own; deeper, correlations within a layer are lost. `Moments.covariance` has the covariance of the final arrays
+with all that they share down to the last linear map.
 
 References
 ----------
@@ -24,7 +28,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -186,7 +190,7 @@ class Moments(ops.Uncertain):
     def apply(self, function: Elementwise, name: str = "") -> Moments:
         """function(array), elementwise; the function of `ops` with that name may have a closed form."""
         base, inner = self.form or (self, None)
-        if inner is None or self.affine and name in CLOSED:
+        if inner is None or (self.affine and name in CLOSED):
             return _elementwise(self, function, None if self.first_order else CLOSED.get(name))
         return _elementwise(base, lambda values: function(inner(values)), None)
 
@@ -311,14 +315,13 @@ class Moments(ops.Uncertain):
         plain = all(each is Ellipsis or each is None or each == slice(None) for each in keys[:-1])
         whole = last == slice(None)
         units = keys[:-1].count(None) == 0 and (Ellipsis in keys or len(keys) == len(self.shape))
-        if not plain or not (whole and keys[-1] in (None, Ellipsis, slice(None)) or units):
-            refuse("columns of activations, array[..., i:j]", f"the index {key!r}")
         picked = self.mean[key]
+        first, stop, step = last.indices(int(self.shape[-1]))
+        if not plain or step != 1 or not ((whole and keys[-1] in (None, Ellipsis, slice(None))) or units):
+            expected = "columns of activations, array[..., i:j], since positions share their weights"
+            refuse(expected, f"the index {key!r}")
         if whole:
             return self.reshape(tuple(picked.shape))
-        first, stop, step = last.indices(int(self.shape[-1]))
-        if step != 1:
-            refuse("columns of activations, array[..., i:j]", f"the index {key!r}")
 
         def pull(g: Array) -> Array:
             before, after = _zeros(g, first), _zeros(g, int(self.shape[-1]) - stop)
@@ -340,8 +343,8 @@ class Moments(ops.Uncertain):
 
     def covariance(self) -> Array:
         """The covariance of each row of a rowwise array (N, D), (N, D, D), with what its columns share."""
-        rows, columns = (int(size) for size in self.shape)
-        total: Any = ops.zeros_like(self.mean)[:, :, None] * ops.zeros_like(self.mean)[:, None, :]
+        rows, zeros = int(self.shape[0]), ops.zeros_like(self.mean)
+        total: Any = zeros[:, :, None] * zeros[:, None, :]
         identity = ops.diagonal_matrix(ops.ones_like(self.mean[:1]))
         pending: dict[int, tuple[Moments, Array]] = {self.number: (self, identity)}
         while pending:
