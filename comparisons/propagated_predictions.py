@@ -8,7 +8,8 @@ refuses the propagated prediction, the table `refused` has its words. For the ot
   that propagation stands in for: many draws through the network for SVI, and the linearised network for Laplace, whose
   Gaussian is the posterior of that network. The sampled prediction of Laplace is beside it.
 - the coverage of 90 % intervals, less that of the reference, where targets are numbers;
-- the time of the moments over that of one plain pass, both over the same many rows, the least of several.
+- the time of the moments over that of one plain pass, both over the same many rows, the least of several, in both
+  systems. Fits are in Pyro, which compiles nothing; claims about time are about NumPyro, the default system.
 
     python comparisons/propagated_predictions.py [--tiny] [--out DIR] [--checkpoint DIR] [--splits N]
 """
@@ -29,7 +30,7 @@ from study import Study, command_line, kept
 
 import ppl_bnn as bnn
 from ppl_bnn import zoo
-from ppl_bnn.core.errors import BNNError
+from ppl_bnn.core.errors import BNNError, UnsupportedError
 from ppl_bnn.posterior.posterior import MEMORY
 
 LEVEL = 0.9
@@ -40,8 +41,8 @@ REFERENCES = {SVI: "sampled", LAPLACE: "linearised"}
 
 @dataclass(frozen=True)
 class Sizes:
-    """models: all where empty. train, test: at most so many rows. draws: of the sampled prediction. timed: rows of a
-    pass whose time is taken, repeats: how often.
+    """models: all where empty. train, test: at most so many rows. steps: of SVI, mode_steps: at most, of the mode.
+    draws: of the sampled prediction. timed: rows of a pass whose time is taken, repeats: how often.
     """
 
     models: tuple[str, ...] = ()
@@ -49,22 +50,26 @@ class Sizes:
     train: int = 250
     test: int = 250
     steps: int = 1500
+    mode_steps: int = 3000
     draws: int = 4000
     timed: int = 10_000
     repeats: int = 15
 
 
 FULL = Sizes()
-TINY = Sizes(("linear_regression", "graph_convolution"), 2, 40, 30, 50, 50, 60, 2)
+TINY = Sizes(("linear_regression", "graph_convolution"), 2, 40, 30, 50, 50, 50, 60, 2)
 
 
 def methods(sizes: Sizes) -> dict[str, Any]:
-    return {SVI: bnn.SVI(steps=sizes.steps), LAPLACE: bnn.Laplace(structure="diag", repair="clip")}
+    return {
+        SVI: bnn.SVI(steps=sizes.steps, ppl="pyro"),
+        LAPLACE: bnn.Laplace(structure="diag", repair="clip", steps=sizes.mode_steps, ppl="pyro"),
+    }
 
 
 def rows_of(name: str, sizes: Sizes, split: int) -> tuple[Any, ...]:
     """x and y of the training rows and of the test rows; all rows are both where rows interact."""
-    table = bnn.data.load(zoo.models()[name].data)
+    table = bnn.data.load(zoo.models()[name].data or "")
     x, y = np.asarray(table.x), np.asarray(table.y)
     order = np.random.default_rng(split).permutation(len(x))
     count = min(sizes.train, int(0.8 * len(x)))
@@ -88,8 +93,8 @@ def refusal(name: str, label: str, method: Any, sizes: Sizes) -> dict[str, Any] 
     return None
 
 
-def seconds(posterior: Any, inputs: Any, repeats: int) -> tuple[float, float]:
-    """The least seconds of one plain pass at the centre, and of the moments of the same rows."""
+def seconds(posterior: Any, ppl: str, inputs: Any, repeats: int) -> tuple[float, float]:
+    """The least seconds of one plain pass at the centre in a system, and of the moments of the same rows."""
     approximation = posterior.approximation
 
     def both(problem: Any) -> tuple[float, float]:
@@ -107,7 +112,8 @@ def seconds(posterior: Any, inputs: Any, repeats: int) -> tuple[float, float]:
                 least[at] = min(least[at], time.perf_counter() - begun)
         return least[0], least[1]
 
-    return posterior.with_problem(both)
+    # The same approximation, computed by that system.
+    return replace(posterior, info=replace(posterior.info, ppl=ppl), programs={}).with_problem(both)
 
 
 def coverage(prediction: Any, y: np.ndarray) -> float | None:
@@ -118,11 +124,12 @@ def coverage(prediction: Any, y: np.ndarray) -> float | None:
         return None
 
 
-def cell(name: str, label: str, method: Any, sizes: Sizes, split: int) -> dict[str, Any]:
-    """One row of the table `cells`."""
+def cell(name: str, label: str, method: Any, sizes: Sizes, split: int, point: Any) -> dict[str, Any]:
+    """One row of the table `cells`; `point` is the mode, None for a model without one."""
     x, y, new, targets = rows_of(name, sizes, split)
-    model, given = zoo.load(name), {"seed": split, "standardise": True}
-    posterior = bnn.fit(model, x, y, method, **given)
+    if label == LAPLACE:
+        method = replace(method, start=point, optimise=False)
+    posterior = bnn.fit(zoo.load(name), x, y, method, seed=split, standardise=True)
     found: dict[str, Any] = {"model": name, "method": label, "split": split}
     found |= {"train_rows": len(y), "test_rows": len(targets)}
     kinds = {"propagated": None, "sampled": sizes.draws} | ({} if label == SVI else {"linearised": None})
@@ -131,33 +138,40 @@ def cell(name: str, label: str, method: Any, sizes: Sizes, split: int) -> dict[s
         found[kind] = float(np.mean(prediction.log_prob(targets)))
         held = coverage(prediction, targets)
         found |= {} if held is None else {f"coverage_{kind}": held}
-    try:
-        point = bnn.fit(model, x, y, bnn.MAP(), **given)
+    if point is not None:
         found["map"] = float(np.mean(point.predict(new).log_prob(targets)))
-    except BNNError:
-        # There is a model without a mode.
-        pass
     if split == 0:
         inputs = posterior.fit_inputs(new)
-        many = np.resize(np.arange(len(inputs)), sizes.timed)
-        found["plain_s"], found["moments_s"] = seconds(posterior, inputs[many], sizes.repeats)
+        many = inputs[np.resize(np.arange(len(inputs)), sizes.timed)]
+        for ppl in ("numpyro", "pyro"):
+            plain, moments = seconds(posterior, ppl, many, sizes.repeats)
+            found |= {f"plain_s_{ppl}": plain, f"moments_s_{ppl}": moments}
     return found
 
 
-def measured(
-    name: str, label: str, method: Any, sizes: Sizes, checkpoint: str | Path | None
-) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Who refuses, or the rows of all splits."""
-    part = f"{name}_{label.split(',')[0]}"
-    why = kept(checkpoint, f"{part}_refused", sizes, lambda: {"row": refusal(name, label, method, sizes)})[
-        "row"
-    ]
-    if why is not None:
-        return why, []
-    return None, [
-        kept(checkpoint, f"{part}_{split}", sizes, partial(cell, name, label, method, sizes, split))
-        for split in range(sizes.splits)
-    ]
+def mode(name: str, sizes: Sizes, split: int) -> Any:
+    """The mode from which Laplace starts and over which a gain is a gain; None for a model without one."""
+    x, y, _, _ = rows_of(name, sizes, split)
+    method = bnn.MAP(steps=sizes.mode_steps, ppl="pyro")
+    try:
+        return bnn.fit(zoo.load(name), x, y, method, seed=split, standardise=True)
+    except UnsupportedError:
+        return None
+
+
+def part(name: str, sizes: Sizes) -> dict[str, Any]:
+    """The rows of the tables `cells` and `refused` of a model."""
+    refused, cells = [], []
+    left = methods(sizes)
+    for label, method in methods(sizes).items():
+        why = refusal(name, label, method, sizes)
+        if why is not None:
+            refused.append(why)
+            del left[label]
+    for split in range(sizes.splits if left else 0):
+        point = mode(name, sizes, split)
+        cells += [cell(name, label, method, sizes, split, point) for label, method in left.items()]
+    return {"refused": refused, "cells": cells}
 
 
 # --- summaries and verdicts ---------------------------------------------------------------------------
@@ -184,7 +198,8 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if f"coverage_{reference}" in first:
         found["coverage"] = float(np.mean([row[f"coverage_{reference}"] for row in rows]))
         found["coverage_difference"] = estimate_of(rows, "coverage_propagated", f"coverage_{reference}").value
-    found["time_ratio"] = first["moments_s"] / first["plain_s"]
+    for ppl in ("numpyro", "pyro"):
+        found[f"time_ratio_{ppl}"] = first[f"moments_s_{ppl}"] / first[f"plain_s_{ppl}"]
     return found
 
 
@@ -209,7 +224,7 @@ def judge(study: Study) -> list[Verdict]:
     for word, label in (("svi", SVI), ("laplace", LAPLACE)):
         worst(f"{word}-gain", label, "share", False, float, "has_gain")
         worst(f"{word}-coverage", label, "coverage_difference", True, abs)
-        worst(f"{word}-time", label, "time_ratio", True, float)
+        worst(f"{word}-time", label, "time_ratio_numpyro", True, float)
     worst("svi-loss", SVI, "difference", True, lambda value: -value)
     return referee.verdicts()
 
@@ -225,17 +240,15 @@ def main(
     sizes, tables = study.sizes, study.tables
     tables |= {"cells": [], "models": [], "refused": []}
     for name in sizes.models or zoo.names():
-        for label, method in methods(sizes).items():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                why, rows = measured(name, label, method, sizes, checkpoint)
-            if why is not None:
-                tables["refused"].append(why)
-                study.say(f"{name}, {label}: refused by {why['by']}: {why['words']}")
-                continue
-            tables["cells"] += rows
-            tables["models"].append(summary(rows))
-            study.say(", ".join(f"{key} {value}" for key, value in tables["models"][-1].items()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found = kept(checkpoint, f"{name}_{sizes.splits}", sizes, partial(part, name, sizes))
+        tables["refused"] += found["refused"]
+        tables["cells"] += found["cells"]
+        for label in REFERENCES:
+            rows = [row for row in found["cells"] if row["method"] == label]
+            tables["models"] += [summary(rows)] if rows else []
+        study.say(f"{name}: {found['refused'] or tables['models'][-1]}")
     study.conclude(judge)
     study.say(f"written to {study.out}")
     return study

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -35,19 +34,15 @@ import numpy as np
 
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.language import ops
+from ppl_bnn.language.activation_moments import CLOSED, Elementwise, linearised, quadrature
 from ppl_bnn.language.distributions import ON_POSITIVES, ON_REALS
 from ppl_bnn.language.handlers import NetworkFunction, Values
 from ppl_bnn.language.primitives import Message, apply_map
 
 Array = Any
-Elementwise = Callable[[Any], Any]
 # A node of the program, and the map from derivatives by its result to those by this node.
 Parent = tuple["Moments", Elementwise]
 
-# Nodes of the quadrature for elementwise functions without a closed form.
-NODES = 7
-_POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(NODES)
-_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 _numbers = itertools.count()
 
 
@@ -55,66 +50,6 @@ def refuse(expected: str, got: str) -> NoReturn:
     """Raise UnsupportedError for a program whose moments are not defined here."""
     advice = "kind='sampled', or 'linearised' for Laplace"
     raise UnsupportedError.of("kind='propagated'", expected, got, advice)
-
-
-# --- elementwise functions of a normal number --------------------------------------------------------
-
-# Mean and variance of the function, and a function for the mean of its derivative, which few arrays need.
-Known = tuple[Array, Array, Callable[[], Array]]
-
-
-def _relu(m: Array, v: Array) -> Known:
-    s = ops.sqrt(v)
-    # A number without spread is infinitely many standard deviations away from the kink.
-    z = m / (s + 1e-20)
-    density, above = ops.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi), 0.5 + 0.5 * ops.erf(z * math.sqrt(0.5))
-    mean = m * above + s * density
-    return mean, ops.relu(v * above + mean * (m - mean)), lambda: above
-
-
-def _wave(shift: float) -> Callable[[Array, Array], Known]:
-    """sin(x + shift)."""
-
-    def moments(m: Array, v: Array) -> Known:
-        phase, kept = m + shift, ops.exp(-0.5 * v)
-        variance = -0.5 * _expm1(-v) * (1.0 + ops.exp(-v) * ops.cos(2.0 * phase))
-        return kept * ops.sin(phase), variance, lambda: kept * ops.cos(phase)
-
-    return moments
-
-
-def _exp(m: Array, v: Array) -> Known:
-    mean = ops.exp(m + 0.5 * v)
-    return mean, mean * mean * _expm1(v), lambda: mean
-
-
-def _expm1(x: Array) -> Array:
-    return ops.namespace(x).expm1(x)
-
-
-CLOSED = {"relu": _relu, "sin": _wave(0.0), "cos": _wave(0.5 * math.pi), "exp": _exp}
-
-
-def _quadrature(function: Elementwise, m: Array, v: Array) -> Known:
-    shape, s = tuple(m.shape), ops.sqrt(v)
-    points = ops.asarray(_POINTS.reshape(-1, *(1,) * len(shape)), like=m)
-    weights = ops.asarray(_WEIGHTS, like=m)
-    values = function(m + s * points)
-    # Less the value at the mean, which is the node in the middle.
-    away, middle = (values - values[NODES // 2]).reshape(NODES, -1), values[NODES // 2]
-    shift = (weights @ away).reshape(shape)
-    variance = ops.relu((weights @ (away * away)).reshape(shape) - shift * shift)
-
-    def slope() -> Array:
-        moment = (ops.asarray(_WEIGHTS * _POINTS, like=m) @ away).reshape(shape)
-        return moment / ops.where(s > 0, s, ops.ones_like(s))
-
-    return middle + shift, variance, slope
-
-
-def _linearised(function: Elementwise, m: Array, v: Array) -> Known:
-    value, slope = ops.with_slope(function, m)
-    return value, slope * slope * v, lambda: slope
 
 
 # --- arrays ------------------------------------------------------------------------------------------
@@ -284,7 +219,7 @@ class Moments(ops.Uncertain):
         return (g.shape[0], *(self.shape[1:] if self.rowwise else self.shape), g.shape[-1])
 
     def reshape(self, *shape: Any) -> Moments:
-        shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
+        shape = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], tuple | list) else shape
         moved = self.mean.reshape(shape)
         return self._linked(moved, lambda: self.variance.reshape(shape), lambda g: g.reshape(self._inner(g)))
 
@@ -310,7 +245,7 @@ class Moments(ops.Uncertain):
         )
 
     def __getitem__(self, key: Any) -> Moments:
-        keys = key if isinstance(key, tuple) else (key,)
+        keys: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)
         last = keys[-1] if len(keys) > 1 and isinstance(keys[-1], slice) else slice(None)
         plain = all(each is Ellipsis or each is None or each == slice(None) for each in keys[:-1])
         whole = last == slice(None)
@@ -349,7 +284,7 @@ class Moments(ops.Uncertain):
         pending: dict[int, tuple[Moments, Array]] = {self.number: (self, identity)}
         while pending:
             node, g = pending.pop(max(pending))
-            own = node.own if node.parents else node.variance
+            own: Any = node.own if node.parents else node.variance
             own = own() if callable(own) else own
             if own is not None:
                 total = total + _quadratic(own.reshape(rows if node.rowwise else 1, -1), g)
@@ -378,7 +313,7 @@ def _quadratic(variance: Array, g: Array) -> Array:
 
 def _elementwise(base: Moments, function: Elementwise, closed: Any) -> Moments:
     """function(base), elementwise, by the rule of the base or in closed form."""
-    rule = _linearised if base.first_order else _quadrature
+    rule = linearised if base.first_order else quadrature
     known = closed or functools.partial(rule, function)
     mean, variance, slope = known(base.mean, base.variance)
     slope = functools.cache(slope)

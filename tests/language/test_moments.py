@@ -18,7 +18,7 @@ from ppl_bnn import dist, likelihoods, ops, priors
 from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core.errors import UnsupportedError
-from ppl_bnn.language import moments
+from ppl_bnn.language import activation_moments, moments
 from ppl_bnn.language.moments import predictor_moments
 
 NORMAL = priors.Normal(0.0, 1.0)
@@ -68,8 +68,8 @@ def moments_in(
     """`predictor_moments` in a system, from and to NumPy."""
     chosen = system(ppl)
     with chosen.session("float64", "cpu"):
-        given = [{name: chosen.asarray(v) for name, v in each.items()} for each in (values, loc, variance)]
-        mean, covariance = predictor_moments(model, *given, chosen.asarray(x), first_order)
+        w, m, v = ({name: chosen.asarray(v) for name, v in each.items()} for each in (values, loc, variance))
+        mean, covariance = predictor_moments(model, w, m, v, chosen.asarray(x), first_order)
         return chosen.to_numpy(mean), chosen.to_numpy(covariance)
 
 
@@ -78,7 +78,7 @@ def check_against_draws(activation: str, seed: int, count: int = 100_000) -> Non
 
     Spreads are moderate where the moments of the activation come from a quadrature.
     """
-    spread = 1.0 if activation in (*moments.CLOSED, "identity") else 0.1
+    spread = 1.0 if activation in (*activation_moments.CLOSED, "identity") else 0.1
     loc, variance, x = normals(SHAPES, seed, spread)
     mean, covariance = predictor_moments(network(activation), loc, loc, variance, x)
     f = through(drawn(loc, variance, count, seed + 1), x, ops.ACTIVATIONS[activation])
@@ -140,7 +140,7 @@ def test_draws_tell_a_wrong_formula(monkeypatch: pytest.MonkeyPatch, fault: str)
 def test_relu_has_the_published_moments() -> None:
     """Frey and Hinton (1999), through SciPy's normal distribution."""
     m, s = np.meshgrid(np.linspace(-4.0, 4.0, 17), [1e-3, 0.3, 1.0, 2.5])
-    mean, variance, slope = moments._relu(m, s**2)
+    mean, variance, slope = activation_moments.relu(m, s**2)
     z = m / s
     first = m * norm.cdf(z) + s * norm.pdf(z)
     second = (m**2 + s**2) * norm.cdf(z) + m * s * norm.pdf(z)
