@@ -31,15 +31,24 @@ OWN_CACHE, OWN_CACHE_ROWS, OWN_CACHE_WEIGHTS = 2**21, 500, 4
 
 
 def chunked_draws(
-    program: Program, key: Hashable, function: Function, w: Draws, x: Any, fixed: Any, one: Draws, memory: int
+    program: Program,
+    key: Hashable,
+    function: Function,
+    w: Draws,
+    x: Any,
+    fixed: Any,
+    one: Draws,
+    memory: int,
+    columns_of: Callable[[int], int] = lambda columns: columns,
 ) -> np.ndarray:
     """eta (S, N, D) of function(w, x, fixed) over draws w; `one` is a single set of constrained values.
 
-    One compiled function is used for all chunks (the last is padded).
+    One compiled function is used for all chunks (the last is padded). The function has `columns_of(D)` columns.
     """
     system = program.system
     count, rows = len(next(iter(w.values()))), row_count(x)
     per_row, stored = _bytes_per_row(program, one, x)
+    stored = 8 * columns_of(stored // 8)
     weights = sum(8 * math.prod(value.shape[1:]) for value in w.values())
     like = system.asarray(np.zeros(1))
     work, row_chunk, threads = memory, rows, 1

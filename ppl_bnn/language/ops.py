@@ -57,6 +57,16 @@ Arrays = tuple[Array, ...]
 Step = Callable[[Arrays, Arrays], tuple[Arrays, Array]]
 
 
+class Uncertain:
+    """An array of random numbers, of which moments stand for the values (`moments.py`).
+
+    `mean` is an array of a system; `operations` has the functions that a module of arrays would have.
+    """
+
+    mean: Array
+    operations: Any
+
+
 def _is_torch(x: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(x, torch.Tensor)
@@ -69,6 +79,9 @@ def _is_jax(x: Any) -> bool:
 
 def namespace(*arrays: Any) -> Any:
     """Module (`torch`, `jax.numpy` or `numpy`) of these arrays; plain numbers count as NumPy."""
+    uncertain = [each for each in arrays if isinstance(each, Uncertain)]
+    if uncertain:
+        return uncertain[0].operations
     if any(map(_is_torch, arrays)):
         return sys.modules["torch"]
     return sys.modules["jax.numpy"] if any(map(_is_jax, arrays)) else np
@@ -79,13 +92,16 @@ def _function(arrays: Sequence[Any], torch: str, jax: str, numpy: str | Callable
     xp = namespace(*arrays)
     if xp is np:
         return pkgutil.resolve_name(numpy) if isinstance(numpy, str) else numpy
-    if xp.__name__ == "torch":
+    if xp.__name__ in ("torch", "moments"):
         return operator.attrgetter(torch)(xp)
     return operator.attrgetter(jax)(sys.modules["jax"])
 
 
 def asarray(value: Any, like: Array) -> Array:
     """Convert `value` to an array with the library, floating type and device of `like`."""
+    if isinstance(value, Uncertain):
+        return value
+    like = like.mean if isinstance(like, Uncertain) else like
     xp = namespace(like)
     if xp.__name__ == "torch":
         if _is_torch(value):
@@ -148,11 +164,18 @@ def relu(x: Array) -> Array:
 
 def gelu(x: Array) -> Array:
     """Gaussian error linear unit: x times the standard normal distribution function, in the exact form."""
+    if isinstance(x, Uncertain):
+        return x.operations.gelu(x)
     if _is_jax(x):
         return sys.modules["jax"].nn.gelu(x, approximate=False)
     if _is_torch(x):
         return sys.modules["torch"].nn.functional.gelu(x)
     return x * pkgutil.resolve_name("scipy.special:ndtr")(x)
+
+
+def erf(x: Array) -> Array:
+    """Error function."""
+    return _function([x], "erf", "scipy.special.erf", "scipy.special:erf")(x)
 
 
 def silu(x: Array) -> Array:
@@ -275,6 +298,7 @@ def maximum(x: Array, y: Array) -> Array:
 
 def in_floats(x: Array, like: Array) -> Array:
     """Convert x, numbers or booleans, to the floating type and the device of `like`."""
+    like = like.mean if isinstance(like, Uncertain) else like
     xp = namespace(like)
     if xp.__name__ == "torch":
         return xp.as_tensor(x).to(dtype=like.dtype, device=like.device)
@@ -380,6 +404,12 @@ def log1p(x: Array) -> Array:
 def einsum(formula: str, *arrays: Array) -> Array:
     """Einstein summation, with the formulas of NumPy."""
     return namespace(*arrays).einsum(formula, *arrays)
+
+
+def with_slope(function: Callable[[Array], Array], x: Array) -> tuple[Array, Array]:
+    """f(x) and f'(x) of an elementwise function, for arrays of torch and JAX."""
+    jvp = _function([x], "func.jvp", "jvp", "")
+    return jvp(function, (x,), (ones_like(x),))
 
 
 def stop_gradient(x: Array) -> Array:

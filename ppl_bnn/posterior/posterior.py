@@ -245,6 +245,8 @@ class Posterior:
             Inputs.
         kind : str, optional
             One of `approximation.kinds`. The default is the first ("linearised" for Laplace, else "sampled").
+            "propagated", for independent normal weights (mean-field SVI, IVON, a diagonal Laplace), takes means and
+            variances through the network in one pass, without draws; see `language/moments.py`.
         draws : int, optional
             Number of draws, evenly spaced over chains. All by default.
         seed : int, default 0

@@ -18,12 +18,13 @@ from ppl_bnn.inference.curvature.products import projected
 from ppl_bnn.inference.flat_vector import Values, Where, site_slices
 from ppl_bnn.inference.laplace.computed_weights import computed_names, given, linearised_weights
 from ppl_bnn.inference.laplace.linearised import KINDS, joint_predictive, predictive
+from ppl_bnn.inference.propagated import propagated, propagated_moments
 from ppl_bnn.language.transforms import GaussianPrior, with_precision_factors
 from ppl_bnn.posterior.approximation import Approximation, Point
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 
 # This order is part of the storage format: predictives are stored as numbers.
-_KINDS = (*KINDS, "sampled")
+_KINDS = (*KINDS, "sampled", "propagated")
 
 
 @dataclass
@@ -107,6 +108,12 @@ class LaplaceGaussian(Approximation):
 
     # -- prediction
 
+    def propagated_moments(self, problem: Problem, x: Any, memory: int) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (N, D) and covariance (N, D, D) of the linearised predictor, layer by layer."""
+        flat = np.zeros(len(self.flat_mode))
+        flat[self._where] = self.covariance.variances()
+        return propagated_moments(problem, self.centre(), self._unravel(flat), x, memory, first_order=True)
+
     def predictor_draws(
         self, problem: Problem, u: Values, x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
@@ -160,6 +167,8 @@ class LaplaceGaussian(Approximation):
         """The prediction without draws of weights. See `linearised.py` for the kinds."""
         if kind == "sampled":
             return None
+        if kind == "propagated":
+            return propagated(problem, *self.propagated_moments(problem, x, memory))
         likelihood = problem.program.likelihood
         outputs, rows = problem.program.outputs or 1, row_count(x)
         # Class means can be computed a few rows at a time. Otherwise the nodes of a rule are chosen for all rows.

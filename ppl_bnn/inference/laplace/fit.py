@@ -165,6 +165,7 @@ class LaplaceFit:
         kinds = ("sampled",)
         if program.language and self.method.engine == "curvature":
             kinds = (*kinds_of(program.likelihood), "sampled")
+            kinds += ("propagated",) if self.method.structure == "diag" else ()
         if wanted is None:
             return kinds
         if wanted not in kinds:

@@ -91,7 +91,9 @@ class Laplace(Method):
         "clip" sets negative eigenvalues of the prior's Hessian (Student-t, mixtures), and of an exact Hessian, to zero,
         with a warning. This widens the approximation.
     predictive : str or None
-        Kind of prediction: "sampled", or a kind of `linearised.py`. None takes the default.
+        Kind of prediction: "sampled", or a kind of `linearised.py`. None takes the default. With structure "diag",
+        `predict` also has "propagated", the moments of the linearised network layer by layer: equal to "linearised"
+        with one hidden layer; deeper, correlations within a layer are lost.
     steps, learning_rate, tolerance, polish : optional
         Training of the mode, as in `MAP`.
     start : method, posterior, dict, network or None

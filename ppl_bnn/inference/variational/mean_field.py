@@ -9,8 +9,11 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from ppl_bnn.backends.program import Problem
+from ppl_bnn.inference.propagated import propagated, propagated_moments
 from ppl_bnn.language.transforms import GaussianPrior
 from ppl_bnn.posterior.approximation import Approximation, Point
+from ppl_bnn.prediction.prediction import Prediction
 
 
 @dataclass
@@ -33,6 +36,7 @@ class MeanField(Approximation):
     loc: dict[str, np.ndarray]
     scale: dict[str, np.ndarray]
     kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
+    kinds: ClassVar[tuple[str, ...]] = ("sampled", "propagated")
     has_centre: ClassVar[bool] = True
 
     def draw(self, count: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -54,6 +58,17 @@ class MeanField(Approximation):
 
     def centre(self) -> dict[str, np.ndarray]:
         return dict(self.loc)
+
+    def closed_form(self, problem: Problem, x: Any, kind: str, memory: int) -> Prediction | None:
+        """The prediction of kind "propagated", from one pass of means and variances."""
+        if kind != "propagated":
+            return None
+        return propagated(problem, *self.propagated_moments(problem, x, memory))
+
+    def propagated_moments(self, problem: Problem, x: Any, memory: int) -> tuple[np.ndarray, np.ndarray]:
+        """Mean (N, D) and covariance (N, D, D) of the predictor, those of the network to its activations' moments."""
+        variance = {name: scale**2 for name, scale in self.scale.items()}
+        return propagated_moments(problem, self.loc, variance, x, memory)
 
     def log_alpha(self) -> dict[str, np.ndarray]:
         """The noise-to-signal ratio log(scale^2 / loc^2) of each coordinate of the latent sites.
