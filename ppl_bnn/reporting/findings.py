@@ -32,12 +32,8 @@ class Findings(UnitBlock):
 
     def __init__(self, comparison: Comparison):
         self.comparison, self.table, self.blocks = comparison, comparison.table, {"": self}
-        self.units = (
-            "one test row"
-            if len(comparison.test_targets) == 1
-            else f"{len(comparison.test_targets)} test rows"
-        )
-        # The methods with predictions, in the order of the table, and the reference if it is one of them.
+        rows = len(comparison.test_targets)
+        self.units = f"{rows} test rows" if rows > 1 else "one test row"
         self.names = [str(name) for name in self.table.index if name in comparison.predictions]
         self.reference = comparison.reference if comparison.reference in self.names else None
 
