@@ -331,6 +331,15 @@ class _Judge:
         return fall <= max(2.0 * error, LEAST_FALL) if settled is None else settled
 
     def point(self) -> str:
+        figures = self.info.figures
+        if "divergence" in figures:
+            # A student is judged by what it loses, wherever its optimisation has ended.
+            loss = f"{figures['divergence']:.3g} +- {figures['divergence_se']:.2g} nats per row"
+            self.say(f"a student loses {loss} to its teacher, at inputs that it has not seen")
+            self.say(
+                "its predictions carry the uncertainty of its teacher, not split into epistemic and aleatoric"
+            )
+            return CONVERGED if figures["converged"] else NOT_CONVERGED
         settled = self.optimisation()
         self.say("a point has no spread: its predictions carry the noise only, no epistemic uncertainty")
         self.advice.append("Laplace(), which puts a Gaussian around the same mode")

@@ -116,9 +116,10 @@ def distil(
     made = replace(posterior, **own)
     lost = _divergences(posterior, made, unseen, kind, rng)
     mean, error = float(lost.mean()), float(lost.std(ddof=1) / math.sqrt(len(lost)))
-    figures = {"divergence": mean, "divergence_se": error, "converged": outcome.figures["converged"]}
+    near = mean - 2.0 * error <= LIMIT
+    figures = {"divergence": mean, "divergence_se": error, "converged": float(near)}
     warnings = ()
-    if mean - 2.0 * error > LIMIT:
+    if not near:
         loss = f"the student loses {mean:.3g} +- {error:.2g} nats per row to its teacher at inputs that it has not seen"
         warnings = (f"{loss}: try student= with more units, a larger rows=, or method=bnn.MAP(restarts=3)",)
     history = {**outcome.history, "divergence": lost}

@@ -189,7 +189,7 @@ def test_a_student_says_whose_it_is_and_is_stored(tmp_path: Path) -> None:
     assert info.data_hash == posterior.info.data_hash
     assert info.settings["teacher"]["method"] == "Laplace"
     assert "Laplace, distilled" in student.target
-    bnn.diagnose(student)
+    assert "not split into epistemic and aleatoric" in str(bnn.diagnose(student))
     student.save(tmp_path / "network")
     again = bnn.load(tmp_path / "network", bnn.student_of(small_classifier))
     x, _ = regression_data()
@@ -207,7 +207,9 @@ def test_a_loss_above_the_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     lower = poor.info.figures["divergence"] - 2.0 * poor.info.figures["divergence_se"]
     for limit, told in ((lower - 1e-9, 1), (lower + 1e-9, 0)):
         monkeypatch.setattr(distillation, "LIMIT", limit)
-        assert len(posterior.distil(constant, rows=60, method=QUICK).info.warnings) == told
+        student = posterior.distil(constant, rows=60, method=QUICK)
+        assert len(student.info.warnings) == told
+        assert bnn.diagnose(student).verdict == ("not converged" if told else "converged")
 
 
 def test_the_kind_of_the_prediction_is_chosen(rng: np.random.Generator) -> None:
