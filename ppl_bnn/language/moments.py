@@ -245,7 +245,7 @@ class Moments(ops.Uncertain):
         )
 
     def __getitem__(self, key: Any) -> Moments:
-        keys: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)
+        keys: list[Any] = [*key] if isinstance(key, tuple) else [key]
         last = keys[-1] if len(keys) > 1 and isinstance(keys[-1], slice) else slice(None)
         plain = all(each is Ellipsis or each is None or each == slice(None) for each in keys[:-1])
         whole = last == slice(None)
