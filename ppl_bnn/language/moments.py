@@ -245,15 +245,14 @@ class Moments(ops.Uncertain):
         )
 
     def __getitem__(self, key: Any) -> Moments:
-        keys: tuple[Any, ...] = key if isinstance(key, tuple) else (key,)
-        final: Any = list(keys)[-1] if keys else Ellipsis
-        last = final if len(keys) > 1 and isinstance(final, slice) else slice(None)
+        keys: list[Any] = [*key] if isinstance(key, tuple) else [key]
+        last = keys[-1] if len(keys) > 1 and isinstance(keys[-1], slice) else slice(None)
         plain = all(each is Ellipsis or each is None or each == slice(None) for each in keys[:-1])
         whole = last == slice(None)
         units = keys[:-1].count(None) == 0 and (Ellipsis in keys or len(keys) == len(self.shape))
         picked = self.mean[key]
         first, stop, step = last.indices(int(self.shape[-1]))
-        if not plain or step != 1 or not ((whole and final in (None, Ellipsis, slice(None))) or units):
+        if not plain or step != 1 or not ((whole and keys[-1] in (None, Ellipsis, slice(None))) or units):
             expected = "columns of activations, array[..., i:j], since positions share their weights"
             refuse(expected, f"the index {key!r}")
         if whole:
