@@ -365,8 +365,8 @@ def compare(
     >>> rows = [(table.x[part], table.y[part]) for part in (train, test)]
     >>> model, methods = bnn.zoo.load("linear_regression"), {"laplace": bnn.Laplace(), "map": bnn.MAP()}
     >>> result = bnn.compare(model, *rows, methods, reference="laplace", standardise=True)
-    >>> [text.get_text() for text in bnn.plot.compare(result).get_yticklabels()]
-    ['laplace', 'map']
+    >>> bnn.plot.compare(result).get_title()
+    'Difference to the best: log score'
     """
     check_known("score", [score], (SCORE, ELPD))
     found, doubts = block_of(result, block, "compare")
