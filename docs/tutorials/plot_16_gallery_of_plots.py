@@ -24,12 +24,14 @@ nuts, laplace = result.posteriors["nuts"], result.posteriors["laplace"]
 
 # %%
 # Predictions: a band for one input, partial dependence for several.
-bnn.plot.predictive(nuts)
+figure, ax = plt.subplots(figsize=(6, 3.5), layout="constrained")
+bnn.plot.predictive(nuts, ax=ax)
 plt.show()
 
 # %%
 # What the prior expected, before it saw a target.
-bnn.plot.prior_predictive(bnn.prior_predictive(model, x, y))
+figure, ax = plt.subplots(figsize=(6, 3.5), layout="constrained")
+bnn.plot.prior_predictive(bnn.prior_predictive(model, x, y), ax=ax)
 plt.show()
 
 # %%
@@ -56,7 +58,8 @@ plt.show()
 # %%
 # The loss of an optimiser.
 svi = bnn.fit(model, x, y, bnn.SVI(steps=3000, learning_rate=0.02))
-bnn.plot.loss(svi)
+figure, ax = plt.subplots(figsize=(6, 3.5), layout="constrained")
+bnn.plot.loss(svi, ax=ax)
 plt.show()
 
 # %%
@@ -70,5 +73,6 @@ classifier = bnn.fit(
     bnn.Laplace(),
     standardise=True,
 )
-bnn.plot.reliability(classifier, table.x[test], table.y[test])
+figure, ax = plt.subplots(figsize=(6, 3.5), layout="constrained")
+bnn.plot.reliability(classifier, table.x[test], table.y[test], ax=ax)
 plt.show()
