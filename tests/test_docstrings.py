@@ -53,6 +53,7 @@ SLOW = {
     "inference/variational/pathfinder.py::Pathfinder",
     "language/transforms.py::with_prior",
     "references/reference.py::Reference",
+    "reporting/plot/results.py::compare",
 }
 
 MODULES = {name: value for name in bnn.__all__ if inspect.ismodule(value := getattr(bnn, name))}

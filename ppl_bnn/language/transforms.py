@@ -587,7 +587,7 @@ def _wider(f: Any, likelihood: Any) -> tuple[Any, Any]:
 
 
 def student_of(model: Model) -> Model:
-    """The model as the student of a posterior: the same network, with an end that can say what a posterior says.
+    """Make the student of a posterior from its model: the same network, with an end that can say what a posterior says.
 
     To its outputs are added those of a layer of 20 tanh units, whose inputs are the inputs of the first and of the last
     linear map: a mean over many networks is seldom one of them. Real numbers get a predictive that can be wider than
@@ -603,5 +603,12 @@ def student_of(model: Model) -> Model:
     -------
     callable
         The transformed model, which `Posterior.distil` fits by default and `bnn.load` needs for what it has fitted.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> model = bnn.zoo.load("regression_mlp", width=5)
+    >>> bnn.zoo.sketch(model, 4).parameters, bnn.zoo.sketch(bnn.student_of(model), 4).parameters
+    (32, 421)
     """
     return _transformed(model, _Student)

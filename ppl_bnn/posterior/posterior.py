@@ -515,7 +515,7 @@ class Posterior:
             Kind of the prediction, as in `predict`.
         rows : int, default 1000
             Number of inputs if there is no `x`. A quarter more is held out.
-        seed, progress
+        seed, progress : optional
             As in `bnn.fit`.
 
         Returns

@@ -83,6 +83,7 @@ def predictive(
     Returns
     -------
     matplotlib.axes.Axes
+        The axes, drawn on.
 
     Raises
     ------
@@ -235,6 +236,7 @@ def prior_predictive(
     Returns
     -------
     matplotlib.axes.Axes
+        The axes, drawn on.
 
     Raises
     ------
@@ -301,6 +303,7 @@ def trace(
     Returns
     -------
     matplotlib.axes.Axes
+        The axes, drawn on.
 
     Raises
     ------
@@ -342,7 +345,9 @@ def ranks(
 
     Parameters
     ----------
-    result, x, of, row, method
+    result : Posterior or Comparison
+        As for `trace`.
+    x, of, row, method : optional
         As for `trace`.
     ax : matplotlib.axes.Axes, optional
         Axes to draw on; by default those of a new figure.
@@ -350,6 +355,7 @@ def ranks(
     Returns
     -------
     matplotlib.axes.Axes
+        The axes, drawn on.
 
     Raises
     ------
@@ -461,6 +467,7 @@ def loss(result: Posterior | Comparison, *, method: str | None = None, ax: Axes 
     Returns
     -------
     matplotlib.axes.Axes
+        The axes, drawn on.
 
     Raises
     ------

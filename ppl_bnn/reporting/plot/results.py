@@ -50,6 +50,7 @@ def calibration(
     Returns
     -------
     matplotlib.axes.Axes
+        The axes, drawn on.
 
     Raises
     ------
@@ -81,7 +82,9 @@ def pit(
 
     Parameters
     ----------
-    result, x, y, block
+    result : Posterior, Prediction, Comparison, GridResult, or dict of posteriors or predictions
+        As for `calibration`.
+    x, y, block : optional
         As for `calibration`.
     ax : matplotlib.axes.Axes, optional
         Axes to draw on; by default those of a new figure.
@@ -89,6 +92,7 @@ def pit(
     Returns
     -------
     matplotlib.axes.Axes
+        The axes, drawn on.
 
     Raises
     ------
@@ -139,16 +143,21 @@ def reliability(
 
     Parameters
     ----------
-    result, x, y, block
+    result : Posterior, Prediction, Comparison, GridResult, or dict of posteriors or predictions
+        As for `calibration`.
+    x, y : array, optional
         As for `calibration`.
     method : str, optional
         One method of a comparison; by default all of them.
+    block : str, optional
+        As for `calibration`.
     ax : matplotlib.axes.Axes, optional
         Axes to draw on; by default those of a new figure.
 
     Returns
     -------
     matplotlib.axes.Axes
+        The axes, drawn on.
 
     Raises
     ------
@@ -254,6 +263,7 @@ def gap(
     Returns
     -------
     matplotlib.axes.Axes
+        The axes, drawn on.
 
     Raises
     ------
@@ -349,6 +359,7 @@ def compare(
     Returns
     -------
     matplotlib.axes.Axes
+        The axes, drawn on.
 
     Raises
     ------
