@@ -24,7 +24,7 @@ from ratios import Ratio, report
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
 
-CHANNELS, CLASSES = (64, 128, 256, 512), 100
+WIDTH, CLASSES = 64, 100
 BOUND = 8e9
 
 
@@ -54,8 +54,10 @@ def main(
     draws: int = 4,
     closed: bool = True,
     ppl: str = "numpyro",
+    width: int = WIDTH,
 ) -> dict[str, float]:
-    channels, classes = ((4, 8), 5) if tiny else (CHANNELS, CLASSES)
+    """width: channels of the first stage, of which those that follow have 2, 4 and 8 times as many."""
+    channels, classes = ((4, 8), 5) if tiny else ((width, 2 * width, 4 * width, 8 * width), CLASSES)
     rows, rank = (12, 3) if tiny else (rows, rank)
     rng = np.random.default_rng(0)
     x = rng.normal(size=(rows, 32, 32, 3)).astype(np.float32)
@@ -71,9 +73,9 @@ def main(
     )
     posterior = bnn.fit(model, x, y, method, progress=False)
     fitted, figures = time.perf_counter(), posterior.info.figures
-    title = f"{rows} rows, rank {rank}, {probes} probes, {ppl}"
+    weights = sum(value.size for value in start.values())
+    title = f"{weights} weights, {rows} rows, rank {rank}, {probes} probes, {ppl}"
     facts: dict[str, Any] = {
-        f"{title}: weights": sum(value.size for value in start.values()),
         f"{title}: products": int(figures["curvature_products"]),
         f"{title}: fit, seconds": round(fitted - began, 1),
         f"{title}: peak memory of the fit, GB": round(peak() / 1e9, 2),
@@ -83,6 +85,8 @@ def main(
             f"{figures['effective_parameters']:.4g} and {figures['parameters_beyond_rank']:.4g}"
         ),
     }
+    for name, value in facts.items():
+        print(f"{name}: {value}", flush=True)
     posterior.predict(x, draws=draws)
     facts[f"{title}: {draws} draws, linearised at all rows, seconds"] = round(time.perf_counter() - fitted, 1)
     if closed:
@@ -99,6 +103,7 @@ if __name__ == "__main__":
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--rank", type=int, default=20)
     parser.add_argument("--probes", type=int, default=8)
+    parser.add_argument("--width", type=int, default=WIDTH, help="channels of the first stage")
     parser.add_argument("--no-closed-form", action="store_true", help="predict from draws alone")
     parser.add_argument("--ppl", default="numpyro")
     parser.add_argument("--store", action="store_true", help="keep the figures in results/")
@@ -111,4 +116,5 @@ if __name__ == "__main__":
         options.probes,
         closed=not options.no_closed_form,
         ppl=options.ppl,
+        width=options.width,
     )
