@@ -173,6 +173,19 @@ def test_moments_of_activations_against_integrals(name: str, most: float) -> Non
             assert abs(found.variance - variance) < bound * (1.0 + variance)
 
 
+@pytest.mark.parametrize(("s", "quadrature", "linearised"), [(0.7, 0.004, 0.75), (1.5, 0.08, 1.05)])
+def test_the_quadrature_of_tanh_beside_its_linearisation(
+    s: float, quadrature: float, linearised: float
+) -> None:
+    """The largest relative errors of the standard deviation over means within 3, as the docstring has them."""
+    m = np.linspace(-3.0, 3.0, 25)
+    exact = np.sqrt([by_integration(np.tanh, each, s)[1] for each in m])
+    found = np.sqrt(activation_moments.quadrature(np.tanh, m, np.full_like(m, s * s))[1])
+    slope = 1.0 - np.tanh(m) ** 2
+    assert 0.5 * quadrature < np.abs(found / exact - 1.0).max() < quadrature
+    assert 0.9 * linearised < np.abs(slope * s / exact - 1.0).max() < linearised
+
+
 def test_without_spread_it_is_the_network() -> None:
     for activation in ("relu", "tanh", "sin"):
         loc, variance, x = normals(SHAPES, spread=0.0)
