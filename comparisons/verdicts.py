@@ -24,9 +24,14 @@ FOLDER = Path(__file__).parent
 BEGIN, END = "<!-- table of claims: written by verdicts.py -->", "<!-- end of the table of claims -->"
 
 
-def judged_studies() -> list[str]:
+def declared_studies() -> list[str]:
     """The studies whose claims are declared in `claims/`."""
     return sorted(path.stem for path in (FOLDER / "claims").glob("*.toml"))
+
+
+def judged_studies() -> list[str]:
+    """Those of them that have stored results."""
+    return [name for name in declared_studies() if (FOLDER / "results" / name / "results.json").is_file()]
 
 
 def judge_again(name: str, results: Path | None = None) -> list[Verdict]:
@@ -45,8 +50,10 @@ def table(verdicts: dict[str, list[Verdict]]) -> str:
     """The table of README.md: a row for each claim, the studies in alphabetical order."""
     counts = Counter(each.verdict for rows in verdicts.values() for each in rows)
     summary = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
+    waiting = ", ".join(f"`{name}`" for name in declared_studies() if name not in verdicts)
     lines = [
-        f"{sum(counts.values())} claims: {summary}.",
+        f"{sum(counts.values())} claims: {summary}."
+        + (f" Declared, and not run whole yet: {waiting}." if waiting else ""),
         "",
         "| study | source | claim | outcome | estimate [95 % interval] | n | sizes against the source's | figure |",
         "|---|---|---|---|---|---|---|---|",

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parents[2] / "comparisons"
-STUDIES = sorted(path.stem for path in (FOLDER / "claims").glob("*.toml"))
+STUDIES = sorted(path.parent.name for path in (FOLDER / "results").glob("*/results.json"))
+STUDIES = [name for name in STUDIES if (FOLDER / "claims" / f"{name}.toml").is_file()]
 
 
 @pytest.fixture(scope="module")
