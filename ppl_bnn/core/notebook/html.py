@@ -58,6 +58,7 @@ def card(heading: str, *parts: Any) -> str:
 
     Examples
     --------
+    >>> from ppl_bnn.core.notebook.html import card
     >>> "a &lt; b" in card("a < b")
     True
     """
