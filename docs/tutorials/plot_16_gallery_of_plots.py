@@ -6,7 +6,7 @@ Every function of ``bnn.plot`` returns Matplotlib axes and takes ``ax=``. Their 
 """
 
 # %%
-# A curve, fitted by two methods and compared.
+# A curve, fitted by three methods and compared.
 import matplotlib.pyplot as plt
 import numpy as np
 
