@@ -5,7 +5,7 @@ fitted by mean-field SVI and by a diagonal Laplace approximation to some splits 
 refuses the propagated prediction, the table `refused` has its words. For the others, on the test rows:
 
 - the share of the gain in log score over MAP that it keeps. The reference is the prediction of the same approximation
-  that propagation stands in for: many draws through the network for SVI, and the linearised network for Laplace, whose
+  that propagation approximates: many draws through the network for SVI, and the linearised network for Laplace, whose
   Gaussian is the posterior of that network. The sampled prediction of Laplace is beside it.
 - the coverage of 90 % intervals, less that of the reference, where targets are numbers;
 - the time of the moments over that of one plain pass, both over the same many rows, the least of several, in both
@@ -35,7 +35,7 @@ from ppl_bnn.posterior.posterior import MEMORY
 
 LEVEL = 0.9
 SVI, LAPLACE = "SVI", "Laplace, diagonal"
-# What propagation stands in for.
+# The prediction that propagation approximates.
 REFERENCES = {SVI: "sampled", LAPLACE: "linearised"}
 
 
@@ -78,7 +78,7 @@ def rows_of(name: str, sizes: Sizes, split: int) -> tuple[Any, ...]:
 
 
 def refusal(name: str, label: str, method: Any, sizes: Sizes) -> dict[str, Any] | None:
-    """Who refuses the propagated prediction of a model, and in which words, after a few steps; None if nobody does."""
+    """The stage that refuses the propagated prediction of a model, and its words; None if it works."""
     x, y, new, _ = rows_of(name, sizes, 0)
     method = replace(method, steps=5)
     found = {"model": name, "method": label}

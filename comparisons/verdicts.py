@@ -69,10 +69,20 @@ def _row(name: str, verdict: Verdict) -> list[str]:
     figure = f"[figure](results/{verdict.figure})" if verdict.figure else ""
     outcome = f"**{verdict.verdict.upper()}**{before}{late}"
     count = str(verdict.n) if verdict.n else ""
-    return [name, verdict.source, verdict.claim, outcome, _estimate(verdict), count, verdict.sizes, figure]
+    return [
+        name,
+        verdict.source,
+        verdict.claim,
+        outcome,
+        estimate_in_words(verdict),
+        count,
+        verdict.sizes,
+        figure,
+    ]
 
 
-def _estimate(verdict: Verdict) -> str:
+def estimate_in_words(verdict: Verdict) -> str:
+    """The estimate of a claim with its interval, as the tables show it; "" for none."""
     if verdict.estimate is None:
         return verdict.rule if verdict.rule == "exact" and verdict.n else ""
     if verdict.low is None or verdict.high is None:

@@ -26,7 +26,7 @@ from ppl_bnn import estimators, references, zoo
 from ppl_bnn.cli.plan import sketch_of
 from ppl_bnn.datasets import tables
 from ppl_bnn.evaluation.comparison.table import COLUMNS
-from ppl_bnn.inference.registry import MODULES, ROWS
+from ppl_bnn.inference.registry import ROWS
 from ppl_bnn.zoo.support import declared
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -39,9 +39,9 @@ OF_APPROXIMATIONS = (
     "out_of_distribution_priors",
     "evidence_framework",
 )
-# Groups of public names by the module that they come from; a name goes to the first group that fits.
+# Groups of public names by the packages that they come from; what is in none of the others is in the first.
 GROUPS = {
-    "Fit and predict": ("ppl_bnn", "ppl_bnn.posterior", "ppl_bnn.prediction", "ppl_bnn.inference.sampling"),
+    "Fit and predict": (),
     "Methods": ("ppl_bnn.inference",),
     "Judge and compare": (
         "ppl_bnn.diagnostics",
@@ -73,9 +73,8 @@ def rows_of(headings: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     """A table in Markdown; cells are Markdown in one line."""
 
     def line(cells: Sequence[Any]) -> str:
-        return (
-            f"| {' | '.join(str(cell).replace('|', chr(92) + '|').replace(chr(10), ' ') for cell in cells)} |"
-        )
+        texts = (str(cell).replace("|", r"\|").replace("\n", " ") for cell in cells)
+        return f"| {' | '.join(texts)} |"
 
     return "\n".join([line(headings), line(["---"] * len(headings)), *map(line, rows)]) + "\n"
 
@@ -233,7 +232,7 @@ def _study_page(name: str, summary: str, text: str, rows: list[Any], verdicts: A
     content = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     parts = [f"# {_title(name)}", summary, prose(text), "## Claims"]
     for verdict in rows:
-        estimate = verdicts._estimate(verdict)
+        estimate = verdicts.estimate_in_words(verdict)
         number = f" Estimate {estimate}" + (f", n = {verdict.n}." if verdict.n else ".") if estimate else ""
         late = " The rule was declared after the results." if verdict.declared == "after" else ""
         before = f" Before that rule: {verdict.before}." if verdict.before else ""
@@ -300,8 +299,7 @@ def reference_pages() -> list[tuple[str, str]]:
     modules = public_modules()
     found: dict[str, list[str]] = {title: [] for title in GROUPS}
     for name in sorted(set(bnn.__all__) - set(modules), key=str.lower):
-        home = "ppl_bnn.inference" if name in MODULES else getattr(bnn, name).__module__
-        found[_group_of(home)].append(name)
+        found[_group_of(name)].append(name)
     parts = ["# API reference", "All names below are in `ppl_bnn`, by convention `import ppl_bnn as bnn`."]
     for title, names in found.items():
         parts += [f"## {title}", _autosummary("ppl_bnn", names, "method" if title == "Methods" else "")]
@@ -316,13 +314,13 @@ def reference_pages() -> list[tuple[str, str]]:
     return pages
 
 
-def _group_of(home: str) -> str:
-    for title, prefixes in GROUPS.items():
-        if any(
-            home == each or home.startswith(f"{each}.") for each in prefixes[title == "Fit and predict" :]
-        ):
-            return title
-    return next(iter(GROUPS))
+def _group_of(name: str) -> str:
+    home = getattr(bnn, name).__module__
+    if home.startswith("ppl_bnn.inference.sampling"):
+        # `extend` goes on with a fit.
+        return next(iter(GROUPS))
+    fitting = (title for title, homes in GROUPS.items() if home.startswith(homes))
+    return next(fitting, next(iter(GROUPS)))
 
 
 def _autosummary(module: str, names: Sequence[str], template: str = "") -> str:
@@ -351,7 +349,7 @@ def tables_of_the_guide() -> list[tuple[str, str]]:
     for name in OF_APPROXIMATIONS:
         for each in verdicts.stored(name):
             if each.verdict in ("reproduced", "refuted") and about.search(each.claim):
-                estimate = _escaped(verdicts._estimate(each))
+                estimate = _escaped(verdicts.estimate_in_words(each))
                 link = f"[{_title(name)}](../made/studies/{name}.md)"
                 judged.append([link, _escaped(each.claim), each.verdict, estimate])
     return [

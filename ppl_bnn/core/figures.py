@@ -38,7 +38,7 @@ def new_figure(width: float = 12.0, height: float = 8.0) -> Figure:
 def axes_or_new(ax: Axes | None, height: float = 4.2) -> Axes:
     """`ax`, or the axes of a new figure of its own, 640 pixels wide, which a notebook shows.
 
-    The figure is none of pyplot's: it needs no closing, and no window and no later figure depends on it.
+    Pyplot does not know the figure: it needs no closing, and `plt.show()` does not show it.
     """
     from matplotlib.axes import Axes
 

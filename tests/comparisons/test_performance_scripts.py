@@ -44,12 +44,6 @@ def test_runs_at_a_tiny_size(script, name, capsys):
     assert "target" in capsys.readouterr().out
 
 
-def test_the_page_is_written_from_the_stored_results(script):
-    module = script("page")
-    assert module.PAGE.read_text() == module.page()
-    assert module.page().count("\n## ") == 7
-
-
 def test_advice_is_held_against_what_fits_take(script, capsys):
     module = script("advice")
     facts = module.main(tiny=True)

@@ -200,16 +200,16 @@ def test_a_student_says_whose_it_is_and_is_stored(tmp_path: Path) -> None:
         student.distil()
 
 
-def test_a_loss_above_the_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_above_the_limit_gives_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     _, posterior = conjugate()
     poor = posterior.distil(constant, rows=60, method=QUICK)
     assert "nats per row to its teacher" in poor.info.warnings[0]
     lower = poor.info.figures["divergence"] - 2.0 * poor.info.figures["divergence_se"]
-    for limit, told in ((lower - 1e-9, 1), (lower + 1e-9, 0)):
+    for limit, expected in ((lower - 1e-9, 1), (lower + 1e-9, 0)):
         monkeypatch.setattr(distillation, "LIMIT", limit)
         student = posterior.distil(constant, rows=60, method=QUICK)
-        assert len(student.info.warnings) == told
-        assert bnn.diagnose(student).verdict == ("not converged" if told else "converged")
+        assert len(student.info.warnings) == expected
+        assert bnn.diagnose(student).verdict == ("not converged" if expected else "converged")
 
 
 def test_the_kind_of_the_prediction_is_chosen(rng: np.random.Generator) -> None:

@@ -24,7 +24,7 @@ class NotebookTask:
     """One progress bar in the output of a cell, a task as in `core.progress`."""
 
     def __init__(self, title: str, total: int):
-        # By name, as IPython is not a dependency: whoever runs a kernel has it.
+        # By name, as IPython is no dependency; every kernel has it.
         self._display: Any = importlib.import_module("IPython.display").display
         self._title, self._total, self._done, self._figures = title, total, 0, ""
         self._id, self._began = uuid.uuid4().hex, time.monotonic()

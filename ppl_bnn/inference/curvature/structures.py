@@ -297,8 +297,8 @@ class LowRankCurvature(FactorCurvature):
 
     They are of the positions `inside` (P,) of bool; the factor has all of the others. Gaussians are of the factor
     alone. Log-determinants are of the whole H for priors that are a multiple of D inside, and of the factor for other
-    ones. `coupled` bounds the error (nats) of log det by residuals of the eigenpairs, which have `converged` or not;
-    `products` were made with vectors.
+    ones. `coupled` is the error (nats) of log det by residuals of the eigenpairs, to first order. `converged` says
+    whether the eigenpairs have; `products` were made with vectors.
     """
 
     prior: np.ndarray
