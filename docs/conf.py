@@ -30,13 +30,15 @@ extensions = [
     "sphinx-mathjax-offline",
 ]
 templates_path = ["_templates"]
-exclude_patterns = ["made/tables/*", "tutorials/*"]
+exclude_patterns = ["made/tables/*", "made/examples/*", "tutorials/*", "plots/*"]
 suppress_warnings = ["config.cache"]
 
 myst_enable_extensions = ["colon_fence", "deflist", "fieldlist"]
 myst_heading_anchors = 3
 
 autosummary_generate = True
+# Modules by the names that examples use: `ppl_bnn.plot` is `ppl_bnn.reporting.plot`.
+autosummary_context = {"public": pages.public_paths()}
 autodoc_typehints = "none"
 # The classes list their members themselves.
 numpydoc_show_class_members = False
@@ -47,6 +49,10 @@ html_theme = "pydata_sphinx_theme"
 html_title = "ppl_bnn"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = ["site.js"]
+html_favicon = "_static/favicon.svg"
+# Also for the index of names, to which the theme gives none.
+html_context = {"default_mode": "auto"}
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options = {
@@ -61,8 +67,12 @@ html_theme_options = {
 html_sidebars = {"index": []}
 
 sphinx_gallery_conf = {
-    "examples_dirs": "tutorials",
-    "gallery_dirs": "made_tutorials",
+    "examples_dirs": ["tutorials", "plots"],
+    "gallery_dirs": ["made_tutorials", "made_plots"],
+    # The page of a public name shows the tutorials and plots that use it.
+    "doc_module": ("ppl_bnn",),
+    "backreferences_dir": "made/examples",
+    "inspect_global_variables": False,
     "filename_pattern": r"/plot_",
     "within_subsection_order": "FileNameSortKey",
     "download_all_examples": False,

@@ -296,7 +296,7 @@ def names_of(module: types.ModuleType) -> list[str]:
 
 def reference_pages() -> list[tuple[str, str]]:
     """The lists of public names, of which autosummary makes a page each."""
-    modules = public_modules()
+    modules, paths = public_modules(), public_paths()
     found: dict[str, list[str]] = {title: [] for title in GROUPS}
     for name in sorted(set(bnn.__all__) - set(modules), key=str.lower):
         found[_group_of(name)].append(name)
@@ -306,12 +306,18 @@ def reference_pages() -> list[tuple[str, str]]:
     parts += ["## Modules", _toc("\n".join(modules))]
     pages = [("api/index", "\n\n".join(parts))]
     for name, module in modules.items():
-        path = f"ppl_bnn.{name}" if hasattr(bnn, name) else module.__name__
         text = prose((module.__doc__ or "").strip())
-        importable = module.__name__
-        listed = _autosummary(importable, names_of(module))
-        pages.append((f"api/{name}", f"# {path}\n\n{text}\n\n{listed}"))
+        listed = _autosummary(module.__name__, names_of(module))
+        pages.append((f"api/{name}", f"# {paths[module.__name__]}\n\n{text}\n\n{listed}"))
     return pages
+
+
+def public_paths() -> dict[str, str]:
+    """The name by which users know a module, by the name of its file."""
+    paths = {"ppl_bnn": "ppl_bnn"}
+    for name, module in public_modules().items():
+        paths[module.__name__] = f"ppl_bnn.{name}" if hasattr(bnn, name) else module.__name__
+    return paths
 
 
 def _group_of(name: str) -> str:

@@ -45,7 +45,7 @@ result = bnn.compare(
     {
         "nuts": bnn.NUTS(chains=4, warmup=500, draws=500),
         "laplace": bnn.Laplace(),
-        "svi": bnn.SVI(steps=6000, learning_rate=0.01),
+        "svi": bnn.SVI(steps=10_000, learning_rate=0.02),
         "map": bnn.MAP(),
     },
     reference="nuts",
@@ -60,16 +60,21 @@ result.table[["log_score", "rmse", "gap_mean", "gap_sd_ratio", "run_seconds", "g
 print(result.summary())
 
 # %%
-# The bands show where the methods differ: in the gap, and beyond the data.
-grid = np.linspace(-3.0, 3.0, 200)[:, None]
-figure, axes = plt.subplots(1, 4, figsize=(12, 3), sharey=True, layout="constrained")
-for ax, (name, posterior) in zip(axes, result.posteriors.items(), strict=True):
-    prediction = posterior.predict(grid)
-    low, high = prediction.interval(0.9)
-    ax.fill_between(grid[:, 0], low, high, alpha=0.3, linewidth=0)
-    ax.plot(grid[:, 0], prediction.mean)
-    ax.plot(grid[:, 0], truth(grid[:, 0]), color="grey", linestyle=":")
-    ax.plot(x[:, 0], y, ".", color="black", markersize=4)
-    ax.set(title=name, xlabel="x", ylim=(-3, 3))
-axes[0].set_ylabel("y, 90 % interval")
+# The bands show where the methods differ: in the gap, and beyond the data. The truth is dotted.
+grid = np.linspace(-2.5, 2.5, 200)
+figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True, sharey=True, layout="constrained")
+for ax, (name, posterior) in zip(axes.flat, result.posteriors.items(), strict=True):
+    bnn.plot.predictive(posterior, ax=ax)
+    ax.plot(grid, truth(grid), color="grey", linestyle=":")
+    ax.set(title=name, ylim=(-3, 3))
+    if ax is not axes[0, 0]:
+        ax.get_legend().remove()
+plt.show()
+
+# %%
+# The same differences as numbers: the distance of each method's mean function from that of NUTS, and the ratio of its
+# spread, beside the noise between two halves of the reference.
+figure, axes = plt.subplots(1, 2, figsize=(9, 3), layout="constrained")
+bnn.plot.gap(result, of="mean", ax=axes[0])
+bnn.plot.gap(result, of="spread", ax=axes[1])
 plt.show()

@@ -11,6 +11,7 @@ import csv
 import tempfile
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
 
 import ppl_bnn as bnn
@@ -46,6 +47,13 @@ result = bnn.compare(
     target_name=table.target_name,
 )
 result.table[["log_score", "rmse", "coverage_90", "width_90", "converged"]].round(3)
+
+# %%
+# What the network found: the mean response over the dose and over age, averaged over the other columns.
+figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), layout="constrained")
+for ax, feature in zip(axes, ("dose", "age"), strict=True):
+    bnn.plot.predictive(result.posteriors["nuts"], feature=feature, ax=ax)
+plt.show()
 
 # %%
 # The report is one file for a browser: a verdict in words, the table, pictures, settings.

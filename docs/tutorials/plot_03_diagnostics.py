@@ -44,6 +44,12 @@ ax.legend(fontsize="small")
 plt.show()
 
 # %%
+# The same in a trace: the chains never meet.
+figure, ax = plt.subplots(figsize=(7, 3), layout="constrained")
+bnn.plot.trace(modes, ax=ax)
+plt.show()
+
+# %%
 # Averages over such chains weight the modes by how many chains went where, not by their probability. ``SMC`` weights
 # modes by their evidence, and ``Stacked`` by what they predict.
 #

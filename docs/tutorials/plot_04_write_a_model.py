@@ -49,14 +49,12 @@ for site in bnn.zoo.sketch(network, 1).sites:
 # All three by the same method, scored on fresh rows.
 x_new = rng.uniform(-2.0, 2.0, 200)[:, None]
 y_new = np.sin(2.0 * x_new[:, 0]) + 0.05 * np.exp(x_new[:, 0]) * rng.normal(size=200)
-grid = np.linspace(-2.0, 2.0, 200)[:, None]
-figure, axes = plt.subplots(1, 3, figsize=(10, 3), sharey=True, layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(12, 3.5), sharey=True, layout="constrained")
 for ax, model in zip(axes, (line, network, own_noise), strict=True):
-    posterior = bnn.fit(model, x, y, bnn.SVI(steps=3000, learning_rate=0.02))
-    low, high = posterior.predict(grid).interval(0.9)
+    posterior = bnn.fit(model, x, y, bnn.SVI(steps=8000, learning_rate=0.02))
     score = posterior.predict(x_new).log_prob(y_new).mean()
-    ax.fill_between(grid[:, 0], low, high, alpha=0.3, linewidth=0)
-    ax.plot(x[:, 0], y, ".", color="black", markersize=3)
-    ax.set(title=f"{model.__name__}: log score {score:.2f}", xlabel="x")
-axes[0].set_ylabel("y, 90 % interval")
+    bnn.plot.predictive(posterior, ax=ax)
+    ax.set_title(f"{model.__name__}: log score {score:.2f}")
+    if ax is not axes[0]:
+        ax.get_legend().remove()
 plt.show()

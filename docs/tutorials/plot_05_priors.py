@@ -6,7 +6,7 @@ What does a model expect before it has seen a target? Draw it, and check it agai
 """
 
 # %%
-# Functions drawn from the prior of the same network, with three scales of its weights.
+# Mean functions drawn from the prior of one network, in the band of observations, with three scales of its weights.
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -15,16 +15,11 @@ import ppl_bnn as bnn
 rng = np.random.default_rng(0)
 x = rng.uniform(-2.0, 2.0, 60)[:, None]
 y = np.sin(2.0 * x[:, 0]) + 0.1 * rng.normal(size=60)
-grid = np.linspace(-3.0, 3.0, 150)[:, None]
-
-figure, axes = plt.subplots(1, 3, figsize=(10, 3), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(12, 3.5), layout="constrained")
 for ax, sigma in zip(axes, (0.5, 2.0, 10.0), strict=True):
     model = bnn.zoo.load("regression_mlp", width=20, sigma=sigma)
-    prior = bnn.prior_predictive(model, x, y, draws=30)
-    ax.plot(grid[:, 0], prior.predictor(grid)[..., 0].reshape(-1, len(grid)).T, linewidth=0.8)
-    ax.plot(x[:, 0], y, ".", color="black", markersize=3)
-    ax.set(title=f"sigma = {sigma:g}", xlabel="x")
-axes[0].set_ylabel("functions from the prior")
+    bnn.plot.prior_predictive(bnn.prior_predictive(model, x, y), ax=ax)
+    ax.set_title(f"sigma = {sigma:g}")
 plt.show()
 
 # %%

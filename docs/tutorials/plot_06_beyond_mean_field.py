@@ -24,7 +24,7 @@ guides = {
     "full rank": "fullrank",
 }
 posteriors = {
-    name: bnn.fit(model, x, y, bnn.SVI(guide=guide, steps=4000, learning_rate=0.01, elbo_draws=200))
+    name: bnn.fit(model, x, y, bnn.SVI(guide=guide, steps=8000, learning_rate=0.02, elbo_draws=200))
     for name, guide in guides.items()
 }
 for name, posterior in posteriors.items():
@@ -32,16 +32,17 @@ for name, posterior in posteriors.items():
 
 # %%
 # The bands show what the guide leaves out: in the gap, independent weights cannot spread.
-grid = np.linspace(-3.0, 3.0, 200)[:, None]
-figure, axes = plt.subplots(1, 3, figsize=(10, 3), sharey=True, layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(12, 3.5), sharey=True, layout="constrained")
 for ax, (name, posterior) in zip(axes, posteriors.items(), strict=True):
-    low, high = posterior.predict(grid).interval(0.9)
-    ax.fill_between(grid[:, 0], low, high, alpha=0.3, linewidth=0)
-    ax.plot(x[:, 0], y, ".", color="black", markersize=4)
-    ax.set(title=name, xlabel="x", ylim=(-3, 3))
-axes[0].set_ylabel("y, 90 % interval")
+    bnn.plot.predictive(posterior, ax=ax)
+    ax.set(title=name, ylim=(-3, 3))
+    if ax is not axes[0]:
+        ax.get_legend().remove()
 plt.show()
 
 # %%
 # Whether the bound has settled is visible in its history, and ``diagnose`` says it in words.
+figure, ax = plt.subplots(figsize=(6, 3), layout="constrained")
+bnn.plot.loss(posteriors["full rank"], ax=ax)
+plt.show()
 print(bnn.diagnose(posteriors["full rank"]))

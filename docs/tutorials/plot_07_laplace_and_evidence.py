@@ -45,6 +45,8 @@ evidence = [bnn.fit(each, x, y, bnn.Laplace(), standardise=True).log_evidence fo
 tuned = bnn.fit(model, x, y, bnn.Laplace(tune="global", start=posterior), standardise=True)
 figure, ax = plt.subplots(figsize=(5, 3), layout="constrained")
 ax.semilogx(sigmas, evidence, "o-")
+ax.set_xticks([0.2, 0.5, 1.0, 2.0], ["0.2", "0.5", "1", "2"])
+ax.minorticks_off()
 ax.axhline(tuned.log_evidence, color="grey", linestyle=":", label="tuned, one precision for all")
 ax.set(xlabel="prior scale sigma", ylabel="log evidence (nats)")
 ax.legend()

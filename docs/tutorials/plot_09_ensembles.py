@@ -43,5 +43,11 @@ ax.legend()
 plt.show()
 
 # %%
+# Coverage of all central intervals, not of those of 90 % only:
+figure, ax = plt.subplots(figsize=(6, 3.5), layout="constrained")
+bnn.plot.calibration(posteriors, x_new, y_new, ax=ax)
+plt.show()
+
+# %%
 # The weights that stacking gave to the members:
 print(np.round(posteriors["stacked"].weights, 3))

@@ -35,12 +35,9 @@ corrected = bnn.recalibrate(posterior, x_held, y_held)
 print(bnn.scores.coverages(corrected.predict(x_new), y_new))
 
 # %%
-figure, ax = plt.subplots(figsize=(4, 3.5), layout="constrained")
-for name, each in (("as fitted", prediction), ("recalibrated", corrected.predict(x_new))):
-    ax.plot(np.linspace(0, 1, len(y_new)), np.sort(bnn.scores.pit(each, y_new)), label=name)
-ax.plot([0, 1], [0, 1], color="grey", linestyle=":")
-ax.set(xlabel="uniform", ylabel="probability integral transform")
-ax.legend()
+# The distribution of the transform minus the uniform one: calibrated predictions stay in the grey band.
+figure, ax = plt.subplots(figsize=(6, 3.5), layout="constrained")
+bnn.plot.pit({"as fitted": prediction, "recalibrated": corrected.predict(x_new)}, y=y_new, ax=ax)
 plt.show()
 
 # %%

@@ -192,11 +192,13 @@ class Canvas:
             textwrap.fill(textwrap.shorten(text, 3 * letters, placeholder=" ..."), letters)
             for text in ("; ".join(notes), title)
         )
-        lines = len(note.splitlines())
-        axes.set_title(for_figure(wrapped), fontsize=10, pad=6.0 + 11.0 * lines)
+        axes.set_title(for_figure(wrapped), fontsize=10)
         if note:
+            # Above the title, so that a title of the user's own does not cover it.
             style: Any = {"color": VERMILION, "fontsize": 8.5, "ha": "center", "va": "bottom"}
-            axes.text(0.5, 1.01, for_figure(note), transform=axes.transAxes, **style)
+            above = (0.0, 6.0 + 15.0 * len(wrapped.splitlines()))
+            style |= {"xycoords": "axes fraction", "textcoords": "offset points"}
+            axes.annotate(for_figure(note), (0.5, 1.0), above, **style)
         if len(entries := legend_entries([axes])) > 1:
             longest = max(map(len, entries)) + 6
             columns = min(len(entries), max(1, _LEGEND // longest))
