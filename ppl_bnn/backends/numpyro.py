@@ -408,13 +408,16 @@ class _Compiled:
 _COMPILED: dict[str, Callable[..., Any]] = {}
 _KEEPING = threading.Lock()
 KEPT_COMPILED = 128
+# Bytes of compiled programs on disk; those not used for the longest time are removed.
+KEPT_BYTES = 4 * 2**30
 SYSTEM = NumPyro()
 
 
 def enable_compilation_cache(folder: str | None = None) -> str:
     """Keep compiled programs of JAX on disk, so that the next run of the same model starts at once.
 
-    Opt-in, because JAX cannot disable it within a process.
+    Several processes may share a folder, which is limited to 4 GiB. Opt-in, because JAX cannot disable it within a
+    process.
 
     Parameters
     ----------
@@ -440,4 +443,6 @@ def enable_compilation_cache(folder: str | None = None) -> str:
     # Small programs, too: a fit has tens of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # With a limit JAX locks the folder, and no process reads what another one has half written.
+    jax.config.update("jax_compilation_cache_max_size", KEPT_BYTES)
     return str(chosen)

@@ -16,7 +16,16 @@ from ppl_bnn.backends.many_draws import DENSITY_MEMORY, MEMORY, Draws, chunked_d
 from ppl_bnn.backends.native import Model, check_observation, native_eta, native_likelihood, unwrap
 from ppl_bnn.backends.protocol import Site, System, TracedSite
 from ppl_bnn.core import arrays
-from ppl_bnn.core.arrays import Array, chunks, describe_shapes, iterate_seeds, map_data, padded, row_count
+from ppl_bnn.core.arrays import (
+    Array,
+    chunks,
+    describe_shapes,
+    iterate_seeds,
+    map_data,
+    padded,
+    row_count,
+    rows_at,
+)
 from ppl_bnn.core.errors import ModelError, unknown_name
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import RecordMessages, network_output
@@ -363,7 +372,7 @@ class Problem:
         log_prior = program.log_prior_draws(u, self.x, self.y).astype(np.float64)
         total = log_prior.copy()
         for start, stop in chunks(self.rows, STREAMED_ROWS):
-            x = map_data(lambda a, i=start, j=stop: self.system.asarray(np.asarray(a[i:j])), self.inputs)
+            x = map_data(self.system.asarray, rows_at(self.inputs, slice(start, stop)))
             y = self.system.asarray(np.asarray(self.targets[start:stop]))
             total += program.log_joint_draws(u, x, y).astype(np.float64) - log_prior
         return total

@@ -88,6 +88,16 @@ def row_count(x: Any) -> int:
     return len(next(iter(x.values()))) if isinstance(x, Mapping) else len(x)
 
 
+def wide(array: np.ndarray) -> np.ndarray:
+    """The same numbers as float64, or as int64 if they are whole numbers or truth values."""
+    return array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False)
+
+
+def rows_at(x: Any, index: Any) -> Any:
+    """NumPy: some rows of an array or of each array of a dict, as float64 or int64, also if they lie in a file."""
+    return map_data(lambda a: wide(np.asarray(a[index])), x)
+
+
 def on_cpu(array: Array) -> bool:
     """Whether an array is on the CPU."""
     return "cpu" in str(getattr(array, "device", "cpu")).lower()

@@ -13,26 +13,31 @@ from typing import Any
 
 import numpy as np
 
+from ppl_bnn.core.arrays import chunks, rows_at, wide
 from ppl_bnn.core.errors import InputError, ModelError
 from ppl_bnn.core.names import clean_lines
 
+# Rows that are looked at together: a copy of them is in memory.
+ROWS_AT_ONCE = 16_384
 
-def check_inputs(x: Any, features: Any = None, flat: bool = False) -> Any:
+
+def check_inputs(x: Any, features: Any = None, flat: bool = False, mapped: bool = False) -> Any:
     """Checked inputs: a float array (N, F) (integers stay integers), or a dict of arrays with one common first axis.
 
-    `features` describes the training inputs, as `describe_inputs` returns it. With `flat`, (N,) is allowed too.
+    `features` describes the training inputs, as `describe_inputs` returns it. With `flat`, (N,) is allowed too. With
+    `mapped`, arrays that lie in a file stay there, as they are; `arrays.rows_at` reads rows of them.
     """
     checked: Any
     check = InputError.check
     if isinstance(x, Mapping):
-        checked = {str(name): _numeric(f"x[{name!r}]", value) for name, value in x.items()}
+        checked = {str(name): _numeric(f"x[{name!r}]", value, mapped) for name, value in x.items()}
         lengths = {name: len(array) for name, array in checked.items() if array.ndim}
         same = len(lengths) == len(checked) and len(set(lengths.values())) < 2
         check(checked, "x", "at least one array", "an empty dict", "{'name': array}")
         check(same, "x", "arrays with a common first axis", f"lengths {lengths}", "one row per observation")
         check(0 not in lengths.values(), "x", "at least one row", "no rows", "data")
     else:
-        checked = _numeric("x", x)
+        checked = _numeric("x", x, mapped)
         shape, enough = f"shape {checked.shape}", checked.ndim > (0 if flat else 1)
         check(enough, "x", "an array of shape (N, features)", shape, "x[:, None] for a single feature")
         check(0 not in checked.shape, "x", "at least one row and one column", shape, "data")
@@ -174,29 +179,40 @@ def data_hash(x: Any, y: np.ndarray) -> str:
     digest = hashlib.sha256()
     arrays = {**x, "y": y} if isinstance(x, Mapping) else {"x": x, "y": y}
     for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name}{array.shape}{array.dtype.str}".encode())
-        digest.update(array.tobytes())
+        array = arrays[name]
+        digest.update(f"{name}{array.shape}{wide(array[:1]).dtype.str}".encode())
+        for start, stop in chunks(len(array), ROWS_AT_ONCE):
+            digest.update(np.ascontiguousarray(rows_at(array, slice(start, stop))))
     return digest.hexdigest()
 
 
-def _numeric(name: str, value: Any) -> np.ndarray:
-    """The value as an array of float64 or int64."""
+def _numeric(name: str, value: Any, mapped: bool = False) -> np.ndarray:
+    """The value as an array of float64 or int64; if `mapped`, one that lies in a file is left as it is."""
     check, imputing = InputError.check, "removing or imputing them"
     masked = np.ma.count_masked(value) if np.ma.isMaskedArray(value) else 0
     check(not masked, name, "finite numbers", f"{masked} masked values", imputing)
     tensor: Any = value
     try:
-        array = np.asarray(tensor.detach().cpu() if hasattr(value, "detach") else value)
+        stays = mapped and isinstance(value, np.memmap)
+        array = value if stays else np.asarray(tensor.detach().cpu() if hasattr(value, "detach") else value)
     except ValueError as error:
         expected, advice = "a rectangular array of numbers", "rows of equal length"
         raise InputError.of(name, expected, str(error), advice) from error
     advice = "encoding text columns (ppl_bnn.data.read_csv does)"
     check(array.dtype.kind in "fiub", name, "numbers", f"an array of {array.dtype}", advice)
-    if array.dtype.kind != "f":
-        return array.astype(np.int64)
-    if len(bad := np.argwhere(~np.isfinite(array))):
-        first = tuple(map(int, bad[0]))
+    if array.dtype.kind == "f":
+        _check_finite(name, np.atleast_1d(array), imputing)
+    return array if stays else wide(array)
+
+
+def _check_finite(name: str, array: np.ndarray, advice: str) -> None:
+    """Refuse NaN and infinities; rows are read a chunk at a time."""
+    first, count = None, 0
+    for start, stop in chunks(len(array), ROWS_AT_ONCE):
+        bad = np.argwhere(~np.isfinite(array[start:stop]))
+        if first is None and len(bad):
+            first = (start + int(bad[0][0]), *map(int, bad[0][1:]))
+        count += len(bad)
+    if first is not None:
         kind = "NaN" if np.isnan(array[first]) else "an infinity"
-        raise InputError.of(name, "finite numbers", f"{kind} at {first} and {len(bad) - 1} more", imputing)
-    return array.astype(np.float64, copy=False)
+        raise InputError.of(name, "finite numbers", f"{kind} at {first} and {count - 1} more", advice)

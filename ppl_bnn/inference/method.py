@@ -18,12 +18,12 @@ from typing import Any, ClassVar, NoReturn, Self, final
 import numpy as np
 
 from ppl_bnn.backends.native import named_inputs
-from ppl_bnn.backends.program import Problem, Program, threads_for
+from ppl_bnn.backends.program import STREAMED_ROWS, Problem, Program, threads_for
 from ppl_bnn.backends.protocol import SYSTEMS, Model, resolve_device
 from ppl_bnn.backends.systems import system, written_in
 from ppl_bnn.backends.turns import progress_outside
 from ppl_bnn.core import checks
-from ppl_bnn.core.arrays import map_data, row_count
+from ppl_bnn.core.arrays import map_data, row_count, rows_at
 from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.names import clean_all
 from ppl_bnn.core.progress import Progress, Silent, resolve
@@ -327,18 +327,22 @@ class Method(ABC):
         if not callable(model):
             got, advice = type(model).__name__, "the model itself, not its name"
             raise InputError.of("model", "a function (x, y=None)", got, advice)
-        x = checks.check_inputs(named_inputs(model, x), flat=True)
+        # Standardised rows are new arrays in memory.
+        mapped = self.streams and not standardise
+        x = checks.check_inputs(named_inputs(model, x), flat=True, mapped=mapped)
         y, text = checks.text_labels(y)
         y = checks.check_targets(y, row_count(x), column=True)
         if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or not 0 <= seed < 2**31:
             raise InputError.of("seed", "a whole number from 0 to 2**31 - 1", repr(seed), "seed=0")
         resolve_device(device)
-        method, language = self._in_the_system_of(model, x, y)
+        few = slice(STREAMED_ROWS if self.streams else None)
+        method, language = self._in_the_system_of(model, rows_at(x, few), y[few])
         digest = checks.data_hash(x, y)
         chosen: Any = system(method.ppl)
         try:
             with chosen.session("float64", "cpu", threads=1):
-                data, targets = map_data(chosen.asarray, x), chosen.asarray(y.astype(float))
+                data = map_data(chosen.asarray, rows_at(x, few))
+                targets = chosen.asarray(y[few].astype(float))
                 sketch = Program.of(chosen, model, data, targets, language=language, observed=observed)
             method._check_sites(sketch)
             y, original = _checked_targets(sketch, y, text)
@@ -350,10 +354,10 @@ class Method(ABC):
                 x, y = standardisation.inputs(x), standardisation.targets(y)
             else:
                 checks.warn_constant_columns(x)
-            dtype, threads = method._dtype(chosen, device), threads_for(sketch.rows, sketch.parameter_count)
+            dtype, threads = method._dtype(chosen, device), threads_for(len(y), sketch.parameter_count)
             with chosen.session(dtype, device, threads, self.compile) as where:
                 rows = slice(1 if method.streams else None)
-                data, targets = map_data(lambda a: chosen.asarray(a[rows]), x), chosen.asarray(y[rows])
+                data, targets = map_data(chosen.asarray, rows_at(x, rows)), chosen.asarray(y[rows])
                 program = sketch.rebound(data, targets)
                 problem = Problem(
                     program, data, targets, x, y, int(seed), where, dtype, digest, streamed=method.streams

@@ -24,7 +24,7 @@ from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core import checks
-from ppl_bnn.core.arrays import map_data, row_count, site_seed
+from ppl_bnn.core.arrays import map_data, row_count, rows_at, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.notebook.html import Folded, Listing, card, in_words
 from ppl_bnn.posterior import registered
@@ -653,7 +653,7 @@ class Posterior:
         with chosen.session(info.dtype, info.device if device in (None, "auto") else device) as actual:
             streamed = bool(info.settings.get("stream"))
             rows = slice(1) if streamed else slice(None)
-            x = map_data(lambda a: chosen.asarray(np.asarray(a[rows])), self.inputs)
+            x = map_data(chosen.asarray, rows_at(self.inputs, rows))
             y = chosen.asarray(np.asarray(self.targets[rows]))
             if actual not in self.programs:
                 model = self.approximation.program(self.model)

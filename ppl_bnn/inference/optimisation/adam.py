@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
-from ppl_bnn.core.arrays import map_data, unravel
+from ppl_bnn.core.arrays import rows_at, unravel
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.optimisation.loops import chosen_rows, loop_of
 
@@ -98,7 +98,7 @@ class Descent:
         given: dict[str, Any] = {"rates": rates, "averaged": averaged.astype(float), "weights": weights}
         if self.streamed:
             inputs, targets = self.problem.inputs, self.problem.targets
-            given |= {"x": map_data(lambda a: np.asarray(a[rows]), inputs), "y": np.asarray(targets[rows])}
+            given |= {"x": rows_at(inputs, rows), "y": np.asarray(targets[rows])}
         elif rows is not None:
             given["rows"] = rows
         # Pyro warns of a NaN loss; here the loop stops at it.

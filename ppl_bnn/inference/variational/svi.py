@@ -125,8 +125,8 @@ class SVI(Method):
         Number of starts. The posterior is the fit with the highest ELBO; `approximation.members` has all, for
         `bnn.diagnose`.
     stream : bool, default False
-        Whether the rows stay in host memory (arrays may be memory maps), and are moved to the device for a stretch of
-        steps at a time.
+        Whether the rows stay in host memory, and are moved to the device for a stretch of steps at a time. Inputs that
+        are a `numpy.memmap` stay in their file, which may be larger than memory, unless `standardise=True`.
     checkpoint : path or None
         A folder that stores an interrupted fit. The same fit continues from it to the same bits.
     ppl, dtype, compile : str, str, bool

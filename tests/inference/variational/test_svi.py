@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ import torch
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops, priors
-from ppl_bnn.backends.program import Problem, Program
+from ppl_bnn.backends.program import STREAMED_ROWS, Problem, Program
 from ppl_bnn.backends.systems import system
+from ppl_bnn.core import checks
 from ppl_bnn.core.errors import DivergenceError, InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference.optimisation import loops
 from ppl_bnn.inference.variational import autoguide
@@ -633,6 +635,64 @@ def test_streamed_rows_give_the_same_bits_and_may_lie_in_a_file(ppl: str, tmp_pa
         assert math.isfinite(figures["evidence_gap"])
         for name, value in expected.items():
             assert figures[name] == pytest.approx(value, rel=1e-6), name
+
+
+def test_inputs_in_a_file_are_never_all_in_memory(
+    ppl: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither NumPy nor the system gets more than some rows at a time; as float64 all of them are 80 MB."""
+    rows, most = 200_000, []
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (rows, 50))
+    x[::7] = 1.0
+    y = np.zeros(rows)
+    y[::3] = 1.0
+    chosen: Any = system(ppl)
+    asarray = chosen.asarray
+
+    def seen(value: Any, *more: Any, **options: Any) -> Any:
+        most.append(np.size(value))
+        return asarray(value, *more, **options)
+
+    monkeypatch.setattr(chosen, "asarray", seen, raising=False)
+    method = SVI(ppl=ppl, guide="diagonal", batch_size=20, steps=3, stream=True, elbo_draws=2)
+    tracemalloc.start()
+    try:
+        posterior = bnn.fit(linear, x, y, method, seed=1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert isinstance(posterior.inputs, np.memmap)
+    assert max(most) <= max(STREAMED_ROWS * 50, rows)
+    assert peak < 40e6
+    # The hash is that of the same numbers in memory.
+    assert posterior.info.data_hash == checks.data_hash(np.asarray(x, np.float64), y)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_in_a_file_that_is_not_finite_is_refused_with_its_place(value: float, tmp_path: Path) -> None:
+    x = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (40_000, 2))
+    x[0, 0], x[30_000, 1], x[35_000, 0] = 1.0, value, value
+    method = SVI(batch_size=100, steps=3, stream=True)
+    with pytest.raises(InputError, match=r"at \(30000, 1\) and 1 more"):
+        bnn.fit(linear, x, np.zeros(40_000), method)
+
+
+def test_whole_numbers_in_a_file_are_the_same_numbers_as_in_memory(ppl: str, tmp_path: Path) -> None:
+    truth = Regression()
+    pixels = np.random.default_rng(0).integers(0, 256, (60, 4)).astype(np.uint8)
+
+    def model(x: Any, y: Any = None) -> None:
+        # Of bytes the difference would wrap around.
+        scale = bnn.sample("scale", dist.Normal(0.0, 0.01))
+        bnn.observe(y, (x - 200)[:, :1] * scale, likelihoods.Gaussian(NOISE))
+
+    np.save(tmp_path / "x.npy", pixels)
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    method = SVI(ppl=ppl, guide="diagonal", batch_size=16, steps=30, stream=True, elbo_draws=5)
+    whole, file = (bnn.fit(model, x, truth.y, method, seed=1) for x in (pixels, mapped))
+    assert whole.info.data_hash == file.info.data_hash
+    assert np.array_equal(whole.info.history["loss"], file.info.history["loss"])
+    np.testing.assert_array_equal(whole.predict(pixels[:5]).mean, file.predict(mapped[:5]).mean)
 
 
 def test_streaming_is_refused_where_rows_belong_together_even_with_all_of_them() -> None:
