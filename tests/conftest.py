@@ -15,21 +15,32 @@ import numpy as np
 import numpyro  # noqa: F401
 import pytest
 
+# The folder of the programs that JAX has compiled. Several runs over the same programs, as in .ci/run, may share one.
+COMPILED = "PPL_BNN_TESTS_COMPILED"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Make the folder of compiled programs, which the processes of this run inherit."""
+    if COMPILED not in os.environ:
+        folder = tempfile.TemporaryDirectory(prefix="ppl-bnn-tests-")
+        config.add_cleanup(folder.cleanup)
+        os.environ[COMPILED] = folder.name
+
 
 @pytest.fixture(scope="session", autouse=True)
-def compiled_programs() -> Iterator[None]:
-    """JAX keeps what it compiles in a folder of this process, for as long as the tests run.
+def compiled_programs() -> None:
+    """JAX keeps what it compiles in a folder that all processes of the tests share.
 
     Tests bind the same few models over and over, and each binding is a function of its own to JAX: without this it
     compiles the same program once for each of them. What a fit does is not changed by where its program comes from.
     """
     import jax
 
-    with tempfile.TemporaryDirectory(prefix="ppl-bnn-tests-") as folder:
-        # Many short runs over the same programs, as in planted_faults.py, share a folder.
-        jax.config.update("jax_compilation_cache_dir", os.environ.get("PPL_BNN_TESTS_COMPILED", folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
-        yield
+    import ppl_bnn as bnn
+
+    bnn.enable_compilation_cache(os.environ[COMPILED])
+    # JAX looks at all files when it adds one, and the tests have thousands of small programs.
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 
 @pytest.fixture(scope="module")
