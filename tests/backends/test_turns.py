@@ -135,7 +135,7 @@ def test_a_model_of_pyro_has_the_type_of_its_own_session(restless: None) -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("ppl", ["numpyro", "pyro"])
 @pytest.mark.parametrize("name", METHODS)
-def test_every_method_in_eight_threads_gives_the_bits_of_one(name: str, ppl: str) -> None:
+def test_every_method_in_four_threads_gives_the_bits_of_one(name: str, ppl: str) -> None:
     row = METHODS[name]
     if ppl not in row.systems:
         pytest.skip("the method is one of the other system")
@@ -144,16 +144,15 @@ def test_every_method_in_eight_threads_gives_the_bits_of_one(name: str, ppl: str
     kinds = [lambda m=m: result(m, 0) for m in precisions]
     alone = [kind() for kind in kinds]
     before = globals_now()
-    together = at_once([kinds[index % 2] for index in range(8)])
+    together = at_once([kinds[index % 2] for index in range(4)])
     assert differences(before) == []
     for index, found in enumerate(together):
         assert_same(alone[index % 2], found, (name, index))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads", [2, 8])
-def test_all_methods_at_once_give_the_bits_of_each(threads: int) -> None:
-    """Each thread fits all methods of both systems, in an order of its own."""
+def test_many_methods_at_once_give_the_bits_of_each() -> None:
+    """Six threads fit all methods of both systems, each of them in two of the threads."""
     calls = []
     for row in METHODS.values():
         for ppl in row.systems:
@@ -162,9 +161,8 @@ def test_all_methods_at_once_give_the_bits_of_each(threads: int) -> None:
             calls.append(lambda m=dataclasses.replace(method, dtype=dtype): result(m, 1))
     alone = [call() for call in calls]
     before = globals_now()
-    orders = [np.random.default_rng(index).permutation(len(calls)) for index in range(threads)]
-    if threads == 8:
-        orders = [order[:8] for order in orders]
+    parts = np.array_split(np.random.default_rng(0).permutation(len(calls)), 6)
+    orders = [np.concatenate([parts[index], parts[index - 1]]) for index in range(6)]
     together = at_once([lambda o=order: [(index, calls[index]()) for index in o] for order in orders])
     assert differences(before) == []
     for found in together:
