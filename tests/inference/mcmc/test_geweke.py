@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ppl_bnn import MCLMC, MEADS, SGLD, ChEES
+from ppl_bnn import LAPS, MCLMC, MEADS, SGLD, ChEES
 
 WEIGHTS, ROWS, NOISE = 2, 3, 0.7
 X = np.random.default_rng(0).normal(size=(ROWS, WEIGHTS))
@@ -91,6 +91,7 @@ WALKS: dict[str, Walk] = {
     "chees": Walk(
         ChEES(chains=4, superchains=2, warmup=60, max_steps=8, target_accept=0.6), _of_chains, 1000
     ),
+    "laps": Walk(LAPS(chains=8, superchains=2, warmup=60, steps=3, target_accept=0.6), _of_chains, 1000),
 }
 
 
