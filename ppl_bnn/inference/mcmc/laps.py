@@ -53,9 +53,9 @@ class LAPS(ManyChains):
         As in `ChEES`. A transition of the warm-up makes `steps` unadjusted steps, or is an adjusted one.
     chains : int
         Hundreds on a CPU, thousands on an accelerator: expectations over few chains are too noisy for the adaptation.
-    superchains : int
-        As in `ChEES`.
     start, jitter, chain_method, temperature, checkpoint, until, budget : optional
+        As in `ChEES`.
+    superchains : int
         As in `ChEES`.
     steps : int
         Integrator steps of a transition.
