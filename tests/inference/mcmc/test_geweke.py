@@ -159,7 +159,7 @@ def test_a_transition_leaves_the_joint_distribution_alone(name: str) -> None:
     """9 figures within 4.5 standard errors, over 200 walkers.
 
     Over 20 seeds the worst was 2.6 (mclmc), 3.7 (sgld), 3.1 (meads) and 3.8 (chees), over 12 seeds 2.8 (laps): none
-    failed. A Metropolis test without the change of the momentum, or of the proposal density, is 200 standard errors off.
+    failed. A Metropolis test without the change of the momentum, or of the proposal density, is 200 such errors off.
     """
     assert np.abs(standard_errors_off(checked(walked(name, seed=1)))).max() < 4.5
 
