@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from claims import OUTCOMES, Verdict
 from study import Study, write_verdicts
 
 FOLDER = Path(__file__).parent
+# A benchmark with claims is judged like a study.
+sys.path.append(str(FOLDER / "performance"))
 BEGIN, END = "<!-- table of claims: written by verdicts.py -->", "<!-- end of the table of claims -->"
 
 

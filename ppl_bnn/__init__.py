@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ppl_bnn.inference.laplace.laplace import Laplace
     from ppl_bnn.inference.mcmc.chees import ChEES
     from ppl_bnn.inference.mcmc.hmc import HMC
+    from ppl_bnn.inference.mcmc.laps import LAPS
     from ppl_bnn.inference.mcmc.mclmc import MCLMC
     from ppl_bnn.inference.mcmc.meads import MEADS
     from ppl_bnn.inference.mcmc.nuts import NUTS

@@ -163,6 +163,7 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "hmc": ("HMC", {}),
     "chees": ("ChEES", {}),
     "meads": ("MEADS", {}),
+    "laps": ("LAPS", {}),
     "mclmc": ("MCLMC", {}),
     "mclmc-adjusted": ("MCLMC", {"adjusted": True}),
     "sgld": ("SGLD", {"batch_size": 8}),
@@ -192,6 +193,7 @@ METHODS: dict[str, Row] = {
     "hmc": Row("hmc", "posterior", {"draws": 600, "warmup": 300, "chains": 1, "num_steps": 4}),
     "chees": Row("chees", "posterior", {"draws": 100, "warmup": 200, "chains": 32}, ("numpyro",)),
     "meads": Row("meads", "posterior", {"draws": 100, "warmup": 200, "chains": 32}, ("numpyro",)),
+    "laps": Row("laps", "posterior", {"draws": 40, "warmup": 60, "chains": 128}, ("numpyro",)),
     "mclmc": Row("mclmc", "property", {}, ("numpyro",)),
     "mclmc-adjusted": Row(
         "mclmc-adjusted", "posterior", {"draws": 1000, "warmup": 300, "chains": 4}, ("numpyro",)

@@ -47,6 +47,7 @@ FOR_OTHER_ROOMS = {
 SLOW = {
     "evaluation/comparison/run.py::compare",
     "inference/mcmc/chees.py::ChEES",
+    "inference/mcmc/laps.py::LAPS",
     "inference/mcmc/meads.py::MEADS",
     "inference/mcmc/sghmc.py::SGHMC",
     "inference/mcmc/smc.py::SMC",

@@ -17,24 +17,29 @@ def data(rows: int, features: int = 8) -> tuple[np.ndarray, np.ndarray]:
     return x, np.sin(x[:, 0]) + 0.5 * x[:, 1] * x[:, 2] + 0.2 * rng.normal(size=rows)
 
 
-def in_the_language(widths: list[int], activation: str = "tanh") -> Callable[..., None]:
+def in_the_language(widths: list[int], activation: str = "tanh", classes: int = 0) -> Callable[..., None]:
+    """Numbers with sampled noise, or so many classes."""
+
     def model(x: Any, y: Any = None) -> None:
-        noise = bnn.sample("noise", dist.HalfNormal(1.0))
-        f = bnn.mlp(x, [*widths, 1], activation=activation, prior=priors.Normal(0.0, "fan_in"))
-        bnn.observe(y, f, likelihoods.Gaussian(noise))
+        noise = None if classes else bnn.sample("noise", dist.HalfNormal(1.0))
+        sizes = [*widths, classes or 1]
+        f = bnn.mlp(x, sizes, activation=activation, prior=priors.Normal(0.0, "fan_in"))
+        bnn.observe(y, f, likelihoods.Categorical() if noise is None else likelihoods.Gaussian(noise))
 
     return model
 
 
-def by_hand_in_numpyro(widths: list[int]) -> Callable[..., None]:
-    import jax.numpy as jnp
+def by_hand_in_numpyro(widths: list[int], activation: str = "tanh", classes: int = 0) -> Callable[..., None]:
+    import jax
     import numpyro
     import numpyro.distributions as nd
 
+    bend = {"tanh": jax.numpy.tanh, "relu": jax.nn.relu}[activation]
+
     def model(x: Any, y: Any = None) -> None:
-        noise = numpyro.sample("noise", nd.HalfNormal(1.0))
+        noise = None if classes else numpyro.sample("noise", nd.HalfNormal(1.0))
         h = x
-        for layer, width in enumerate([*widths, 1]):
+        for layer, width in enumerate([*widths, classes or 1]):
             name = f"hidden{layer}" if layer < len(widths) else "output"
             fan_in = h.shape[-1]
             weight = numpyro.sample(
@@ -43,9 +48,10 @@ def by_hand_in_numpyro(widths: list[int]) -> Callable[..., None]:
             bias = numpyro.sample(f"{name}.bias", nd.Normal(0.0, 1.0).expand([width]).to_event(1))
             h = h @ weight + bias
             if layer < len(widths):
-                h = jnp.tanh(h)
+                h = bend(h)
         with numpyro.plate("rows", x.shape[0]):
-            numpyro.sample("y", nd.Normal(h[:, 0], noise), obs=y)
+            seen = nd.Categorical(logits=h) if noise is None else nd.Normal(h[:, 0], noise)
+            numpyro.sample("y", seen, obs=y)
 
     return model
 

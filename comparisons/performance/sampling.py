@@ -135,7 +135,8 @@ def counted(model: Any) -> Any:
     from numpyro.infer import NUTS as Kernel
     from numpyro.infer.mcmc import MCMCKernel
 
-    State = namedtuple("State", ["inner", "gradients"])
+    # The key is what `MCMC` gives a run that goes on; chains go on with the key of the inner state.
+    State = namedtuple("State", ["inner", "gradients", "rng_key"])
 
     class Counted(MCMCKernel):
         sample_field = "inner.z"
@@ -148,11 +149,11 @@ def counted(model: Any) -> Any:
             self, rng_key: Any, num_warmup: int, init_params: Any, model_args: Any, model_kwargs: Any
         ) -> Any:
             inner = self.kernel.init(rng_key, num_warmup, init_params, model_args, model_kwargs)
-            return State(inner, inner.num_steps)
+            return State(inner, inner.num_steps, inner.rng_key)
 
         def sample(self, state: Any, model_args: Any, model_kwargs: Any) -> Any:
             inner = self.kernel.sample(state.inner, model_args, model_kwargs)
-            return State(inner, state.gradients + inner.num_steps)
+            return State(inner, state.gradients + inner.num_steps, state.rng_key)
 
         def postprocess_fn(self, args: Any, kwargs: Any) -> Any:
             return self.kernel.postprocess_fn(args, kwargs)

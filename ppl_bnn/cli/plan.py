@@ -38,6 +38,7 @@ _QUICK_BESIDES: dict[str, dict[str, Any]] = {
     "NUTS": {"max_tree_depth": 4},
     "HMC": {"num_steps": 4},
     "ChEES": {"chains": 8, "superchains": 4, "max_steps": 16},
+    "LAPS": {"chains": 8, "superchains": 4, "steps": 3},
     # Its tuning starts at draws from the prior and has to converge: with a warm-up of 50 one chain in five had not.
     "MCLMC": {"warmup": 200},
     "MEADS": {"chains": 8, "superchains": 4, "folds": 2},

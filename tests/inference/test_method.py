@@ -28,7 +28,7 @@ WITHOUT_DENSITY = ("svgd", "mc-dropout", "ensemble", "stacked")
 # Other settings of a method whose own row is under the default tests, and what takes long to compile.
 LATER = (
     *("laplace-diag", "laplace-kron", "laplace-lowrank", "hmc", "mclmc-adjusted"),
-    *("sgld-metropolis", "sghmc", "meads", "smc"),
+    *("sgld-metropolis", "sghmc", "meads", "laps", "smc"),
 )
 CASES = [
     pytest.param(row, ppl, id=f"{name}-{ppl}", marks=[pytest.mark.slow] if name in LATER else [])
@@ -300,6 +300,7 @@ SLOW = {
     ("ivon", "pyro"),
     ("smc", "numpyro"),
     ("meads", "numpyro"),
+    ("laps", "numpyro"),
 }
 
 

@@ -18,6 +18,7 @@ import ppl_bnn as bnn
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core.errors import InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.inference.mcmc.chees import ChEES
+from ppl_bnn.inference.mcmc.laps import LAPS
 from ppl_bnn.inference.mcmc.meads import MEADS
 from ppl_bnn.inference.mcmc.superchains import ManyChains
 from ppl_bnn.inference.sampling import sampler
@@ -38,7 +39,7 @@ def recorded(method: Any, function: Callable[[Any], Any], flat: np.ndarray, seed
     """The record of every transition, warm-up included: name -> (chain, transition, ...)."""
     import jax
 
-    kernel = method.kernel(Density(function))
+    kernel = method.kernel(Density(function, flat.shape[1]))
 
     def walked(flat: Any, key: Any) -> Any:
         def once(state: Any, _: Any) -> Any:
@@ -80,6 +81,7 @@ def lattice(u: Any) -> Any:
 MANY = {
     "chees": ChEES(draws=200, warmup=150, chains=32),
     "meads": MEADS(draws=200, warmup=100, chains=32, thinning=5),
+    "laps": LAPS(draws=200, warmup=100, chains=32, steps=5),
 }
 
 
@@ -111,7 +113,7 @@ def test_trajectory_length_and_acceptance_on_a_normal():
 
 
 # 0 of 20 seeds failed for either; the largest |z| was 2.8, and the adaptation was refused 3 times at most.
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("name", ["chees", "meads", pytest.param("laps", marks=pytest.mark.slow)])
 def test_a_wall_of_nan_is_a_wall(name):
     """The target is a truncated normal: proposals behind the wall are rejected, no chain dies of them."""
     method = MANY[name]
@@ -132,11 +134,12 @@ def test_a_wall_of_nan_is_a_wall(name):
     assert kept["adaptation_refused"].max() <= 5
 
 
-@pytest.mark.parametrize("name", MANY)
+@pytest.mark.parametrize("name", ["chees", "meads", pytest.param("laps", marks=pytest.mark.slow)])
 def test_nothing_finite_to_learn_from_is_named(name):
     method = {
         "chees": ChEES(draws=5, warmup=10, chains=8),
         "meads": MEADS(draws=5, warmup=10, chains=8, folds=2, thinning=2),
+        "laps": LAPS(draws=5, warmup=10, chains=8, superchains=4, steps=2),
     }[name]
     # MEADS learns from positions: chains that stand at one point have no spread to offer.
     flat = np.ones((8, 2))
@@ -164,10 +167,13 @@ def table() -> tuple[np.ndarray, np.ndarray]:
 QUICK = {
     "chees": ChEES(draws=6, warmup=8, chains=8, superchains=4),
     "meads": MEADS(draws=6, warmup=8, chains=8, superchains=4, folds=2, thinning=2),
+    "laps": LAPS(draws=6, warmup=8, chains=8, superchains=4, steps=2),
 }
 
 
-@pytest.mark.parametrize("name", ["chees", pytest.param("meads", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["chees", *(pytest.param(each, marks=pytest.mark.slow) for each in ("meads", "laps"))]
+)
 def test_extended_chains_are_the_longer_run(name, tmp_path):
     """Also through a folder, which the run that is cut short leaves behind."""
     import dataclasses
