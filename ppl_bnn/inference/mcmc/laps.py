@@ -177,7 +177,7 @@ class LAPS(ManyChains):
                 "inverse_mass": jnp.ones(size, flat.dtype),
                 "burn_in": none,
                 "refused": none,
-                # What is told of the last transition.
+                # Statistics of the last transition.
                 "acceptance": nothing,
                 "diverging": nothing.astype(bool),
                 "steps": none,
