@@ -14,14 +14,19 @@ from ppl_bnn.core.arrays import arrays_of, chunks, fields_in, map_data, ravel, r
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, LowRankPrecision, Rotated
 from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors, row_bytes
+from ppl_bnn.inference.curvature.last_layer import KeptFeatures, Layer, last_layer
 from ppl_bnn.inference.curvature.products import projected
 from ppl_bnn.inference.flat_vector import Values, Where, site_slices
 from ppl_bnn.inference.laplace.computed_weights import computed_names, given, linearised_weights
-from ppl_bnn.inference.laplace.linearised import KINDS, joint_predictive, predictive
+from ppl_bnn.inference.laplace.linearised import DRAWS, FEW_DRAWS, KINDS, joint_predictive, predictive
+from ppl_bnn.inference.laplace.row_covariances import layer_covariances
 from ppl_bnn.inference.propagated import propagated, propagated_moments
 from ppl_bnn.language.transforms import GaussianPrior, with_precision_factors
 from ppl_bnn.posterior.approximation import Approximation, Point
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
+
+# Beyond so many outputs no covariance (D, D) of a row is made if there is another way.
+MANY = 200
 
 # This order is part of the storage format: predictives are stored as numbers.
 _KINDS = (*KINDS, "sampled", "propagated")
@@ -42,8 +47,13 @@ class LaplaceGaussian(Approximation):
     factors: dict[str, np.ndarray] = field(default_factory=dict)
     noise: float | None = None
     kinds: tuple[str, ...] = ("linearised", "sampled")  # type: ignore[misc]
+    # What the last layer needs again: features of inputs, and covariances as functions of features.
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
     has_centre: ClassVar[bool] = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": {}}
 
     @property
     def flat_mode(self) -> np.ndarray:
@@ -91,7 +101,10 @@ class LaplaceGaussian(Approximation):
         return GaussianPrior(self.mode, joint=tuple(dense), kronecker=factors)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        found, structure = arrays_of(self, ("covariance", "noise", "kinds")), self.covariance.structure
+        found, structure = (
+            arrays_of(self, ("covariance", "noise", "kinds", "_kept")),
+            self.covariance.structure,
+        )
         found |= {f"covariance/{structure}/{key}": value for key, value in self.covariance.arrays().items()}
         found["kinds"] = np.array([_KINDS.index(kind) for kind in self.kinds])
         return found if self.noise is None else found | {"noise": np.asarray(self.noise)}
@@ -117,7 +130,13 @@ class LaplaceGaussian(Approximation):
     def predictor_draws(
         self, problem: Problem, u: Values, x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
-        """eta (S, N, D): linearised, eta(mode) + J (u - mode), or through the network, at `weight_draws`."""
+        """eta (S, N, D): linearised, eta(mode) + J (u - mode), or through the network, at `weight_draws`.
+
+        Both are the same for a last layer, and need its features alone.
+        """
+        layer = self._layer(problem)
+        if layer is not None and self._moves_alone(layer, u):
+            return self._layer_draws(problem, layer, u, x, memory)
         if kind == "sampled":
             w = problem.program.constrain_draws(u, problem.x, problem.y)
             w |= given(self.weight_draws(problem, u))
@@ -125,6 +144,38 @@ class LaplaceGaussian(Approximation):
         deviations = {name: np.asarray(u[name]) - value for name, value in self.mode.items()}
         data = map_data(lambda a: a[:1], problem.x), problem.y[:1]
         return problem.program.linearised_draws(self.centre(), deviations, x, data, memory)
+
+    def _layer(self, problem: Problem) -> Layer | None:
+        """The last layer, if the Gaussian is over nothing else."""
+        if not problem.program.language or self.computes_weights(problem):
+            return None
+        return last_layer(problem, self.centre(), Where.of(problem, self.positions))
+
+    def _moves_alone(self, layer: Layer, u: Values) -> bool:
+        own = {layer.map.weight, layer.map.bias if layer.bias else None}
+        rest = (name for name in (*self.mode, *self.held) if name not in own and name in u)
+        return all(bool(np.all(np.asarray(u[name]) == self.centre()[name])) for name in rest)
+
+    def _features(self, problem: Problem, layer: Layer, x: Any, memory: int) -> tuple[np.ndarray, np.ndarray]:
+        """eta (N, D) at the mode and features (N, I), kept for inputs that come again."""
+        kept = self._kept.setdefault("features", KeptFeatures())
+        return kept(problem, self.centre(), x, layer, memory)
+
+    def _layer_draws(self, problem: Problem, layer: Layer, u: Values, x: Any, memory: int) -> np.ndarray:
+        (eta, inputs), count = self._features(problem, layer, x, memory), len(u[layer.map.weight])
+        found = np.empty((count, *eta.shape), problem.dtype)
+        size = int(np.clip(memory // (8 * (eta.size + 2 * layer.shape[0] * layer.shape[1])), 1, count))
+        for start, stop in chunks(count, size):
+
+            def deviations(name: str, i: int = start, j: int = stop) -> np.ndarray:
+                return np.asarray(u[name][i:j], float) - self.mode[name]
+
+            weight = deviations(layer.map.weight).reshape(-1, *layer.shape)
+            part = eta + inputs @ weight
+            if layer.map.bias is not None and layer.bias is not None:
+                part += deviations(layer.map.bias).reshape(len(weight), 1, -1)
+            found[start:stop] = part
+        return found
 
     def computes_weights(self, problem: Problem) -> bool:
         return bool(computed_names(problem))
@@ -137,6 +188,22 @@ class LaplaceGaussian(Approximation):
         """Mean (N, D) and covariance (N, D, D) of the linearised predictor: eta(mode) and J A^-1 J'."""
         parts = list(self._projected(problem, x, memory))
         return np.concatenate([mean for mean, _ in parts]), np.concatenate([part for _, part in parts])
+
+    def _moments(self, problem: Problem, x: Any, size: int, memory: int) -> Iterator[tuple[np.ndarray, Any]]:
+        """Mean (B, D) and covariances of the linearised predictor: (B, D, D), or `RowCovariances` of many outputs."""
+        layer, rows = self._layer(problem), row_count(x)
+        if layer is not None and "covariances" not in self._kept:
+            self._kept["covariances"] = layer_covariances(self.covariance, layer)
+        covariances = self._kept["covariances"] if layer is not None else None
+        if layer is None or covariances is None:
+            for start, stop in chunks(rows, size):
+                part = map_data(lambda a, i=start, j=stop: a[i:j], x)
+                yield self.linearised(problem, part, memory)
+            return
+        eta, inputs = self._features(problem, layer, x, memory)
+        for start, stop in chunks(rows, size):
+            found = covariances(inputs[start:stop])
+            yield eta[start:stop], found if eta.shape[1] > MANY else found.dense()
 
     def _projected(self, problem: Problem, x: Any, memory: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """eta (B, D) and J A^-1 J' (B, D, D), without a Jacobian of weights if the structure needs none."""
@@ -167,17 +234,21 @@ class LaplaceGaussian(Approximation):
         """The prediction without draws of weights. See `linearised.py` for the kinds."""
         if kind == "sampled":
             return None
+        if kind == "propagated" and self._layer(problem) is not None:
+            # Nothing lies between the random layer and the predictor.
+            kind = "linearised"
         if kind == "propagated":
             return propagated(problem, *self.propagated_moments(problem, x, memory))
         likelihood = problem.program.likelihood
         outputs, rows = problem.program.outputs or 1, row_count(x)
         # Class means can be computed a few rows at a time. Otherwise the nodes of a rule are chosen for all rows.
         separable = likelihood.task == "classification" and outputs > 1
-        chunk = max(1, memory // (64 * outputs**2)) if separable else rows
-        found = []
-        for start, stop in chunks(rows, min(rows, chunk)):
-            part = map_data(lambda a, i=start, j=stop: a[i:j], x)
-            found.append(predictive(likelihood, *self.linearised(problem, part, memory), kind))
+        numbers = 64 * outputs**2
+        if outputs > MANY and kind != "probit_covariance":
+            numbers = 32 * outputs * (DRAWS if kind == "linearised" else FEW_DRAWS)
+        chunk = max(1, memory // numbers) if separable else rows
+        moments = self._moments(problem, x, min(rows, chunk), memory)
+        found = [predictive(likelihood, mean, covariance, kind) for mean, covariance in moments]
         if len(found) == 1:
             return found[0]
         within = [part.epistemic_within for part in found if part.epistemic_within is not None]

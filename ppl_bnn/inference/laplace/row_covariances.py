@@ -1,0 +1,272 @@
+"""Covariances (D, D) of the predictor, one for each row, as far as possible without the matrices themselves.
+
+A prediction needs variances, sums over the entries of each row of a matrix, and draws, which are points times a root. A
+last layer has all of them from its features: with A^-1 diagonal the logits are independent; with Kronecker factors
+they are independent after a rotation, the same for all rows, and the bias adds one covariance to every row; with
+A = diag(d) + B'B they are independent but for R directions. So a row with thousands of classes takes a few products of
+a matrix with a vector.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ppl_bnn.core.arrays import chunks
+from ppl_bnn.core.errors import CurvatureError
+from ppl_bnn.inference.curvature.gaussians import Diagonal, FlatGaussian, Kronecker, LowRankPrecision, Rotated
+from ppl_bnn.inference.curvature.last_layer import Layer
+
+# Columns of a rotation that are squared at once.
+COLUMNS = 256
+
+
+class RowCovariances(ABC):
+    """Base class. S_n (D, D), positive semidefinite, for N rows."""
+
+    # The numbers of a point.
+    dimension: int
+
+    @abstractmethod
+    def variances(self) -> np.ndarray:
+        """The diagonals, (N, D), not negative."""
+
+    @abstractmethod
+    def sums(self) -> np.ndarray:
+        """S_n 1, (N, D)."""
+
+    @abstractmethod
+    def colour(self, points: np.ndarray) -> np.ndarray:
+        """W_n z with W_n W_n' = S_n for each point z of (S, dimension): (S, N, D)."""
+
+    @abstractmethod
+    def dense(self) -> np.ndarray:
+        """The matrices, (N, D, D)."""
+
+
+@dataclass(frozen=True)
+class DenseRows(RowCovariances):
+    """The matrices themselves, (N, D, D)."""
+
+    values: np.ndarray
+
+    @property
+    def dimension(self) -> int:  # type: ignore[override]
+        return self.values.shape[-1]
+
+    def variances(self) -> np.ndarray:
+        return variances_of(self.values)
+
+    def sums(self) -> np.ndarray:
+        return self.values.sum(axis=-1)
+
+    def colour(self, points: np.ndarray) -> np.ndarray:
+        return np.einsum("nij,sj->sni", _roots(self.values), points, optimize=True)
+
+    def dense(self) -> np.ndarray:
+        return self.values
+
+
+@dataclass(frozen=True)
+class IndependentRows(RowCovariances):
+    """diag(spread_n), (N, D)."""
+
+    spread: np.ndarray
+
+    @property
+    def dimension(self) -> int:  # type: ignore[override]
+        return self.spread.shape[-1]
+
+    def variances(self) -> np.ndarray:
+        return self.spread
+
+    def sums(self) -> np.ndarray:
+        return self.spread
+
+    def colour(self, points: np.ndarray) -> np.ndarray:
+        return points[:, None] * np.sqrt(self.spread)
+
+    def dense(self) -> np.ndarray:
+        return self.spread[:, :, None] * np.eye(self.dimension)
+
+
+@dataclass(frozen=True)
+class Common:
+    """What a bias adds to every row: its own covariance. Each part is computed once."""
+
+    gaussian: FlatGaussian
+    _coloured: list[np.ndarray] = field(default_factory=list, repr=False)
+
+    @cached_property
+    def variances(self) -> np.ndarray:
+        return self.gaussian.variances()
+
+    @cached_property
+    def sums(self) -> np.ndarray:
+        return self.gaussian.colour(self.gaussian.whiten(np.ones((1, self.gaussian.size))))[0]
+
+    def colour(self, points: np.ndarray) -> np.ndarray:
+        """(S, D), kept for the points that were given last."""
+        if not self._coloured or not np.array_equal(self._coloured[0], points):
+            self._coloured[:] = points, self.gaussian.colour(points)
+        return self._coloured[1]
+
+
+@dataclass(frozen=True)
+class RotatedRows(RowCovariances):
+    """Q diag(spread_n) Q' plus what is common, with Q (D, D) orthogonal and `sums_of` (D,) = Q' 1."""
+
+    basis: np.ndarray
+    spread: np.ndarray
+    sums_of: np.ndarray
+    common: Common | None
+
+    @property
+    def dimension(self) -> int:  # type: ignore[override]
+        return len(self.basis) * (1 if self.common is None else 2)
+
+    def variances(self) -> np.ndarray:
+        found = np.empty_like(self.spread)
+        for start, stop in chunks(len(self.basis), COLUMNS):
+            found[:, start:stop] = self.spread @ (self.basis[start:stop] ** 2).T
+        return found if self.common is None else found + self.common.variances
+
+    def sums(self) -> np.ndarray:
+        found = (self.spread * self.sums_of) @ self.basis.T
+        return found if self.common is None else found + self.common.sums
+
+    def colour(self, points: np.ndarray) -> np.ndarray:
+        size = len(self.basis)
+        scaled = points[:, None, :size] * np.sqrt(self.spread)
+        # One product of two matrices, which is many times as fast as one for each point.
+        found = (scaled.reshape(-1, size) @ self.basis.T).reshape(scaled.shape)
+        return found if self.common is None else found + self.common.colour(points[:, size:])[:, None]
+
+    def dense(self) -> np.ndarray:
+        half = self.basis * np.sqrt(self.spread)[:, None]
+        found = half @ half.transpose(0, 2, 1)
+        return found if self.common is None else found + self.common.gaussian.covariance()
+
+
+@dataclass(frozen=True)
+class UpdatedRows(RowCovariances):
+    """E_n (I - T_n T_n') E_n + H_n H_n', with E_n = diag(sqrt(spread_n)), T_n and H_n (D, R), and |T_n| at most 1.
+
+    The first part is what R directions leave of independent logits, the second their own spread.
+    """
+
+    spread: np.ndarray
+    inside: np.ndarray
+    along: np.ndarray
+
+    @property
+    def dimension(self) -> int:  # type: ignore[override]
+        return self.spread.shape[-1] + self.along.shape[-1]
+
+    def variances(self) -> np.ndarray:
+        # What is left is not negative but for rounding.
+        left = np.maximum(1.0 - np.sum(self.inside**2, axis=-1), 0.0)
+        return self.spread * left + np.sum(self.along**2, axis=-1)
+
+    def sums(self) -> np.ndarray:
+        root = np.sqrt(self.spread)
+        each = np.einsum("ndr,nd->nr", self.inside, root)
+        left = root * (root - np.einsum("ndr,nr->nd", self.inside, each))
+        return left + np.einsum("ndr,nr->nd", self.along, self.along.sum(1))
+
+    def colour(self, points: np.ndarray) -> np.ndarray:
+        size, found = self.spread.shape[-1], []
+        eps, own = points[:, :size], points[:, size:]
+        for spread, inside, along in zip(self.spread, self.inside, self.along, strict=True):
+            basis, shrink = _root_beside(inside)
+            found.append(np.sqrt(spread) * (eps - (eps @ basis * shrink) @ basis.T) + own @ along.T)
+        return np.stack(found, 1)
+
+    def dense(self) -> np.ndarray:
+        found = self.along @ self.along.transpose(0, 2, 1)
+        for total, spread, inside in zip(found, self.spread, self.inside, strict=True):
+            basis, shrink = _root_beside(inside)
+            half = np.sqrt(spread)[:, None] * (np.eye(len(spread)) - (basis * shrink) @ basis.T)
+            total += half @ half.T
+        return found
+
+
+def layer_covariances(gaussian: FlatGaussian, layer: Layer) -> Callable[[np.ndarray], RowCovariances] | None:
+    """The function of features (N, I) that gives the covariances of a last layer; None for a structure without one."""
+    wide, high = layer.shape
+    bias = None if layer.bias is None else np.arange(layer.bias.start, layer.bias.stop)
+    if isinstance(gaussian, Diagonal):
+        spread = 1.0 / gaussian.values
+        weight, offset = spread[layer.weight].reshape(wide, high), 0.0 if bias is None else spread[bias]
+        return lambda inputs: IndependentRows(inputs**2 @ weight + offset)
+    if isinstance(gaussian, Kronecker):
+        part: Any = gaussian.part(np.arange(layer.weight.start, layer.weight.stop))
+        if not isinstance(part, Rotated):
+            return None
+        left, right, inverse = part.left, part.right, 1.0 / part.values
+        common, sums = None if bias is None else Common(gaussian.part(bias)), right.sum(0)
+        return lambda inputs: RotatedRows(right, (inputs @ left) ** 2 @ inverse, sums, common)
+    if isinstance(gaussian, LowRankPrecision):
+        return _updated(gaussian, layer)
+    return None
+
+
+def _updated(gaussian: LowRankPrecision, layer: Layer) -> Callable[[np.ndarray], RowCovariances]:
+    """As in `LowRankPrecision.project_products`, with the Jacobian of a last layer."""
+    (wide, high), inverse = layer.shape, 1.0 / gaussian.diagonal
+    values, vectors = np.linalg.eigh(gaussian.cholesky @ gaussian.cholesky.T)
+    some = values > 1.0 + 1e-12 * values.max(initial=1.0)
+    values, vectors = values[some], vectors[:, some]
+
+    def of_rows(inputs: np.ndarray) -> RowCovariances:
+        spread = inputs**2 @ inverse[layer.weight].reshape(wide, high)
+        if layer.bias is not None:
+            spread = spread + inverse[layer.bias]
+        slopes = np.empty((*spread.shape, len(gaussian.factor)))
+        for number, row in enumerate(gaussian.factor):
+            each = row * inverse
+            slopes[:, :, number] = inputs @ each[layer.weight].reshape(wide, high)
+            if layer.bias is not None:
+                slopes[:, :, number] += each[layer.bias]
+        half = slopes @ vectors / np.sqrt(values - 1.0)
+        root = np.sqrt(spread)[:, :, None]
+        # A row without features, as after a dead layer and without a bias, has no spread.
+        inside = np.divide(half, root, out=np.zeros_like(half), where=root > 0.0)
+        return UpdatedRows(spread, inside, half / np.sqrt(values))
+
+    return of_rows
+
+
+def _root_beside(inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """U (D, R) and s (R,) with (I - T T')^(1/2) = I - U diag(s) U' for T = `inside` (D, R) with |T| at most 1.
+
+    U = T Y and s = 1 / (1 + sqrt(1 - t^2)) with T'T = Y diag(t^2) Y'.
+    """
+    squares, turned = np.linalg.eigh(inside.T @ inside)
+    return inside @ turned, 1.0 / (1.0 + np.sqrt(np.clip(1.0 - squares, 0.0, 1.0)))
+
+
+def variances_of(covariance: np.ndarray) -> np.ndarray:
+    """The diagonals (N, D). Rounding may leave a variance of -1e-17 instead of 0."""
+    return np.maximum(np.diagonal(covariance, axis1=-2, axis2=-1), 0.0)
+
+
+def _roots(covariance: np.ndarray) -> np.ndarray:
+    """L (N, D, D) with L L' = covariance, by Cholesky, or by eigenvalues in rows with a singular matrix."""
+    try:
+        return np.linalg.cholesky(covariance)
+    except np.linalg.LinAlgError:
+        if len(covariance) > 1:
+            return np.concatenate([_roots(matrix[None]) for matrix in covariance])
+        values, vectors = np.linalg.eigh(covariance[0])
+    semidefinite = values[0] >= -1e-8 * max(values[-1], 0.0) and values[-1] >= 0.0
+    expected = "positive semidefinite covariances of the predictor"
+    got = f"eigenvalues from {values[0]:.3g} to {values[-1]:.3g}"
+    advice = "a curvature that is positive definite, such as Gauss-Newton"
+    CurvatureError.check(semidefinite, "", expected, got, advice)
+    return (vectors * np.sqrt(np.maximum(values, 0.0)))[None]
