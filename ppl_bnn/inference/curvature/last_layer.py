@@ -7,9 +7,7 @@ sums of F_n over rows and products with it, never a Jacobian (D, I D) or a matri
 
 from __future__ import annotations
 
-import hashlib
-from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -22,9 +20,6 @@ from ppl_bnn.inference.curvature.jacobian import LinearMap, padded_rows, plan_of
 from ppl_bnn.inference.curvature.products import Products
 from ppl_bnn.inference.flat_vector import Values, Where, first_rows, system_values
 from ppl_bnn.language.handlers import recorded_linear
-
-# Bytes of features that are kept for inputs that come again.
-KEPT = 2**26
 
 
 class Information(NamedTuple):
@@ -194,37 +189,3 @@ class LayerProducts(Products):
 
     def _of_rows(self, start: int, stop: int, x: Any) -> tuple[Any, ...]:
         raise NotImplementedError
-
-
-class KeptFeatures:
-    """eta (N, D) and features (N, I) of inputs, found again by the content of the inputs while they fit into `most`."""
-
-    def __init__(self, most: int = KEPT):
-        self.most = most
-        self._known: OrderedDict[str, tuple[np.ndarray, np.ndarray]] = OrderedDict()
-
-    def __call__(
-        self, problem: Problem, u: Values, x: Any, layer: Layer, memory: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        key = f"{problem.dtype} {problem.device} {content(x)}"
-        if key in self._known:
-            self._known.move_to_end(key)
-            return self._known[key]
-        _, *parts = zip(*features(problem, u, x, layer, memory), strict=True)
-        eta, inputs = (np.concatenate(part) for part in parts)
-        self._known[key] = eta, inputs
-        # The oldest go first, and what is too large by itself is not kept.
-        while sum(a.nbytes + b.nbytes for a, b in self._known.values()) > self.most:
-            self._known.popitem(last=False)
-        return eta, inputs
-
-
-def content(x: Any) -> str:
-    """A hash of an array, or of a dict of arrays, with names, shapes and types."""
-    parts = x.items() if isinstance(x, Mapping) else [("", x)]
-    found = hashlib.sha256()
-    for name, value in parts:
-        array = np.ascontiguousarray(value)
-        found.update(f"{name} {array.dtype} {array.shape} ".encode())
-        found.update(array)
-    return found.hexdigest()

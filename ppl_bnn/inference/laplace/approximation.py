@@ -14,19 +14,16 @@ from ppl_bnn.core.arrays import arrays_of, chunks, fields_in, map_data, ravel, r
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, LowRankPrecision, Rotated
 from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors, row_bytes
-from ppl_bnn.inference.curvature.last_layer import KeptFeatures, Layer, last_layer
-from ppl_bnn.inference.curvature.products import projected
+from ppl_bnn.inference.curvature.last_layer import last_layer
+from ppl_bnn.inference.curvature.products import jointly_projected, projected
 from ppl_bnn.inference.flat_vector import Values, Where, site_slices
 from ppl_bnn.inference.laplace.computed_weights import computed_names, given, linearised_weights
+from ppl_bnn.inference.laplace.layer_predictions import MANY, LayerPredictions
 from ppl_bnn.inference.laplace.linearised import DRAWS, FEW_DRAWS, KINDS, joint_predictive, predictive
-from ppl_bnn.inference.laplace.row_covariances import layer_covariances
 from ppl_bnn.inference.propagated import propagated, propagated_moments
 from ppl_bnn.language.transforms import GaussianPrior, with_precision_factors
 from ppl_bnn.posterior.approximation import Approximation, Point
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
-
-# Beyond so many outputs no covariance (D, D) of a row is made if there is another way.
-MANY = 200
 
 # This order is part of the storage format: predictives are stored as numbers.
 _KINDS = (*KINDS, "sampled", "propagated")
@@ -47,7 +44,7 @@ class LaplaceGaussian(Approximation):
     factors: dict[str, np.ndarray] = field(default_factory=dict)
     noise: float | None = None
     kinds: tuple[str, ...] = ("linearised", "sampled")  # type: ignore[misc]
-    # What the last layer needs again: features of inputs, and covariances as functions of features.
+    # Predictions of a last layer by its features, which are no part of what is stored.
     _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
     has_centre: ClassVar[bool] = True
@@ -134,9 +131,9 @@ class LaplaceGaussian(Approximation):
 
         Both are the same for a last layer, and need its features alone.
         """
-        layer = self._layer(problem)
-        if layer is not None and self._moves_alone(layer, u):
-            return self._layer_draws(problem, layer, u, x, memory)
+        layer = self._of_layer(problem)
+        if layer is not None and layer.moved_alone(u):
+            return layer.draws(problem, u, x, memory)
         if kind == "sampled":
             w = problem.program.constrain_draws(u, problem.x, problem.y)
             w |= given(self.weight_draws(problem, u))
@@ -145,37 +142,14 @@ class LaplaceGaussian(Approximation):
         data = map_data(lambda a: a[:1], problem.x), problem.y[:1]
         return problem.program.linearised_draws(self.centre(), deviations, x, data, memory)
 
-    def _layer(self, problem: Problem) -> Layer | None:
-        """The last layer, if the Gaussian is over nothing else."""
+    def _of_layer(self, problem: Problem) -> LayerPredictions | None:
+        """Predictions by features, if the Gaussian is over a last layer and nothing else."""
         if not problem.program.language or self.computes_weights(problem):
             return None
-        return last_layer(problem, self.centre(), Where.of(problem, self.positions))
-
-    def _moves_alone(self, layer: Layer, u: Values) -> bool:
-        own = {layer.map.weight, layer.map.bias if layer.bias else None}
-        rest = (name for name in (*self.mode, *self.held) if name not in own and name in u)
-        return all(bool(np.all(np.asarray(u[name]) == self.centre()[name])) for name in rest)
-
-    def _features(self, problem: Problem, layer: Layer, x: Any, memory: int) -> tuple[np.ndarray, np.ndarray]:
-        """eta (N, D) at the mode and features (N, I), kept for inputs that come again."""
-        kept = self._kept.setdefault("features", KeptFeatures())
-        return kept(problem, self.centre(), x, layer, memory)
-
-    def _layer_draws(self, problem: Problem, layer: Layer, u: Values, x: Any, memory: int) -> np.ndarray:
-        (eta, inputs), count = self._features(problem, layer, x, memory), len(u[layer.map.weight])
-        found = np.empty((count, *eta.shape), problem.dtype)
-        size = int(np.clip(memory // (8 * (eta.size + 2 * layer.shape[0] * layer.shape[1])), 1, count))
-        for start, stop in chunks(count, size):
-
-            def deviations(name: str, i: int = start, j: int = stop) -> np.ndarray:
-                return np.asarray(u[name][i:j], float) - self.mode[name]
-
-            weight = deviations(layer.map.weight).reshape(-1, *layer.shape)
-            part = eta + inputs @ weight
-            if layer.map.bias is not None and layer.bias is not None:
-                part += deviations(layer.map.bias).reshape(len(weight), 1, -1)
-            found[start:stop] = part
-        return found
+        if "layer" not in self._kept:
+            layer = last_layer(problem, self.centre(), Where.of(problem, self.positions))
+            self._kept["layer"] = layer and LayerPredictions(layer, self.covariance, self.centre())
+        return self._kept["layer"]
 
     def computes_weights(self, problem: Problem) -> bool:
         return bool(computed_names(problem))
@@ -191,19 +165,12 @@ class LaplaceGaussian(Approximation):
 
     def _moments(self, problem: Problem, x: Any, size: int, memory: int) -> Iterator[tuple[np.ndarray, Any]]:
         """Mean (B, D) and covariances of the linearised predictor: (B, D, D), or `RowCovariances` of many outputs."""
-        layer, rows = self._layer(problem), row_count(x)
-        if layer is not None and "covariances" not in self._kept:
-            self._kept["covariances"] = layer_covariances(self.covariance, layer)
-        covariances = self._kept["covariances"] if layer is not None else None
-        if layer is None or covariances is None:
-            for start, stop in chunks(rows, size):
-                part = map_data(lambda a, i=start, j=stop: a[i:j], x)
-                yield self.linearised(problem, part, memory)
+        layer = self._of_layer(problem)
+        if layer is not None and layer.covariances is not None:
+            yield from layer.moments(problem, x, size, memory)
             return
-        eta, inputs = self._features(problem, layer, x, memory)
-        for start, stop in chunks(rows, size):
-            found = covariances(inputs[start:stop])
-            yield eta[start:stop], found if eta.shape[1] > MANY else found.dense()
+        for start, stop in chunks(row_count(x), size):
+            yield self.linearised(problem, map_data(lambda a, i=start, j=stop: a[i:j], x), memory)
 
     def _projected(self, problem: Problem, x: Any, memory: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """eta (B, D) and J A^-1 J' (B, D, D), without a Jacobian of weights if the structure needs none."""
@@ -234,7 +201,7 @@ class LaplaceGaussian(Approximation):
         """The prediction without draws of weights. See `linearised.py` for the kinds."""
         if kind == "sampled":
             return None
-        if kind == "propagated" and self._layer(problem) is not None:
+        if kind == "propagated" and self._of_layer(problem) is not None:
             # Nothing lies between the random layer and the predictor.
             kind = "linearised"
         if kind == "propagated":
@@ -258,9 +225,20 @@ class LaplaceGaussian(Approximation):
         return replace(found[0], parameters=parameters, epistemic_within=joined)
 
     def joint(self, problem: Problem, x: Any, memory: int) -> JointPrediction | None:
-        """The joint prediction of the linearised predictor, in closed form."""
+        """The joint prediction of the linearised predictor, in closed form.
+
+        By products with vectors for a structure of low rank whose Jacobian of all rows has more bytes than `memory`.
+        """
         if "linearised" not in self.kinds:
             return None
-        _, etas, parts = zip(*jacobians(problem, self.centre(), x, memory, self.positions), strict=True)
-        covariance = self.covariance.joint(np.concatenate(parts))
-        return joint_predictive(problem.program.likelihood, np.concatenate(etas), covariance)
+        likelihood, gaussian, centre = problem.program.likelihood, self.covariance, self.centre()
+        where = Where.of(problem, self.positions)
+        if (
+            isinstance(gaussian, LowRankPrecision)
+            and row_count(x) * row_bytes(problem, centre, where) > memory
+        ):
+            found = jointly_projected(problem, centre, x, gaussian, where, memory)
+            return joint_predictive(likelihood, *found)
+        _, etas, parts = zip(*jacobians(problem, centre, x, memory, self.positions), strict=True)
+        covariance = gaussian.joint(np.concatenate(parts))
+        return joint_predictive(likelihood, np.concatenate(etas), covariance)

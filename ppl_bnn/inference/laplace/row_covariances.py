@@ -10,17 +10,14 @@ a matrix with a vector.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from ppl_bnn.core.arrays import chunks
 from ppl_bnn.core.errors import CurvatureError
-from ppl_bnn.inference.curvature.gaussians import Diagonal, FlatGaussian, Kronecker, LowRankPrecision, Rotated
-from ppl_bnn.inference.curvature.last_layer import Layer
+from ppl_bnn.inference.curvature.gaussians import FlatGaussian
 
 # Columns of a rotation that are squared at once.
 COLUMNS = 256
@@ -194,52 +191,6 @@ class UpdatedRows(RowCovariances):
             half = np.sqrt(spread)[:, None] * (np.eye(len(spread)) - (basis * shrink) @ basis.T)
             total += half @ half.T
         return found
-
-
-def layer_covariances(gaussian: FlatGaussian, layer: Layer) -> Callable[[np.ndarray], RowCovariances] | None:
-    """The function of features (N, I) that gives the covariances of a last layer; None for a structure without one."""
-    wide, high = layer.shape
-    bias = None if layer.bias is None else np.arange(layer.bias.start, layer.bias.stop)
-    if isinstance(gaussian, Diagonal):
-        spread = 1.0 / gaussian.values
-        weight, offset = spread[layer.weight].reshape(wide, high), 0.0 if bias is None else spread[bias]
-        return lambda inputs: IndependentRows(inputs**2 @ weight + offset)
-    if isinstance(gaussian, Kronecker):
-        part: Any = gaussian.part(np.arange(layer.weight.start, layer.weight.stop))
-        if not isinstance(part, Rotated):
-            return None
-        left, right, inverse = part.left, part.right, 1.0 / part.values
-        common, sums = None if bias is None else Common(gaussian.part(bias)), right.sum(0)
-        return lambda inputs: RotatedRows(right, (inputs @ left) ** 2 @ inverse, sums, common)
-    if isinstance(gaussian, LowRankPrecision):
-        return _updated(gaussian, layer)
-    return None
-
-
-def _updated(gaussian: LowRankPrecision, layer: Layer) -> Callable[[np.ndarray], RowCovariances]:
-    """As in `LowRankPrecision.project_products`, with the Jacobian of a last layer."""
-    (wide, high), inverse = layer.shape, 1.0 / gaussian.diagonal
-    values, vectors = np.linalg.eigh(gaussian.cholesky @ gaussian.cholesky.T)
-    some = values > 1.0 + 1e-12 * values.max(initial=1.0)
-    values, vectors = values[some], vectors[:, some]
-
-    def of_rows(inputs: np.ndarray) -> RowCovariances:
-        spread = inputs**2 @ inverse[layer.weight].reshape(wide, high)
-        if layer.bias is not None:
-            spread = spread + inverse[layer.bias]
-        slopes = np.empty((*spread.shape, len(gaussian.factor)))
-        for number, row in enumerate(gaussian.factor):
-            each = row * inverse
-            slopes[:, :, number] = inputs @ each[layer.weight].reshape(wide, high)
-            if layer.bias is not None:
-                slopes[:, :, number] += each[layer.bias]
-        half = slopes @ vectors / np.sqrt(values - 1.0)
-        root = np.sqrt(spread)[:, :, None]
-        # A row without features, as after a dead layer and without a bias, has no spread.
-        inside = np.divide(half, root, out=np.zeros_like(half), where=root > 0.0)
-        return UpdatedRows(spread, inside, half / np.sqrt(values))
-
-    return of_rows
 
 
 def _root_beside(inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -17,9 +17,10 @@ from ppl_bnn import likelihoods, priors
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature import curvature as curvature_module
 from ppl_bnn.inference.curvature import last_layer as layer_module
-from ppl_bnn.inference.curvature.last_layer import KeptFeatures
 from ppl_bnn.inference.flat_vector import Where
 from ppl_bnn.inference.laplace import approximation as approximation_module
+from ppl_bnn.inference.laplace import layer_predictions as predictions_module
+from ppl_bnn.inference.laplace.layer_predictions import KeptFeatures
 from ppl_bnn.inference.laplace.linearised import FEW_DRAWS
 
 CLASSES, ROWS, FEATURES, INPUTS = 10, 30, 6, 3
@@ -68,7 +69,7 @@ def close(found, wanted, relative=1e-10):
 
 
 def layer_of(posterior):
-    return posterior.with_problem(posterior.approximation._layer)
+    return posterior.with_problem(posterior.approximation._of_layer)
 
 
 def moments(posterior, x=NEW):
@@ -141,6 +142,7 @@ def test_covariances_are_those_of_dense_algebra(ppl, structure, monkeypatch):
     posterior, wanted = fitted(ppl, structure), dense_covariances(structure, NEW)
     close(moments(posterior)[1], wanted, 1e-9)
     monkeypatch.setattr(approximation_module, "MANY", CLASSES - 1)
+    monkeypatch.setattr(predictions_module, "MANY", CLASSES - 1)
     mean, rows = moments(posterior)
     start, _, _ = given(CLASSES)
     close(mean, features_of(start, NEW) @ start["output.weight"] + start["output.bias"])
@@ -194,6 +196,7 @@ def test_ten_classes_are_those_of_the_jacobian(ppl, structure, without_layer, mo
     ours = {kind: posterior.predict(NEW, kind=kind) for kind in kinds}
     draws = {kind: posterior.predictor(NEW, kind=kind, draws=7) for kind in ("linearised", "sampled")}
     monkeypatch.setattr(approximation_module, "MANY", CLASSES - 1)
+    monkeypatch.setattr(predictions_module, "MANY", CLASSES - 1)
     many = {kind: posterior.predict(NEW, kind=kind) for kind in kinds}
     without_layer()
     other = fitted(ppl, structure)
@@ -352,7 +355,7 @@ def test_few_features_are_kept(counted):
         for shift in order:
             with_problem(
                 lambda problem, x=NEW + shift: kept(
-                    problem, centre, x, posterior.approximation._layer(problem), 2**28
+                    problem, centre, x, posterior.approximation._of_layer(problem).layer, 2**28
                 )
             )
         return len(counted) - before
