@@ -1,10 +1,8 @@
 """Covariances (D, D) of the predictor, one for each row, as far as possible without the matrices themselves.
 
-A prediction needs variances, sums over the entries of each row of a matrix, and draws, which are points times a root. A
-last layer has all of them from its features: with A^-1 diagonal the logits are independent; with Kronecker factors
-they are independent after a rotation, the same for all rows, and the bias adds one covariance to every row; with
-A = diag(d) + B'B they are independent but for R directions. So a row with thousands of classes takes a few products of
-a matrix with a vector.
+A prediction needs variances, row sums, and draws, which are points times a root. A last layer has them from its
+features. With A^-1 diagonal the logits are independent; with Kronecker factors they are so after a rotation, the same
+for all rows, and the bias adds one covariance to every row; with A = diag(d) + B'B they are so but for R directions.
 """
 
 from __future__ import annotations
@@ -152,9 +150,9 @@ class RotatedRows(RowCovariances):
 
 @dataclass(frozen=True)
 class UpdatedRows(RowCovariances):
-    """E_n (I - T_n T_n') E_n + H_n H_n', with E_n = diag(sqrt(spread_n)), T_n and H_n (D, R), and |T_n| at most 1.
+    """E (I - T T') E + H H', E = diag(sqrt(spread)), |T| <= 1: what R directions leave of others, and their own spread.
 
-    The first part is what R directions leave of independent logits, the second their own spread.
+    For each row T = `inside` and H = `along` are (D, R).
     """
 
     spread: np.ndarray
@@ -194,10 +192,8 @@ class UpdatedRows(RowCovariances):
 
 
 def _root_beside(inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """U (D, R) and s (R,) with (I - T T')^(1/2) = I - U diag(s) U' for T = `inside` (D, R) with |T| at most 1.
-
-    U = T Y and s = 1 / (1 + sqrt(1 - t^2)) with T'T = Y diag(t^2) Y'.
-    """
+    """U (D, R) and s (R,) with (I - T T')^(1/2) = I - U diag(s) U' for T = `inside` (D, R) with |T| at most 1."""
+    # U = T Y and s = 1 / (1 + sqrt(1 - t^2)) with T'T = Y diag(t^2) Y'.
     squares, turned = np.linalg.eigh(inside.T @ inside)
     return inside @ turned, 1.0 / (1.0 + np.sqrt(np.clip(1.0 - squares, 0.0, 1.0)))
 
