@@ -93,7 +93,6 @@ def features(
     for start, stop in chunks(rows, size):
         found = function(values, padded_rows(problem, x, start, stop, size), first)
         eta, inputs = (system.to_numpy(each)[: stop - start].astype(float) for each in found)
-        check_finite("a finite predictor", eta, inputs)
         yield slice(start, stop), eta, inputs
 
 
@@ -111,6 +110,7 @@ class LayerRows:
     def __iter__(self) -> Iterator[tuple[np.ndarray, Information]]:
         wide, high = self.layer.shape
         for rows, eta, inputs in self._features():
+            check_finite("a finite predictor", eta, inputs)
             # The information of a row has about three arrays of the size of eta while it is used.
             size = max(1, self.memory // (8 * (8 * high + wide)))
             for start, stop in chunks(len(eta), size):

@@ -291,8 +291,10 @@ def test_joint_predictions_of_some_weights_are_those_of_the_jacobian(settings, m
     wanted, by_rows = posterior.joint(NEW), []
     monkeypatch.setattr(approximation_module, "jacobians", lambda *given: by_rows.append(given))
     close(posterior.joint(NEW, memory=1).function_covariance, wanted.function_covariance)
-    # The bytes of the Jacobian of the sites that are involved, while it is made.
-    size = 5 * 8 * 2 * 4 * (46 if "subnetwork" in settings else 28)
+    # The bytes of the Jacobian of the sites that are involved, 5 rows and 4 outputs, while it is made.
+    positions = posterior.approximation.positions
+    involved = posterior.with_problem(lambda problem: Where.of(problem, positions).size)
+    size = 5 * 8 * 2 * 4 * involved
     posterior.joint(NEW, memory=size - 1)
     assert not by_rows
     with pytest.raises(TypeError):

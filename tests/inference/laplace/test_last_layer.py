@@ -14,7 +14,7 @@ import torch
 
 import ppl_bnn as bnn
 from ppl_bnn import likelihoods, priors
-from ppl_bnn.core.errors import UnsupportedError
+from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.inference.curvature import curvature as curvature_module
 from ppl_bnn.inference.curvature import last_layer as layer_module
 from ppl_bnn.inference.flat_vector import Where
@@ -321,6 +321,15 @@ def test_draws_that_move_the_body_go_through_the_network(without_layer):
     close(found, draws(moved), 1e-12)
     close(still, draws(u), 1e-9)
     assert np.abs(found - still).max() > 1e-3
+
+
+def test_inputs_without_a_finite_predictor_are_refused():
+    def steep(x, y=None):
+        h = bnn.ops.exp(bnn.dense("hidden", x, FEATURES, priors.Normal()))
+        bnn.observe(y, bnn.dense("output", h, CLASSES, priors.Normal()), likelihoods.Categorical())
+
+    with pytest.raises(InputError, match=r"finite mean and covariance.*nearer to the data"):
+        fitted("pyro", "diag", steep).predict(1e6 * NEW)
 
 
 # --- features are computed once --------------------------------------------------------------------------
