@@ -99,8 +99,9 @@ class LinearUse:
 class RecordLinear(Handler):
     """Record the input of each linear map, and add `perturbations[name][use]` to its output.
 
-    `inputs[name]` is a list with one entry per use of the map; `uses` lists all uses in order, as `LinearUse`. The
-    gradient of a loss with respect to a perturbation at zero is the gradient with respect to the output of the map.
+    `inputs[name]` is a list with one entry per use of the map; `uses` lists all uses in order, as `LinearUse`, and
+    `outputs` the arrays that they gave. The gradient of a loss with respect to a perturbation at zero is the gradient
+    with respect to the output of the map.
 
     A convolution is a linear map on patches: its recorded input is (N, H', W', kh * kw * C) in the order (kh, kw, C),
     so that its output is patches @ weight.reshape(-1, O) + bias; along time it is (N, T', k * C).
@@ -114,6 +115,7 @@ class RecordLinear(Handler):
         self.sites = {id(value): name for name, value in (values or {}).items()}
         self.inputs: dict[str, list[Any]] = {}
         self.uses: list[LinearUse] = []
+        self.outputs: list[Any] = []
 
     def process(self, msg: Message) -> None:
         if msg.kind not in ("linear", "conv"):
@@ -129,6 +131,8 @@ class RecordLinear(Handler):
         if msg.kind in ("linear", "conv") and msg.name in self.perturbations:
             use, added = len(self.inputs[msg.name]) - 1, self.perturbations[msg.name]
             msg.value = msg.value + added[use] if use in added else msg.value
+        if msg.kind in ("linear", "conv"):
+            self.outputs.append(msg.value)
 
 
 class _Replaced(Handler):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,6 +28,7 @@ from ppl_bnn.inference.curvature import jacobian, lanczos, structures
 from ppl_bnn.inference.curvature.gaussians import check_finite
 from ppl_bnn.inference.curvature.jacobian import Factors, JacobianPlan, plan_of
 from ppl_bnn.inference.curvature.kronecker import DenseBlock, KroneckerBlock, KroneckerCurvature
+from ppl_bnn.inference.curvature.last_layer import Information, LayerProducts, LayerRows, last_layer
 from ppl_bnn.inference.curvature.products import GaussNewtonProducts, HessianProducts, Products
 from ppl_bnn.inference.curvature.structures import DataCurvature, LowRankCurvature, Quadrature
 from ppl_bnn.inference.flat_vector import Values, Where
@@ -89,7 +90,9 @@ def data_curvature(
     if curvature == "hessian":
         hessian = _Hessian(problem, u, where, memory)
         return hessian.structured(structure, pairs), hessian.passes
-    rows = _Rows(problem, u, where, memory, _cotangents(problem, u, curvature, fisher, samples, seed))
+    cotangents = _cotangents(problem, u, curvature, fisher, samples, seed)
+    parts = problem.program.likelihood.fisher_parts if (curvature, fisher) == ("ggn", "exact") else None
+    rows = _Rows(problem, u, where, memory, cotangents, parts)
     structured = {
         "full": rows.full,
         "diag": rows.diagonal,
@@ -122,6 +125,20 @@ def check_blocks_fit(problem: Problem, u: Values, sites: tuple[str, ...]) -> Non
         got += "; no linear map of this site is known, as inside of bnn.module"
         advice = f"the layer in the language (bnn.dense, bnn.conv2d), {advice}"
     raise UnsupportedError.of(f"structure='kron', site {largest!r}", expected, got, advice)
+
+
+def check_matrix_fits(problem: Problem, size: int, curvature: str, fisher: str, samples: int) -> None:
+    """Raise `UnsupportedError` if a full curvature over `size` positions cannot fit into memory, nor its dual."""
+    outputs = problem.program.outputs or 1
+    width = {"empirical": 1, "hessian": size}.get(curvature, outputs if fisher == "exact" else samples)
+    terms, available = problem.rows * width, machine_memory() or math.inf
+    side = min(size, terms)
+    # The matrix, a copy and a factor, and the rows of which it is made where they are fewer.
+    needed = 8 * (3 * side**2 + (side * size if terms < size else 0))
+    expected = f"a matrix that fits into the {available / 1e9:,.3g} GB of memory of this machine"
+    got = f"{size:,} weights, which need {needed / 1e9:,.3g} GB"
+    advice = "structure='kron', 'diag' or 'lowrank', or weights= with fewer"
+    UnsupportedError.check(needed <= available, "structure='full'", expected, got, advice)
 
 
 def check_fisher(problem: Problem, fisher: str) -> None:
@@ -179,6 +196,19 @@ class _Rows(_Curvature):
     """Curvatures that are B'B, B the stacked R_n' J_n: one block of rows at a time, in float64."""
 
     cotangents: jacobian.Cotangents
+    # The exact information in parts, where it does not depend on targets.
+    parts: Callable[..., Any] | None = None
+
+    @property
+    def of_layer(self) -> LayerRows | None:
+        """The rows by features, if the curvature is that of the last layer."""
+        layer = last_layer(self.problem, self.u, self.where)
+        return layer and LayerRows(self.problem, self.u, layer, self.memory, self._information)
+
+    def _information(self, eta: np.ndarray, rows: slice) -> Information:
+        if self.parts is None or isinstance(self.problem.program.likelihood, HasObservedInformation):
+            return Information(np.zeros_like(eta), self.cotangents(eta, rows), 1.0)
+        return Information(*self.parts(eta))
 
     def chunks(self, extra: int = 0) -> Iterator[Factors]:
         given = (self.problem, self.u, self.problem.inputs, self.cotangents, self.memory, self.where.sites)
@@ -224,6 +254,9 @@ class _Rows(_Curvature):
         return structures.FullCurvature(matrix)
 
     def diagonal(self) -> DataCurvature:
+        if (layer := self.of_layer) is not None:
+            self.passes += 1.0
+            return structures.DiagonalCurvature(layer.diagonal())
         total = np.zeros(self.where.size)
         for part in self.chunks():
             for site, _, inputs, gradients in part.by_site():
@@ -238,7 +271,11 @@ class _Rows(_Curvature):
         check_blocks_fit(self.problem, self.u, self.where.sites)
         # A site that is no weight of a linear map has a dense block, which is its sum on the right.
         left, right = (defaultdict[str, Any](float) for _ in range(2))
-        for part in self.chunks():
+        if (layer := self.of_layer) is not None:
+            self.passes += 1.0
+            left[layer.layer.map.weight], total = layer.factors()
+            right |= dict.fromkeys(self.plan.slices, total)
+        for part in () if layer else self.chunks():
             for site, _, a, g in part.by_site():
                 if a is not None:
                     if sharing == "reduce":
@@ -268,7 +305,9 @@ class _Rows(_Curvature):
             if isinstance(curvature, structures.FactorCurvature):
                 return pairs.of_factor(curvature.factor)
             return pairs.of_matrix(curvature.matrix())
-        products = GaussNewtonProducts(self.problem, self.u, self.where, self.memory, self.cotangents)
+        given = (self.problem, self.u, self.where, self.memory)
+        layer = self.of_layer
+        products = LayerProducts(*given, layer) if layer else GaussNewtonProducts(*given, self.cotangents)
         found = pairs.of_products(products)
         self.passes += products.passes
         return found

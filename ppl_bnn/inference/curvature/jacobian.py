@@ -67,6 +67,7 @@ class JacobianPlan:
     `slices` are those of all sites in their flat vector, `rest` those of the rest in `Factors.rest`. `reached` and
     `moved` are the outputs (D,) that depend on a linear map (on any site, if there is no map) and on any of the sites;
     `activations` are the numbers that a forward pass holds for one row; `eta` (1, D) is the predictor of one row.
+    `last` is the weight of the map whose output is eta itself, if that weight and its bias are all the sites.
     """
 
     slices: dict[str, slice]
@@ -76,6 +77,7 @@ class JacobianPlan:
     moved: np.ndarray
     activations: int
     eta: np.ndarray
+    last: str | None = None
 
     @property
     def rest_size(self) -> int:
@@ -132,7 +134,7 @@ def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianP
         return JacobianPlan(slices, {}, slices, everything, everything, 256, eta)
 
     with RecordLinear(values=w) as record:
-        network_output(program.model, w, row)
+        run = network_output(program.model, w, row)
     same = untransformed(problem).intersection(latent_names(problem))
     added: dict[Use, tuple[int, ...]] = {}
     found = defaultdict[str, list[tuple[Use, Any]]](list)
@@ -168,7 +170,12 @@ def _make_plan(problem: Problem, u: Values, sites: tuple[str, ...]) -> JacobianP
     moved = depends(problem, w, row, sites)
     reached = depends(problem, w, row, [name for name in sites if name in mapped]) if maps else moved
     rest = site_slices(problem, [name for name in sites if name not in mapped])
-    return JacobianPlan(slices, maps, rest, reached, moved, activations, eta)
+    # The output of a map is the predictor if it is the very object: nothing comes after it.
+    last = None
+    if len(maps) == 1 and not rest and run.predictor is record.outputs[-1]:
+        weight = record.uses[-1].weight
+        last = weight if weight in slices and weight in maps and maps[weight].places == 1 else None
+    return JacobianPlan(slices, maps, rest, reached, moved, activations, eta, last)
 
 
 def depends(problem: Problem, w: Mapping[str, Any], row: Any, names: Sequence[str]) -> np.ndarray:

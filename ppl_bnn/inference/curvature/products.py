@@ -175,13 +175,6 @@ def projected(
     program, system, sites = problem.program, problem.system, where.sites
     plan, values, first = plan_of(problem, u, sites), system_values(problem, u), first_rows(problem)
 
-    def forward() -> Callable[..., Any]:
-        def along(values: Any, direction: Any, x: Any, first: Any) -> Any:
-            eta = predictor_of(program, values, sites, x, first)
-            return system.jvp(eta, program.ravel(values, sites), direction)
-
-        return system.compile(along)
-
     def both() -> Callable[..., Any]:
         def column(values: Any, output: Any, inverse: Any, x: Any, first: Any) -> Any:
             eta, flat = predictor_of(program, values, sites, x, first), program.ravel(values, sites)
@@ -190,7 +183,7 @@ def projected(
 
         return system.compile(column)
 
-    along = program.cached(("J v", sites), forward)
+    along = _forward(problem, sites)
     column = program.cached(("J d J' e", sites), both)
     count, outputs = row_count(x), plan.eta.shape[-1]
     size = int(np.clip(memory // (2 * plan.row_memory), 1, count))
@@ -211,3 +204,64 @@ def projected(
                 found = column(values, system.asarray(units[output]), spread_inverse, one, first)
                 spread[row - start, :, output] = system.to_numpy(found)
         yield eta, gaussian.project_products(0.5 * (spread + spread.transpose(0, 2, 1)), slopes)
+
+
+def jointly_projected(
+    problem: Problem, u: Values, x: Any, gaussian: LowRankPrecision, where: Where, memory: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """eta (N, D) and J S J' (N D, N D) over all rows of x together, by products; the outputs of a row are adjacent.
+
+    It takes a forward derivative of all rows for each row of the factor, and for each row and output a reverse one of
+    the row and a forward one of all rows. The result is all that is held besides some vectors.
+    """
+    program, system, sites = problem.program, problem.system, where.sites
+    plan, values, first = plan_of(problem, u, sites), system_values(problem, u), first_rows(problem)
+
+    def reverse() -> Callable[..., Any]:
+        def pulled(values: Any, output: Any, inverse: Any, x: Any, first: Any) -> Any:
+            eta, flat = predictor_of(program, values, sites, x, first), program.ravel(values, sites)
+            _, pullback, _ = system.vjp(lambda at: (eta(at), ()), flat)
+            return inverse * pullback(output[None])
+
+        return system.compile(pulled)
+
+    along, pulled = _forward(problem, sites), program.cached(("d J' e", sites), reverse)
+    count, outputs = row_count(x), plan.eta.shape[-1]
+    size = int(np.clip(memory // (2 * plan.row_memory), 1, count))
+    inverse = 1.0 / gaussian.diagonal
+    spread_inverse, units = system.asarray(where.spread(inverse)), np.eye(outputs)
+    eta = np.empty((count, outputs))
+
+    def forward(direction: Any) -> np.ndarray:
+        """J v (N, D) of all rows."""
+        found = np.empty((count, outputs))
+        for start, stop in chunks(count, size):
+            part = along(values, direction, padded_rows(problem, x, start, stop, size), first)
+            eta[start:stop], found[start:stop] = (system.to_numpy(each)[: stop - start] for each in part)
+        return found
+
+    directions = (system.asarray(where.spread(row * inverse)) for row in gaussian.factor)
+    slopes = np.stack([forward(direction) for direction in directions], -1)
+    spread = np.zeros((count, outputs, count, outputs))
+    for row in range(count):
+        one = padded_rows(problem, x, row, row + 1, 1)
+        for output in np.flatnonzero(plan.moved):
+            direction = pulled(values, system.asarray(units[output]), spread_inverse, one, first)
+            spread[:, :, row, output] = forward(direction)
+    spread = spread.reshape(1, count * outputs, -1)
+    spread = 0.5 * (spread + spread.transpose(0, 2, 1))
+    return eta, gaussian.project_products(spread, slopes.reshape(1, count * outputs, -1))[0]
+
+
+def _forward(problem: Problem, sites: tuple[str, ...]) -> Callable[..., Any]:
+    """The function (values, v, x, first) -> eta (B, D) and J v (B, D), compiled once for each program and sites."""
+    program, system = problem.program, problem.system
+
+    def build() -> Callable[..., Any]:
+        def along(values: Any, direction: Any, x: Any, first: Any) -> Any:
+            eta = predictor_of(program, values, sites, x, first)
+            return system.jvp(eta, program.ravel(values, sites), direction)
+
+        return system.compile(along)
+
+    return program.cached(("J v", sites), build)

@@ -14,10 +14,12 @@ from ppl_bnn.core.arrays import arrays_of, chunks, fields_in, map_data, ravel, r
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.inference.curvature.gaussians import STRUCTURES, Diagonal, Kronecker, LowRankPrecision, Rotated
 from ppl_bnn.inference.curvature.jacobian import jacobians, linear_factors, row_bytes
-from ppl_bnn.inference.curvature.products import projected
+from ppl_bnn.inference.curvature.last_layer import last_layer
+from ppl_bnn.inference.curvature.products import jointly_projected, projected
 from ppl_bnn.inference.flat_vector import Values, Where, site_slices
 from ppl_bnn.inference.laplace.computed_weights import computed_names, given, linearised_weights
-from ppl_bnn.inference.laplace.linearised import KINDS, joint_predictive, predictive
+from ppl_bnn.inference.laplace.layer_predictions import MANY, LayerPredictions
+from ppl_bnn.inference.laplace.linearised import DRAWS, FEW_DRAWS, KINDS, joint_predictive, predictive
 from ppl_bnn.inference.propagated import propagated, propagated_moments
 from ppl_bnn.language.transforms import GaussianPrior, with_precision_factors
 from ppl_bnn.posterior.approximation import Approximation, Point
@@ -42,8 +44,13 @@ class LaplaceGaussian(Approximation):
     factors: dict[str, np.ndarray] = field(default_factory=dict)
     noise: float | None = None
     kinds: tuple[str, ...] = ("linearised", "sampled")  # type: ignore[misc]
+    # Predictions of a last layer by its features, which are no part of what is stored.
+    _kept: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     kind: ClassVar[Literal["chains", "iid", "point"]] = "iid"
     has_centre: ClassVar[bool] = True
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_kept": {}}
 
     @property
     def flat_mode(self) -> np.ndarray:
@@ -91,7 +98,10 @@ class LaplaceGaussian(Approximation):
         return GaussianPrior(self.mode, joint=tuple(dense), kronecker=factors)
 
     def arrays(self) -> dict[str, np.ndarray]:
-        found, structure = arrays_of(self, ("covariance", "noise", "kinds")), self.covariance.structure
+        found, structure = (
+            arrays_of(self, ("covariance", "noise", "kinds", "_kept")),
+            self.covariance.structure,
+        )
         found |= {f"covariance/{structure}/{key}": value for key, value in self.covariance.arrays().items()}
         found["kinds"] = np.array([_KINDS.index(kind) for kind in self.kinds])
         return found if self.noise is None else found | {"noise": np.asarray(self.noise)}
@@ -117,7 +127,13 @@ class LaplaceGaussian(Approximation):
     def predictor_draws(
         self, problem: Problem, u: Values, x: Any, kind: str, seed: int, memory: int
     ) -> np.ndarray:
-        """eta (S, N, D): linearised, eta(mode) + J (u - mode), or through the network, at `weight_draws`."""
+        """eta (S, N, D): linearised, eta(mode) + J (u - mode), or through the network, at `weight_draws`.
+
+        Both are the same for a last layer, and need its features alone.
+        """
+        layer = self._of_layer(problem)
+        if layer is not None and layer.moved_alone(u):
+            return layer.draws(problem, u, x, memory)
         if kind == "sampled":
             w = problem.program.constrain_draws(u, problem.x, problem.y)
             w |= given(self.weight_draws(problem, u))
@@ -125,6 +141,15 @@ class LaplaceGaussian(Approximation):
         deviations = {name: np.asarray(u[name]) - value for name, value in self.mode.items()}
         data = map_data(lambda a: a[:1], problem.x), problem.y[:1]
         return problem.program.linearised_draws(self.centre(), deviations, x, data, memory)
+
+    def _of_layer(self, problem: Problem) -> LayerPredictions | None:
+        """Predictions by features, if the Gaussian is over a last layer and nothing else."""
+        if not problem.program.language or self.computes_weights(problem):
+            return None
+        if "layer" not in self._kept:
+            layer = last_layer(problem, self.centre(), Where.of(problem, self.positions))
+            self._kept["layer"] = layer and LayerPredictions(layer, self.covariance, self.centre())
+        return self._kept["layer"]
 
     def computes_weights(self, problem: Problem) -> bool:
         return bool(computed_names(problem))
@@ -137,6 +162,15 @@ class LaplaceGaussian(Approximation):
         """Mean (N, D) and covariance (N, D, D) of the linearised predictor: eta(mode) and J A^-1 J'."""
         parts = list(self._projected(problem, x, memory))
         return np.concatenate([mean for mean, _ in parts]), np.concatenate([part for _, part in parts])
+
+    def _moments(self, problem: Problem, x: Any, size: int, memory: int) -> Iterator[tuple[np.ndarray, Any]]:
+        """Mean (B, D) and covariances of the linearised predictor: (B, D, D), or `RowCovariances` of many outputs."""
+        layer = self._of_layer(problem)
+        if layer is not None and layer.covariances is not None:
+            yield from layer.moments(problem, x, size, memory)
+            return
+        for start, stop in chunks(row_count(x), size):
+            yield self.linearised(problem, map_data(lambda a, i=start, j=stop: a[i:j], x), memory)
 
     def _projected(self, problem: Problem, x: Any, memory: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """eta (B, D) and J A^-1 J' (B, D, D), without a Jacobian of weights if the structure needs none."""
@@ -167,17 +201,21 @@ class LaplaceGaussian(Approximation):
         """The prediction without draws of weights. See `linearised.py` for the kinds."""
         if kind == "sampled":
             return None
+        if kind == "propagated" and self._of_layer(problem) is not None:
+            # Nothing lies between the random layer and the predictor.
+            kind = "linearised"
         if kind == "propagated":
             return propagated(problem, *self.propagated_moments(problem, x, memory))
         likelihood = problem.program.likelihood
         outputs, rows = problem.program.outputs or 1, row_count(x)
         # Class means can be computed a few rows at a time. Otherwise the nodes of a rule are chosen for all rows.
         separable = likelihood.task == "classification" and outputs > 1
-        chunk = max(1, memory // (64 * outputs**2)) if separable else rows
-        found = []
-        for start, stop in chunks(rows, min(rows, chunk)):
-            part = map_data(lambda a, i=start, j=stop: a[i:j], x)
-            found.append(predictive(likelihood, *self.linearised(problem, part, memory), kind))
+        numbers = 64 * outputs**2
+        if outputs > MANY and kind != "probit_covariance":
+            numbers = 32 * outputs * (DRAWS if kind == "linearised" else FEW_DRAWS)
+        chunk = max(1, memory // numbers) if separable else rows
+        moments = self._moments(problem, x, min(rows, chunk), memory)
+        found = [predictive(likelihood, mean, covariance, kind) for mean, covariance in moments]
         if len(found) == 1:
             return found[0]
         within = [part.epistemic_within for part in found if part.epistemic_within is not None]
@@ -187,9 +225,20 @@ class LaplaceGaussian(Approximation):
         return replace(found[0], parameters=parameters, epistemic_within=joined)
 
     def joint(self, problem: Problem, x: Any, memory: int) -> JointPrediction | None:
-        """The joint prediction of the linearised predictor, in closed form."""
+        """The joint prediction of the linearised predictor, in closed form.
+
+        By products with vectors for a structure of low rank whose Jacobian of all rows has more bytes than `memory`.
+        """
         if "linearised" not in self.kinds:
             return None
-        _, etas, parts = zip(*jacobians(problem, self.centre(), x, memory, self.positions), strict=True)
-        covariance = self.covariance.joint(np.concatenate(parts))
-        return joint_predictive(problem.program.likelihood, np.concatenate(etas), covariance)
+        likelihood, gaussian, centre = problem.program.likelihood, self.covariance, self.centre()
+        where = Where.of(problem, self.positions)
+        if (
+            isinstance(gaussian, LowRankPrecision)
+            and row_count(x) * row_bytes(problem, centre, where) > memory
+        ):
+            found = jointly_projected(problem, centre, x, gaussian, where, memory)
+            return joint_predictive(likelihood, *found)
+        _, etas, parts = zip(*jacobians(problem, centre, x, memory, self.positions), strict=True)
+        covariance = gaussian.joint(np.concatenate(parts))
+        return joint_predictive(likelihood, np.concatenate(etas), covariance)

@@ -16,7 +16,12 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.inference import flat_vector
 from ppl_bnn.inference.curvature import kronecker
 from ppl_bnn.inference.curvature import prior as priors
-from ppl_bnn.inference.curvature.curvature import check_blocks_fit, check_fisher, data_curvature
+from ppl_bnn.inference.curvature.curvature import (
+    check_blocks_fit,
+    check_fisher,
+    check_matrix_fits,
+    data_curvature,
+)
 from ppl_bnn.inference.curvature.gaussians import FlatGaussian, Rotated
 from ppl_bnn.inference.curvature.jacobian import check_separable_rows, linear_maps
 from ppl_bnn.inference.curvature.kronecker import KroneckerBlock, KroneckerCurvature, TensorPrior
@@ -138,6 +143,8 @@ class LaplaceFit:
             TunedFit(self, u, positions).prior(u)
         if method.objective == "validation":
             self.validation_rows()
+        if method.structure == "full":
+            check_matrix_fits(problem, len(positions), method.curvature, method.fisher, method.samples)
         if method.structure != "kron":
             priors.check_prior_fits(problem, u)
         else:

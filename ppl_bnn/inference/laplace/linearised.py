@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,7 @@ import scipy
 
 from ppl_bnn.core.arrays import chunks
 from ppl_bnn.core.errors import CurvatureError, InputError
+from ppl_bnn.inference.laplace.row_covariances import DenseRows, RowCovariances, variances_of
 from ppl_bnn.language import likelihoods
 from ppl_bnn.prediction.families import entropy_of
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
@@ -56,6 +58,8 @@ Array = np.ndarray
 KINDS = ("linearised", "probit", "probit_covariance", "bridge", "bridge_norm")
 # Points of the quasi-Monte Carlo rule: a power of two, at which Sobol points are balanced.
 DRAWS = 1024
+# Those for an expected entropy beside an approximation for many classes: its standard deviation over points is small.
+FEW_DRAWS = 64
 # Nodes of the rule over log noise for small standard deviations, and the most nodes of a rule.
 NODES = 21
 MOST_NODES = 4096
@@ -97,23 +101,27 @@ def predictive(
         # The prediction is of the uncensored value itself.
         found = predictive(likelihood.base, mean, covariance, kind, draws=draws, seed=seed)
         return replace(found, censored=True)
-    mean, covariance = np.asarray(mean, dtype=float), np.asarray(covariance, dtype=float)
-    finite = np.isfinite(mean).all() and np.isfinite(covariance).all()
+    mean, dense = np.asarray(mean, dtype=float), not isinstance(covariance, RowCovariances)
+    covariances = DenseRows(np.asarray(covariance, dtype=float)) if dense else covariance
+    # The other entries of a covariance are finite if its variances are.
+    finite = (
+        np.isfinite(mean).all()
+        and np.isfinite(covariances.dense() if dense else covariances.variances()).all()
+    )
     expected, advice = "a finite mean and covariance of the predictor", "inputs nearer to the data"
     InputError.check(finite, "", expected, "NaN or infinity", advice)
     if kind == "linearised":
-        return _linearised(likelihood, mean, covariance, draws, seed)
+        return _linearised(likelihood, mean, covariances, draws, seed)
     binary, halves = isinstance(likelihood, likelihoods.Bernoulli), np.array([-0.5, 0.5])
     # One logit is the difference of two that sum to zero.
-    logits = (mean * halves, covariance * np.outer(halves, halves)) if binary else (mean, covariance)
+    logits = mean, covariances
+    if binary:
+        logits = mean * halves, DenseRows(covariances.dense() * np.outer(halves, halves))
     if kind.startswith("bridge"):
         probs, expected_entropy = _bridge(*logits, normalise=kind == "bridge_norm")
     else:
         probs = _probit(*logits, differences=binary or kind == "probit_covariance")
-        size = max(1, BLOCK // (MOST_NODES if binary else draws * mean.shape[1]))
-        parts = ((mean[i:j], covariance[i:j]) for i, j in chunks(len(mean), size))
-        each = [_linearised(likelihood, *part, draws, seed).aleatoric for part in parts]
-        expected_entropy = np.concatenate(each)
+        expected_entropy = _expected_entropy(likelihood, mean, covariances, draws, seed)
     entropy = entropy_of(probs)
     within = np.clip(entropy - expected_entropy, 0.0, entropy)[None]
     family, probs = ("Bernoulli", probs[:, 1]) if binary else ("Categorical", probs)
@@ -127,19 +135,21 @@ def _is_gaussian(likelihood: Any) -> bool:
 # --- the integral itself ----------------------------------------------------------------------------------
 
 
-def _linearised(likelihood: Any, mean: Array, covariance: Array, draws: int, seed: int) -> Prediction:
+def _linearised(
+    likelihood: Any, mean: Array, covariance: RowCovariances, draws: int, seed: int
+) -> Prediction:
     if isinstance(likelihood, likelihoods.Bernoulli):
-        sd = np.sqrt(_variances(covariance)[:, 0])
+        sd = np.sqrt(covariance.variances()[:, 0])
         nodes, log_weights = _logit_rule(float(sd.max()))
         probs = scipy.special.expit(mean[:, 0] + sd * nodes[:, None])
         return Prediction("Bernoulli", {"probs": probs}, log_weights=log_weights)
     if _is_gaussian(likelihood):
-        prediction = _normal_over_log_noise(mean, covariance)
+        prediction = _normal_over_log_noise(mean, covariance.dense())
         if prediction is not None:
             return prediction
-    points = _normal_points(draws, mean.shape[1], seed)
-    # mean_n + L_n z_s, (S, N, D).
-    eta = mean + np.einsum("nij,sj->sni", _roots(covariance), points, optimize=True)
+    # mean_n + W_n z_s, (S, N, D).
+    eta = covariance.colour(_normal_points(draws, covariance.dimension, seed))
+    eta += mean
     if not _is_gaussian(likelihood):
         return Prediction(*likelihood.mixture_parameters(eta))
     # Draws belong to one row here: Gaussian.mixture_parameters may take the noise of a draw from its first row.
@@ -155,7 +165,7 @@ def _normal_over_log_noise(mean: np.ndarray, covariance: np.ndarray) -> Predicti
     """
     outputs = mean.shape[1] // 2
     f, log_noise = mean[:, :outputs], mean[:, outputs:]
-    var_f, var_noise = _variances(covariance)[:, :outputs], _variances(covariance)[:, outputs:]
+    var_f, var_noise = variances_of(covariance)[:, :outputs], variances_of(covariance)[:, outputs:]
 
     def prediction(loc: np.ndarray, within: np.ndarray, scale: np.ndarray, log_weights: Any) -> Prediction:
         within = np.broadcast_to(within, loc.shape)
@@ -224,28 +234,36 @@ def _trapezoid(spacing: float, reach: float) -> tuple[np.ndarray, np.ndarray]:
     return nodes, log_weights - math.log(np.exp(log_weights).sum())
 
 
+def _expected_entropy(
+    likelihood: Any, mean: Array, covariance: RowCovariances, draws: int, seed: int
+) -> Array:
+    """E[H(p)] (N,) over the Gaussian, by the rule of "linearised"."""
+    if not isinstance(covariance, DenseRows):
+        # An entropy over many classes varies little between points.
+        return _linearised(likelihood, mean, covariance, min(draws, FEW_DRAWS), seed).aleatoric
+    binary = isinstance(likelihood, likelihoods.Bernoulli)
+    size = max(1, BLOCK // (MOST_NODES if binary else draws * mean.shape[1]))
+    parts = ((mean[i:j], DenseRows(covariance.values[i:j])) for i, j in chunks(len(mean), size))
+    return np.concatenate([_linearised(likelihood, *part, draws, seed).aleatoric for part in parts])
+
+
+@lru_cache(maxsize=2)
 def _normal_points(count: int, dimension: int, seed: int) -> np.ndarray:
-    """`count` scrambled Sobol points in `dimension` dimensions as standard normals, (count, dimension)."""
+    """`count` scrambled Sobol points in `dimension` dimensions as standard normals, (count, dimension), read-only.
+
+    Independent normals beyond the dimensions for which SciPy has Sobol points.
+    """
+    if dimension > scipy.stats.qmc.Sobol.MAXDIM:
+        return _read_only(np.random.default_rng(seed).standard_normal((count, dimension)))
     engine = scipy.stats.qmc.Sobol(dimension, scramble=True, rng=np.random.default_rng(seed))
     uniform = engine.random_base2(max(0, math.ceil(math.log2(count))))[:count]
     # A point may fall on 0 itself; half of the finest spacing (2^-30 in SciPy) keeps it finite.
-    return scipy.special.ndtri(np.clip(uniform, 2.0**-31, 1.0 - 2.0**-31))
+    return _read_only(scipy.special.ndtri(np.clip(uniform, 2.0**-31, 1.0 - 2.0**-31)))
 
 
-def _roots(covariance: np.ndarray) -> np.ndarray:
-    """L (N, D, D) with L L' = covariance, by Cholesky, or by eigenvalues in rows with a singular matrix."""
-    try:
-        return np.linalg.cholesky(covariance)
-    except np.linalg.LinAlgError:
-        if len(covariance) > 1:
-            return np.concatenate([_roots(matrix[None]) for matrix in covariance])
-        values, vectors = np.linalg.eigh(covariance[0])
-    semidefinite = values[0] >= -1e-8 * max(values[-1], 0.0) and values[-1] >= 0.0
-    expected = "positive semidefinite covariances of the predictor"
-    got = f"eigenvalues from {values[0]:.3g} to {values[-1]:.3g}"
-    advice = "a curvature that is positive definite, such as Gauss-Newton"
-    CurvatureError.check(semidefinite, "", expected, got, advice)
-    return (vectors * np.sqrt(np.maximum(values, 0.0)))[None]
+def _read_only(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
 
 
 # --- approximations for classes ---------------------------------------------------------------------------
@@ -255,25 +273,26 @@ def _kappa(variance: np.ndarray) -> np.ndarray:
     return 1.0 / np.sqrt(1.0 + np.pi / 8.0 * variance)
 
 
-def _probit(mean: np.ndarray, covariance: np.ndarray, differences: bool) -> np.ndarray:
+def _probit(mean: np.ndarray, covariances: RowCovariances, differences: bool) -> np.ndarray:
     """Class probabilities (N, C) of the kinds "probit" and "probit_covariance", which are one for two logits."""
-    variances = _variances(covariance)
+    variances = covariances.variances()
     if not differences:
         return scipy.special.softmax(_kappa(variances) * mean, axis=-1)
+    covariance = covariances.dense()
     spread = np.maximum(variances[:, :, None] + variances[:, None, :] - 2.0 * covariance, 0.0)
     gaps = (mean[:, :, None] - mean[:, None, :]) * _kappa(spread)
     return scipy.special.softmax(-scipy.special.logsumexp(-gaps, axis=-1), axis=-1)
 
 
-def _bridge(mean: Array, covariance: Array, normalise: bool) -> tuple[Array, Array]:
+def _bridge(mean: Array, covariance: RowCovariances, normalise: bool) -> tuple[Array, Array]:
     """Mean (N, C) and expected entropy (N,) of the Dirichlet of the Laplace bridge."""
-    row_sums = covariance.sum(axis=-1)
+    row_sums, variances = covariance.sums(), covariance.variances()
     total = row_sums.sum(axis=-1, keepdims=True)
-    trace = _variances(covariance).sum(axis=-1, keepdims=True)
+    trace = variances.sum(axis=-1, keepdims=True)
     # Logits that sum to a constant already have S1 = 0: there is nothing to condition on.
     share = np.divide(row_sums, total, out=np.zeros_like(row_sums), where=total > 1e-12 * trace)
     mean = mean - share * mean.sum(axis=-1, keepdims=True)
-    variances = _variances(covariance) - share * row_sums
+    variances = variances - share * row_sums
     lost = variances.min(axis=-1) <= 1e-12 * trace[:, 0]
     expected = "logits whose differences have a variance, for the Laplace bridge"
     got = f"none in {np.count_nonzero(lost)} of {len(lost)} rows, the first being {int(np.argmax(lost))}"
@@ -317,13 +336,8 @@ def joint_predictive(likelihood: Any, mean: Any, joint: np.ndarray) -> JointPred
     outputs, rows = mean.shape[1] // 2, np.arange(len(mean))
     joint = joint.reshape(*mean.shape, *mean.shape)
     f = joint[:, :outputs, :, :outputs].reshape(outputs * len(rows), -1)
-    noise_variances = _variances(joint[rows, :, rows, :])[:, outputs:]
+    noise_variances = variances_of(joint[rows, :, rows, :])[:, outputs:]
     with np.errstate(over="ignore"):
         noise = np.exp(2.0 * (mean[:, outputs:] + noise_variances)).reshape(-1)
     _check_noise(np.isfinite(noise).all(), float(np.sqrt(noise_variances.max())))
     return JointPrediction(mean[:, :outputs].reshape(-1), f, f + np.diag(noise))
-
-
-def _variances(covariance: np.ndarray) -> np.ndarray:
-    """The diagonals (N, D). Rounding may leave a variance of -1e-17 instead of 0."""
-    return np.maximum(np.diagonal(covariance, axis1=-2, axis2=-1), 0.0)

@@ -142,6 +142,13 @@ class Likelihood:
         """R (N, D, C) with R R' the Fisher information."""
         raise NotImplementedError
 
+    def fisher_parts(self, eta: Any) -> tuple[Any, Any, float]:
+        """d (N, D), V (N, D, C) and a sign: the Fisher information is diag(d) + sign V V'.
+
+        It is for many outputs, where no matrix (D, D) of a row should be held.
+        """
+        return 0.0 * eta, self.fisher_root(eta), 1.0
+
     def score(self, eta: Any, y: Any) -> Any:
         """The gradient of log p(y | eta) in eta, (N, D)."""
         raise NotImplementedError

@@ -74,6 +74,10 @@ class Categorical(Likelihood):
         root = ops.sqrt(p)
         return ops.diagonal_matrix(root) - p[..., :, None] * root[..., None, :]
 
+    def fisher_parts(self, eta: Any) -> tuple[Any, Any, float]:
+        p = ops.softmax(eta)
+        return p, p[..., None], -1.0
+
     def score(self, eta: Any, y: Any) -> Any:
         return ops.one_hot(y, int(eta.shape[-1]), like=eta) - ops.softmax(eta)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 import warnings
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -19,6 +20,7 @@ from ppl_bnn.inference.curvature.curvature import data_curvature
 from ppl_bnn.inference.curvature.jacobian import linear_factors
 from ppl_bnn.inference.curvature.products import GaussNewtonProducts
 from ppl_bnn.inference.flat_vector import Where
+from ppl_bnn.inference.laplace import approximation as approximation_module
 from tests.inference.curvature.test_curvature import point, problem_of
 from tests.problems import small_network
 
@@ -253,6 +255,65 @@ def test_predictions_by_products_are_those_of_the_jacobian(ppl, name):
         close(found, wanted, 1e-10)
 
 
+@pytest.mark.parametrize("name", MODELS)
+def test_joint_predictions_by_products_are_those_of_the_full_structure(ppl, name, monkeypatch):
+    """The precision of the full structure as a diagonal and a factor of whole rank, whatever they are of."""
+    posterior = fitted(ppl, name, structure="full")
+    full, precision = posterior.joint(NEW), posterior.approximation.covariance.precision()
+    values, vectors = np.linalg.eigh(precision)
+    diagonal, factor = np.full(len(values), 0.5 * values[0]), (vectors * np.sqrt(values - 0.5 * values[0])).T
+    gaussian = curvature_module.structures.LowRankPrecision.of(diagonal, factor)
+    monkeypatch.setattr(approximation_module, "jacobians", None)
+    approximation = replace(posterior.approximation, covariance=gaussian)
+    ours = replace(posterior, approximation=approximation).joint(NEW, memory=1)
+    close(ours.mean, full.mean, 1e-10)
+    close(ours.function_covariance, full.function_covariance)
+    assert (ours.covariance is None) is (name == "classes")
+    if full.covariance is not None:
+        close(ours.covariance, full.covariance)
+    # The rows depend on each other: no block beside the diagonal is zero.
+    size = len(ours.mean) // len(NEW)
+    assert np.abs(ours.function_covariance[:size, size:]).max() > 1e-3 * ours.function_covariance.max()
+
+
+def test_a_fit_of_the_whole_rank_has_the_joint_prediction_of_the_full_structure(by_products, monkeypatch):
+    found = fitted("pyro", "classes", structure="lowrank", rank=46).joint(NEW, memory=1)
+    monkeypatch.setattr(jacobian_module, "linear_factors", linear_factors)
+    wanted = fitted("pyro", "classes", structure="full").joint(NEW)
+    close(found.function_covariance, wanted.function_covariance, 1e-6)
+
+
+def test_joint_predictions_of_some_weights_are_those_of_the_jacobian(monkeypatch):
+    posterior = fitted("pyro", "classes", structure="lowrank", rank=5, weights=("output",))
+    wanted, by_rows = posterior.joint(NEW), []
+    monkeypatch.setattr(approximation_module, "jacobians", lambda *given: by_rows.append(given))
+    close(posterior.joint(NEW, memory=1).function_covariance, wanted.function_covariance)
+    # The bytes of the Jacobian of 5 rows, 4 outputs and 28 weights, while it is made.
+    size = 5 * 8 * 2 * 4 * 28
+    posterior.joint(NEW, memory=size - 1)
+    assert not by_rows
+    with pytest.raises(TypeError):
+        posterior.joint(NEW, memory=size)
+    assert len(by_rows) == 1
+
+
+def test_a_joint_prediction_holds_nothing_as_large_as_a_jacobian():
+    """65 050 weights and 50 classes: the Jacobian of 3 rows has 78 MB, and takes twice that."""
+    model, start, x, y = wide_network()
+    posterior = bnn.fit(model, x, y, bnn.Laplace(ppl="pyro", structure="diag", start=start, optimise=False))
+    factor = np.random.default_rng(0).normal(size=(3, 65_050))
+    gaussian = curvature_module.structures.LowRankPrecision.of(np.full(65_050, 79.0), factor)
+    approximation = replace(posterior.approximation, covariance=gaussian)
+    tracemalloc.start()
+    try:
+        found = posterior.with_problem(lambda problem: approximation.joint(problem, x[:3], 2**20))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found.function_covariance.shape == (150, 150)
+    assert peak < 20 * 8 * 65_050
+
+
 def test_products_keep_variances_that_data_reduce_a_lot():
     """A prior that is 1e12 times as wide as the posterior: what is left is no difference of two large numbers."""
     gaussian = curvature_module.structures.LowRankPrecision.of(np.full(6, 1e-6), 1e3 * np.eye(6)[:4])
@@ -270,8 +331,8 @@ def test_single_precision_is_near(by_products, monkeypatch):
     close(ours.predict(NEW).probabilities, double.predict(NEW).probabilities, 1e-3)
 
 
-def test_nothing_as_large_as_a_jacobian_is_held():
-    """65 050 weights and 50 classes: the Jacobian of 40 rows has 1 GB, the Gauss-Newton matrix 34 GB."""
+def wide_network():
+    """A model of 65 050 weights, a point, and data."""
 
     def model(x, y=None):
         f = bnn.mlp(x, [500, 50], activation="tanh", prior=priors.Normal(0.0, "fan_in"))
@@ -285,6 +346,12 @@ def test_nothing_as_large_as_a_jacobian_is_held():
         "output.weight": 0.04 * rng.normal(size=(500, 50)),
         "output.bias": np.zeros(50),
     }
+    return model, start, x, y
+
+
+def test_nothing_as_large_as_a_jacobian_is_held():
+    """65 050 weights and 50 classes: the Jacobian of 40 rows has 1 GB, the Gauss-Newton matrix 34 GB."""
+    model, start, x, y = wide_network()
     method = bnn.Laplace(ppl="pyro", structure="lowrank", rank=5, start=start, optimise=False, memory=2**24)
     tracemalloc.start()
     try:
