@@ -25,10 +25,10 @@ from ppl_bnn.core.arrays import chunks
 from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError
 from ppl_bnn.core.processes import machine_memory
 from ppl_bnn.inference.curvature import jacobian, lanczos, structures
-from ppl_bnn.inference.curvature.gaussians import check_finite
 from ppl_bnn.inference.curvature.jacobian import Factors, JacobianPlan, plan_of
 from ppl_bnn.inference.curvature.kronecker import DenseBlock, KroneckerBlock, KroneckerCurvature
 from ppl_bnn.inference.curvature.last_layer import Information, LayerProducts, LayerRows, last_layer
+from ppl_bnn.inference.curvature.linear_algebra import check_finite
 from ppl_bnn.inference.curvature.products import GaussNewtonProducts, HessianProducts, Products
 from ppl_bnn.inference.curvature.structures import DataCurvature, LowRankCurvature, Quadrature
 from ppl_bnn.inference.flat_vector import Values, Where

@@ -20,7 +20,7 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import System
 from ppl_bnn.core.arrays import chunks, map_data, padded, row_count
 from ppl_bnn.core.errors import UnsupportedError
-from ppl_bnn.inference.curvature.gaussians import check_finite
+from ppl_bnn.inference.curvature.linear_algebra import check_finite
 from ppl_bnn.inference.flat_vector import (
     Values,
     Where,

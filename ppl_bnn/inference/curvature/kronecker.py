@@ -25,7 +25,7 @@ import numpy as np
 import scipy
 
 from ppl_bnn.core.errors import CurvatureError, UnsupportedError
-from ppl_bnn.inference.curvature import gaussians, structures
+from ppl_bnn.inference.curvature import linear_algebra, structures
 from ppl_bnn.inference.curvature.gaussians import (
     FlatGaussian,
     Full,
@@ -72,7 +72,7 @@ class KroneckerBlock:
     def _decomposed(self) -> list[np.ndarray]:
         found: list[np.ndarray] = []
         for matrix in (self.left, self.right):
-            gaussians.check_finite("a finite curvature", matrix)
+            linear_algebra.check_finite("a finite curvature", matrix)
             values, vectors = scipy.linalg.eigh(matrix, driver="evd", check_finite=False)
             # Negative values are within the error of the decomposition of a sum of outer products.
             found += [np.maximum(values, 0.0), vectors]
@@ -117,7 +117,7 @@ class KroneckerCurvature(DataCurvature):
         if not isinstance(prior, Mapping):
             if not self.nearest:
                 check_independent(prior)
-            spans = {block.name: gaussians.span(block.positions) for block in self.blocks}
+            spans = {block.name: linear_algebra.span(block.positions) for block in self.blocks}
             prior = {name: prior[at] if prior.ndim == 1 else prior[at][:, at] for name, at in spans.items()}
         return Kronecker(tuple(self._part(block, prior[block.name]) for block in self.blocks))
 
@@ -130,7 +130,7 @@ class KroneckerCurvature(DataCurvature):
         """
         terms: list[Term] = []
         for block in self.blocks:
-            where = gaussians.span(block.positions)
+            where = linear_algebra.span(block.positions)
             if isinstance(block, DenseBlock):
                 terms += block.scaled(self.multiplier).determinant(prior[where], groups[where]).terms
             else:
@@ -150,10 +150,10 @@ class KroneckerCurvature(DataCurvature):
             return block.scaled(self.multiplier).gaussian(dense)
         basis, data, added = self._aligned(block, prior)
         values = data + added
-        if not np.any(added) and values.min() * gaussians.CONDITION**2 < values.max(initial=1e-300):
+        if not np.any(added) and values.min() * linear_algebra.CONDITION**2 < values.max(initial=1e-300):
             raise structures.improper(values.size, values.size)
-        gaussians.check_positive(values)
-        gaussians.check_condition(float(np.sqrt(values.min())), float(np.sqrt(values.max())))
+        linear_algebra.check_positive(values)
+        linear_algebra.check_condition(float(np.sqrt(values.min())), float(np.sqrt(values.max())))
         return Rotated(*basis, values)
 
     def _aligned(

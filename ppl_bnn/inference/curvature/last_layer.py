@@ -15,8 +15,8 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import chunks, map_data, row_count
-from ppl_bnn.inference.curvature.gaussians import check_finite
 from ppl_bnn.inference.curvature.jacobian import LinearMap, padded_rows, plan_of
+from ppl_bnn.inference.curvature.linear_algebra import check_finite
 from ppl_bnn.inference.curvature.products import Products
 from ppl_bnn.inference.flat_vector import Values, Where, first_rows, system_values
 from ppl_bnn.language.handlers import recorded_linear

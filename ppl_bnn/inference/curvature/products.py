@@ -16,7 +16,7 @@ import numpy as np
 
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import chunks, padded, row_count
-from ppl_bnn.inference.curvature.gaussians import LowRankPrecision, check_finite
+from ppl_bnn.inference.curvature.gaussians import LowRankPrecision
 from ppl_bnn.inference.curvature.jacobian import (
     Cotangents,
     JacobianPlan,
@@ -27,6 +27,7 @@ from ppl_bnn.inference.curvature.jacobian import (
     predictor_of,
 )
 from ppl_bnn.inference.curvature.lanczos import BLOCK
+from ppl_bnn.inference.curvature.linear_algebra import check_finite
 from ppl_bnn.inference.flat_vector import Values, Where, first_rows, system_values
 
 

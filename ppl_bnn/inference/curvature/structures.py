@@ -19,7 +19,7 @@ import numpy as np
 import scipy
 
 from ppl_bnn.core.errors import CurvatureError
-from ppl_bnn.inference.curvature import gaussians
+from ppl_bnn.inference.curvature import linear_algebra
 from ppl_bnn.inference.curvature.gaussians import Diagonal, FlatGaussian, Full, LowRankPrecision
 
 # Relative differences up to this are rounding: within a block's prior, and between priors that are multiples.
@@ -76,7 +76,7 @@ class Spectrum:
         tau = factors[self.groups]
         data = scale * self.data
         total = data + tau * self.prior
-        gaussians.check_positive(total)
+        linear_algebra.check_positive(total)
         share = data / total
         if np.ndim(self.groups):
             gamma = np.bincount(np.asarray(self.groups), share, minlength=len(factors))
@@ -136,7 +136,7 @@ def _by_columns(scaled: np.ndarray, groups: np.ndarray, log_prior: float) -> Ter
         tau = factors[groups]
         columns = scaled * np.sqrt(scale / tau)
         dual = _dual(columns @ columns.T)
-        half = gaussians.solve_lower(dual.cholesky, columns)
+        half = linear_algebra.solve_lower(dual.cholesky, columns)
         gamma = np.bincount(groups, np.einsum("mp,mp->p", half, half), minlength=len(factors))
         return float(np.sum(np.log(tau))) + log_prior - dual.log_determinant, gamma
 
@@ -266,7 +266,7 @@ class FactorCurvature(DataCurvature):
             term: Term = Spectrum(values, 1.0, 0, unseen=self.size - rows, constant=log_prior)
         elif count * rows <= MOST_GRAMS * self.size:
             grams = tuple(
-                self.multiplier * gaussians.gram_of(prior[at], self.factor[:, gaussians.span(at)])
+                self.multiplier * linear_algebra.gram_of(prior[at], self.factor[:, linear_algebra.span(at)])
                 for at in (np.flatnonzero(groups == group) for group in range(count))
             )
             term = _by_grams(grams, np.bincount(groups, minlength=count), log_prior)
@@ -284,7 +284,7 @@ class FactorCurvature(DataCurvature):
 
     def _gram(self, prior: np.ndarray) -> tuple[np.ndarray, float]:
         """B diag(d)^-1 B' and c, for a known d with prior = c d."""
-        return kept(self._known, "gram", prior, lambda prior: gaussians.gram_of(prior, self.factor))
+        return kept(self._known, "gram", prior, lambda prior: linear_algebra.gram_of(prior, self.factor))
 
     def _relative_eigenvalues(self, prior: np.ndarray) -> np.ndarray:
         # Negative eigenvalues of a Gram matrix are rounding.
@@ -388,7 +388,7 @@ def improper(flat: int, size: int) -> CurvatureError:
 
 def _eigenvalues(symmetric: np.ndarray) -> np.ndarray:
     """Eigenvalues alone, in ascending order; overwrites its argument."""
-    gaussians.check_finite("a finite curvature", symmetric)
+    linear_algebra.check_finite("a finite curvature", symmetric)
     return scipy.linalg.eigh(
         symmetric.T, eigvals_only=True, overwrite_a=True, driver="evd", check_finite=False
     )
