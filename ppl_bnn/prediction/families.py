@@ -596,6 +596,8 @@ def entropy_of(probabilities: np.ndarray) -> np.ndarray:
 
 def continuous_quantile(cdf: Distribution, level: float, low: np.ndarray, high: np.ndarray) -> np.ndarray:
     """The root of F(y) = level in each [low, high], where `cdf` is a function of y and of the numbers of the rows."""
+    # SciPy 1.15 does not load it by itself.
+    from scipy.optimize import elementwise
 
     # On the probit scale the distribution function is close to a straight line, so interpolation is fast.
     def excess(y: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -603,9 +605,7 @@ def continuous_quantile(cdf: Distribution, level: float, low: np.ndarray, high: 
 
     tolerances = {"xatol": 0.0, "xrtol": 8.0 * np.finfo(np.float64).eps, "fatol": 1e-13, "frtol": 0.0}
     rows = np.arange(len(low))
-    found = scipy.optimize.elementwise.find_root(
-        excess, (low, high), args=(rows,), tolerances=tolerances, maxiter=200
-    )
+    found = elementwise.find_root(excess, (low, high), args=(rows,), tolerances=tolerances, maxiter=200)
     # Rounding can put an end of the bracket on the wrong side by one unit; that end is then the root.
     at_low, at_high = (np.asarray(value) for value in found.f_bracket)
     end = np.where(at_low >= 0.0, low, high)
