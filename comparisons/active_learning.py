@@ -96,9 +96,9 @@ class Sizes:
 FULL = Sizes()
 TINY = Sizes(
     seeds=2,
-    plane_labels=9,
+    plane_labels=7,
     digits_labels=30,
-    diabetes_labels=16,
+    diabetes_labels=13,
     pool=40,
     test_rows=30,
     batch=10,
