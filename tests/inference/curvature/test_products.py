@@ -297,6 +297,14 @@ def test_joint_predictions_of_some_weights_are_those_of_the_jacobian(monkeypatch
     assert len(by_rows) == 1
 
 
+def test_joint_predictions_of_a_subnetwork_are_those_of_the_jacobian(ppl, monkeypatch):
+    chosen = {"weights": "largest_magnitude", "subnetwork": 9}
+    posterior = fitted(ppl, "classes", structure="lowrank", rank=5, **chosen)
+    wanted = posterior.joint(NEW)
+    monkeypatch.setattr(approximation_module, "jacobians", None)
+    close(posterior.joint(NEW, memory=1).function_covariance, wanted.function_covariance)
+
+
 def test_a_joint_prediction_holds_nothing_as_large_as_a_jacobian():
     """65 050 weights and 50 classes: the Jacobian of 3 rows has 78 MB, and takes twice that."""
     model, start, x, y = wide_network()
