@@ -18,6 +18,7 @@ from scipy.stats import multivariate_normal
 
 from ppl_bnn.core.errors import CurvatureError, UnsupportedError
 from ppl_bnn.inference.curvature import gaussians as covariance
+from ppl_bnn.inference.curvature import linear_algebra
 from ppl_bnn.inference.curvature import structures as precision
 from ppl_bnn.inference.curvature.gaussians import (
     STRUCTURES,
@@ -676,7 +677,7 @@ def test_a_prior_that_kronecker_factors_cannot_hold_is_refused_with_the_ways_out
 @pytest.mark.parametrize("places", [1, 3])
 @pytest.mark.parametrize("held", [1, 2**24])
 def test_projection_of_a_linear_map_needs_no_jacobian(places, held, rng, monkeypatch):
-    monkeypatch.setattr(covariance, "MOST_FLOATS", held)
+    monkeypatch.setattr(linear_algebra, "MOST_FLOATS", held)
     curvature, _ = kronecker(rng)
     weight, bias, other = TENSORS
     inputs, gradients = rng.normal(size=(5, places, 3)), rng.normal(size=(5, 4, places, 2))
@@ -705,7 +706,7 @@ def test_projection_of_a_linear_map_with_many_places_holds_a_few_rows_at_a_time(
     rng: np.random.Generator, monkeypatch
 ):
     rows, outputs, inputs, width = 100, 5, 40, 40
-    monkeypatch.setattr(covariance, "MOST_FLOATS", outputs * inputs * width)
+    monkeypatch.setattr(linear_algebra, "MOST_FLOATS", outputs * inputs * width)
     gaussian = Diagonal(np.ones(inputs * width))
     a, g = rng.normal(size=(rows, 2, inputs)), rng.normal(size=(rows, outputs, 2, width))
     tracemalloc.start()
