@@ -84,10 +84,15 @@ class LayerPredictions:
     ) -> Iterator[tuple[np.ndarray, np.ndarray | RowCovariances]]:
         """Mean (B, D) and covariances (B, D, D), or those of many outputs, for `size` rows at a time."""
         assert self.covariances is not None
-        eta, inputs = self.features(problem, self.centre, x, self.layer, memory)
+        eta, inputs = self._predictor_and_features(problem, x, memory)
         for start, stop in chunks(len(eta), size):
             found = self.covariances(inputs[start:stop])
             yield eta[start:stop], found if eta.shape[1] > MANY else found.dense()
+
+    def _predictor_and_features(self, problem: Problem, x: Any, memory: int) -> tuple[np.ndarray, np.ndarray]:
+        eta, inputs = self.features(problem, self.centre, x, self.layer, memory)
+        # Zero times infinity is a warning of NumPy; a product with NaN is NaN, which predictions refuse by name.
+        return eta, np.where(np.isfinite(inputs), inputs, np.nan)
 
     def moved_alone(self, u: Values) -> bool:
         """Whether draws of u differ from the centre in the layer only."""
@@ -98,7 +103,7 @@ class LayerPredictions:
     def draws(self, problem: Problem, u: Values, x: Any, memory: int) -> np.ndarray:
         """eta (S, N, D) of draws that move the layer alone, of which it is a linear function."""
         (weight, bias), shape = (self.layer.map.weight, self.layer.map.bias), self.layer.shape
-        eta, inputs = self.features(problem, self.centre, x, self.layer, memory)
+        eta, inputs = self._predictor_and_features(problem, x, memory)
         count = len(u[weight])
         found = np.empty((count, *eta.shape), problem.dtype)
         size = int(np.clip(memory // (8 * (eta.size + 2 * shape[0] * shape[1])), 1, count))
