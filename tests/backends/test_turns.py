@@ -134,13 +134,11 @@ def test_a_model_of_pyro_has_the_type_of_its_own_session(restless: None) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ppl", ["numpyro", "pyro"])
 @pytest.mark.parametrize("name", {ROWS[name].class_name: name for name in reversed(METHODS)}.values())
-def test_every_method_in_four_threads_gives_the_bits_of_one(name: str, ppl: str) -> None:
+def test_every_method_in_four_threads_gives_the_bits_of_one(name: str) -> None:
     row = METHODS[name]
-    if ppl not in row.systems:
-        pytest.skip("the method is one of the other system")
-    method = row.build(ppl, row.quick)
+    # Pyro has more global state.
+    method = row.build("pyro" if "pyro" in row.systems else "numpyro", row.quick)
     precisions = [dataclasses.replace(method, dtype=dtype) for dtype in ("float64", "float32")]
     kinds = [lambda m=m: result(m, 0) for m in precisions]
     alone = [kind() for kind in kinds]
@@ -153,7 +151,7 @@ def test_every_method_in_four_threads_gives_the_bits_of_one(name: str, ppl: str)
 
 @pytest.mark.slow
 def test_many_methods_at_once_give_the_bits_of_each() -> None:
-    """Six threads fit all methods of both systems, each of them in two of the threads."""
+    """Six threads fit all methods of both systems, a sixth of them each."""
     calls = []
     for row in METHODS.values():
         for ppl in row.systems:
@@ -162,8 +160,7 @@ def test_many_methods_at_once_give_the_bits_of_each() -> None:
             calls.append(lambda m=dataclasses.replace(method, dtype=dtype): result(m, 1))
     alone = [call() for call in calls]
     before = globals_now()
-    parts = np.array_split(np.random.default_rng(0).permutation(len(calls)), 6)
-    orders = [np.concatenate([parts[index], parts[index - 1]]) for index in range(6)]
+    orders = np.array_split(np.random.default_rng(0).permutation(len(calls)), 6)
     together = at_once([lambda o=order: [(index, calls[index]()) for index in o] for order in orders])
     assert differences(before) == []
     for found in together:
