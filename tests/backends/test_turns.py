@@ -151,13 +151,14 @@ def test_every_method_in_four_threads_gives_the_bits_of_one(name: str) -> None:
 
 @pytest.mark.slow
 def test_many_methods_at_once_give_the_bits_of_each() -> None:
-    """Six threads fit all methods of both systems, a sixth of them each."""
+    """Six threads fit a third of the methods in both systems, a sixth of these each."""
     calls = []
     for row in METHODS.values():
         for ppl in row.systems:
             method = row.build(ppl, row.quick)
             dtype = "float32" if len(calls) % 2 else "float64"
             calls.append(lambda m=dataclasses.replace(method, dtype=dtype): result(m, 1))
+    calls = calls[::3]
     alone = [call() for call in calls]
     before = globals_now()
     orders = np.array_split(np.random.default_rng(0).permutation(len(calls)), 6)
