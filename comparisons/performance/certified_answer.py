@@ -171,12 +171,12 @@ def with_gaps(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
             and each["solved"]
             and (each["arm"], each["seed"]) != (row["arm"], row["seed"])
         ]
-        told = {name: value for name, value in row.items() if name not in ("mean", "sd")}
+        shown = {name: value for name, value in row.items() if name not in ("mean", "sd")}
         if others and "mean" in row:
             mean, sd = (np.mean([each[name] for each in others], axis=0) for name in ("mean", "sd"))
-            told["gap"] = float(np.sqrt(np.mean(((np.array(row["mean"]) - mean) / sd) ** 2)))
-            told["sd_ratio"] = float(np.mean(np.array(row["sd"]) / sd))
-        found.append(told)
+            shown["gap"] = float(np.sqrt(np.mean(((np.array(row["mean"]) - mean) / sd) ** 2)))
+            shown["sd_ratio"] = float(np.mean(np.array(row["sd"]) / sd))
+        found.append(shown)
     return found
 
 
@@ -210,6 +210,15 @@ def judge(study: Study) -> list[Verdict]:
     if BY_HAND not in arms or not arms & set(OURS) or study.sizes.limit != FULL.limit:
         for key in referee.claims:
             referee.not_run(key, "both sides were not run with the limit of ten minutes")
+        return referee.verdicts()
+    # The claims are about the whole list, and most of three seeds.
+    runs = {(row["problem"], row["arm"], row["seed"]) for row in rows}
+    wanted = {
+        (each.name, arm, seed) for each in PROBLEMS for arm in (*OURS, BY_HAND) for seed in range(FULL.seeds)
+    }
+    if absent := len(wanted - runs):
+        for key in referee.claims:
+            referee.not_run(key, f"{absent} of the {len(wanted)} runs are absent")
         return referee.verdicts()
     best = best_of_ours(rows, study.sizes.limit)
     ours, theirs = solved(rows, best), solved(rows, BY_HAND)

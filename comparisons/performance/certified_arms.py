@@ -290,18 +290,18 @@ def missing(arm: str, python: str = "") -> str:
 
     if arm == BDE and not python and importlib.util.find_spec("bde") is None:
         return "not installed, and no interpreter was named (--bde)"
-    return "not a method of this version" if arm == LAPS and not hasattr(bnn, LAPS) else ""
+    return ""
 
 
 # --- one run --------------------------------------------------------------------------------------------
 
 
 def certified(
-    arm: str, task: Task, sizes: Sizes, seed: int, tell: Callable[[dict[str, Any]], None], python: str = ""
+    arm: str, task: Task, sizes: Sizes, seed: int, report: Callable[[dict[str, Any]], None], python: str = ""
 ) -> dict[str, Any]:
     """One run of one arm: whether, when and after how many gradients the rule held, and f of its draws.
 
-    tell: is told the result so far after each block.
+    report: is called with the result so far, after each block.
     """
     begun = time.perf_counter()
     found: dict[str, Any] = {"solved": False, "why": "no block was finished within the limit"}
@@ -324,12 +324,12 @@ def certified(
             if block.f is None:
                 f = judge.functions
                 found |= {"mean": f.mean(axis=0).tolist(), "sd": f.std(axis=0).tolist()}
-            tell(found)
+            report(found)
             if holds or seconds > sizes.limit:
                 break
     except BNNError as error:
         found |= {"why": f"{type(error).__name__}: {error}"}
-        tell(found)
+        report(found)
     return found
 
 
@@ -349,15 +349,15 @@ def child(folder: str) -> None:
     given = json.loads((Path(folder) / "given.json").read_text())
     task, sizes = Task(**arrays, **given["network"]), Sizes(**given["sizes"])
 
-    def tell(found: dict[str, Any]) -> None:
+    def report(found: dict[str, Any]) -> None:
         text = json.dumps(found)
         write_whole(Path(folder) / "found.json", lambda part: part.write_text(text))
 
-    certified(given["arm"], task, sizes, given["seed"], tell, given["python"])
+    certified(given["arm"], task, sizes, given["seed"], report, given["python"])
 
 
 def in_a_process(arm: str, task: Task, sizes: Sizes, seed: int, python: str = "") -> dict[str, Any]:
-    """`certified`, in a fresh interpreter that is ended `GRACE` seconds after the limit: what it has told until then.
+    """The last result of `certified` in a fresh interpreter, which is ended `GRACE` seconds after the limit.
 
     The grace covers the imports of the process, which do not count.
     """

@@ -28,7 +28,7 @@ from ppl_bnn.backends import interpretation, protocol
 from ppl_bnn.backends.native import Model
 from ppl_bnn.backends.protocol import Function, Given, Site, TracedSite
 from ppl_bnn.backends.turns import Turn
-from ppl_bnn.core.arrays import cores
+from ppl_bnn.core.arrays import cores, whole
 from ppl_bnn.core.processes import refuse_forked
 from ppl_bnn.language.distributions import Distribution, censored_log_prob
 
@@ -293,7 +293,7 @@ class NumPyro(protocol.System):
             yield "cpu" if chosen.platform == "cpu" else f"cuda:{chosen.id}"
 
     def asarray(self, value: Any) -> Any:
-        array = np.asarray(value)
+        array = whole(np.asarray(value))
         return jnp.asarray(array, dtype=float if np.issubdtype(array.dtype, np.floating) else None)
 
     def trace(self, native: Any, x: Any, y: Any, given: Given, seed: Any) -> Mapping[str, Any]:

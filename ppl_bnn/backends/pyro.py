@@ -38,6 +38,7 @@ from ppl_bnn.backends.pyro_recording import (
     record,
 )
 from ppl_bnn.backends.pyro_session import TURN, opened, outside, recordings, rest, resting, transformed, typed
+from ppl_bnn.core.arrays import whole
 from ppl_bnn.core.errors import BNNError, ModelError, UnsupportedError
 from ppl_bnn.core.processes import refuse_forked
 from ppl_bnn.language.distributions import Distribution
@@ -243,7 +244,7 @@ class Pyro(protocol.System):
     def asarray(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return value
-        array = np.array(value, order="C")
+        array = whole(np.array(value, order="C"))
         dtype = floating() if np.issubdtype(array.dtype, np.floating) else None
         # tensor() copies: a posterior must not change when the caller's array does.
         return torch.tensor(array, dtype=dtype)

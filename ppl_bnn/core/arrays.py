@@ -93,6 +93,15 @@ def wide(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64 if array.dtype.kind == "f" else np.int64, copy=False)
 
 
+def whole(array: np.ndarray) -> np.ndarray:
+    """The array with signed numbers and bytes as int64, where a difference of bytes does not wrap around.
+
+    Keys of random numbers, which have 32 bits and no sign, are unchanged.
+    """
+    narrow = array.dtype.kind == "i" or array.dtype in (np.uint8, np.uint16)
+    return array.astype(np.int64, copy=False) if narrow else array
+
+
 def rows_at(x: Any, index: Any) -> Any:
     """NumPy: some rows of an array or of each array of a dict, as float64 or int64, also if they lie in a file."""
     return map_data(lambda a: wide(np.asarray(a[index])), x)

@@ -25,7 +25,7 @@ def check_inputs(x: Any, features: Any = None, flat: bool = False, mapped: bool 
     """Checked inputs: a float array (N, F) (integers stay integers), or a dict of arrays with one common first axis.
 
     `features` describes the training inputs, as `describe_inputs` returns it. With `flat`, (N,) is allowed too. With
-    `mapped`, arrays that lie in a file stay there, as they are; `arrays.rows_at` reads rows of them.
+    `mapped`, memory maps are not read into memory; `arrays.rows_at` reads and converts some of their rows.
     """
     checked: Any
     check = InputError.check
@@ -187,7 +187,7 @@ def data_hash(x: Any, y: np.ndarray) -> str:
 
 
 def _numeric(name: str, value: Any, mapped: bool = False) -> np.ndarray:
-    """The value as an array of float64 or int64; if `mapped`, one that lies in a file is left as it is."""
+    """The value as an array of float64 or int64; with `mapped`, a memory map is not converted."""
     check, imputing = InputError.check, "removing or imputing them"
     masked = np.ma.count_masked(value) if np.ma.isMaskedArray(value) else 0
     check(not masked, name, "finite numbers", f"{masked} masked values", imputing)

@@ -183,9 +183,3 @@ class LayerProducts(Products):
         self.passes += len(directions)
         check_finite("a finite curvature", found)
         return found.astype(self.dtype)
-
-    def _build(self) -> Callable[..., Any]:
-        raise NotImplementedError
-
-    def _of_rows(self, start: int, stop: int, x: Any) -> tuple[Any, ...]:
-        raise NotImplementedError

@@ -71,6 +71,14 @@ class Products(ABC):
         return self._sizes[1]
 
     @abstractmethod
+    def __call__(self, directions: np.ndarray) -> np.ndarray:
+        """The products (K, Q) for directions (K, Q)."""
+
+
+class DerivedProducts(Products):
+    """Products by automatic differentiation, for some rows at a time."""
+
+    @abstractmethod
     def _build(self) -> Callable[..., Any]:
         """(values, directions, x, arguments of the rows) -> products (K, size), compiled."""
 
@@ -79,7 +87,6 @@ class Products(ABC):
         """What the function needs of the rows besides x; rows from `stop` on do not count."""
 
     def __call__(self, directions: np.ndarray) -> np.ndarray:
-        """The products (K, Q) for directions (K, Q)."""
         # Of a common size, so that nothing is compiled a second time.
         size = self.directions if len(directions) >= self.directions else min(BLOCK, self.directions)
         found = np.empty(directions.shape, self.dtype)
@@ -104,7 +111,7 @@ class Products(ABC):
 
 
 @dataclass
-class HessianProducts(Products):
+class HessianProducts(DerivedProducts):
     """Of the Hessian of -sum log p(y_n | x_n, u): the pullback of the gradient."""
 
     def _of_rows(self, start: int, stop: int, x: Any) -> tuple[Any, ...]:
@@ -127,7 +134,7 @@ class HessianProducts(Products):
 
 
 @dataclass
-class GaussNewtonProducts(Products):
+class GaussNewtonProducts(DerivedProducts):
     """Of sum_n J_n' R_n R_n' J_n, with `cotangents` R_n; they are kept as far as `memory` allows."""
 
     cotangents: Cotangents

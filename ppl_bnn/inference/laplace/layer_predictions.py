@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
+import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
+from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import chunks
 from ppl_bnn.inference.curvature import last_layer
 from ppl_bnn.inference.curvature.gaussians import Diagonal, FlatGaussian, Kronecker, LowRankPrecision, Rotated
@@ -37,32 +38,24 @@ class KeptFeatures:
     def __init__(self, most: int = KEPT):
         self.most = most
         self._known: OrderedDict[str, tuple[np.ndarray, np.ndarray]] = OrderedDict()
+        self._turn = threading.Lock()
 
     def __call__(
         self, problem: Problem, u: Values, x: Any, layer: Layer, memory: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        key = f"{problem.dtype} {problem.device} {_content(x)}"
-        if key in self._known:
-            self._known.move_to_end(key)
-            return self._known[key]
+        key = f"{problem.dtype} {problem.device} {checks.data_hash(x, np.empty(0))}"
+        with self._turn:
+            if key in self._known:
+                self._known.move_to_end(key)
+                return self._known[key]
         _, *parts = zip(*last_layer.features(problem, u, x, layer, memory), strict=True)
         eta, inputs = (np.concatenate(part) for part in parts)
-        self._known[key] = eta, inputs
-        # The oldest go first, and what is too large by itself is not kept.
-        while sum(a.nbytes + b.nbytes for a, b in self._known.values()) > self.most:
-            self._known.popitem(last=False)
+        with self._turn:
+            self._known[key] = eta, inputs
+            # The oldest go first, and what is too large by itself is not kept.
+            while sum(a.nbytes + b.nbytes for a, b in self._known.values()) > self.most:
+                self._known.popitem(last=False)
         return eta, inputs
-
-
-def _content(x: Any) -> str:
-    """A hash of an array, or of a dict of arrays, with names, shapes and types."""
-    parts = x.items() if isinstance(x, Mapping) else [("", x)]
-    found = hashlib.sha256()
-    for name, value in parts:
-        array = np.ascontiguousarray(value)
-        found.update(f"{name} {array.dtype} {array.shape} ".encode())
-        found.update(array)
-    return found.hexdigest()
 
 
 @dataclass
@@ -96,7 +89,7 @@ class LayerPredictions:
 
     def moved_alone(self, u: Values) -> bool:
         """Whether draws of u differ from the centre in the layer only."""
-        own = {self.layer.map.weight, self.layer.map.bias if self.layer.bias else None}
+        own = {self.layer.map.weight, None if self.layer.bias is None else self.layer.map.bias}
         rest = (name for name in self.centre if name not in own and name in u)
         return all(bool(np.all(np.asarray(u[name]) == self.centre[name])) for name in rest)
 

@@ -215,8 +215,8 @@ class LAPS(ManyChains):
                     "observables": 0.0,
                     "entropy": -mean(after.logdensity),
                 }
-                new, told = burn_in.update(learned, seen)
-                still = (told["r_max"] <= self.fluctuation) & (new.step_count >= window)
+                new, monitored = burn_in.update(learned, seen)
+                still = (monitored["r_max"] <= self.fluctuation) & (new.step_count >= window)
                 chains = HMCState(after.position, after.logdensity, after.logdensity_grad)
                 new = (chains, after.momentum, new, key, still, lost | ~sound, fine | jnp.any(sound))
                 return cast(new, carry)
@@ -303,7 +303,8 @@ class LAPS(ManyChains):
             )
 
     def _smaller_steps(self) -> str:
-        target = TARGETS[False] if self.target_accept is None else self.target_accept
+        # The larger default: the advice makes steps smaller in any number of coordinates.
+        target = TARGETS[True] if self.target_accept is None else self.target_accept
         return f"target_accept={1 - (1 - target) / 2:.3g}"
 
 

@@ -693,6 +693,8 @@ def test_whole_numbers_in_a_file_are_the_same_numbers_as_in_memory(ppl: str, tmp
     assert whole.info.data_hash == file.info.data_hash
     assert np.array_equal(whole.info.history["loss"], file.info.history["loss"])
     np.testing.assert_array_equal(whole.predict(pixels[:5]).mean, file.predict(mapped[:5]).mean)
+    trees = [posterior.to_datatree()["log_likelihood"]["y"].values for posterior in (whole, file)]
+    np.testing.assert_array_equal(*trees)
 
 
 def test_streaming_is_refused_where_rows_belong_together_even_with_all_of_them() -> None:
