@@ -94,12 +94,9 @@ def wide(array: np.ndarray) -> np.ndarray:
 
 
 def whole(array: np.ndarray) -> np.ndarray:
-    """The array with signed numbers and bytes as int64, where a difference of bytes does not wrap around.
-
-    Keys of random numbers, which have 32 bits and no sign, are unchanged.
-    """
-    narrow = array.dtype.kind == "i" or array.dtype in (np.uint8, np.uint16)
-    return array.astype(np.int64, copy=False) if narrow else array
+    """The array, with whole numbers of 8 or 16 bits as int64, whose differences do not wrap around."""
+    narrow = array.dtype.kind in "iu" and array.dtype.itemsize < 4
+    return array.astype(np.int64) if narrow else array
 
 
 def rows_at(x: Any, index: Any) -> Any:
