@@ -27,7 +27,6 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ[COMPILED] = folder.name
     # For the processes that tests start.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[COMPILED]
-    os.environ["JAX_COMPILATION_CACHE_MAX_SIZE"] = str(4 * 2**30)
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 

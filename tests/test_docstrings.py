@@ -216,7 +216,7 @@ def on_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     for name in ("PPL_BNN_DATA", "PPL_BNN_REFERENCES", "PPL_BNN_REFERENCES_URL"):
         monkeypatch.delenv(name, raising=False)
     names = ["jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"]
-    names += ["jax_persistent_cache_min_entry_size_bytes", "jax_compilation_cache_max_size"]
+    names += ["jax_persistent_cache_min_entry_size_bytes"]
     before = {name: getattr(jax.config, name) for name in names}
     yield
     for name, value in before.items():

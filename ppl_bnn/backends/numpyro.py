@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -408,7 +409,7 @@ class _Compiled:
 _COMPILED: dict[str, Callable[..., Any]] = {}
 _KEEPING = threading.Lock()
 KEPT_COMPILED = 128
-# Bytes of compiled programs on disk; those not used for the longest time are removed.
+# Bytes of compiled programs on disk.
 KEPT_BYTES = 4 * 2**30
 SYSTEM = NumPyro()
 
@@ -416,8 +417,8 @@ SYSTEM = NumPyro()
 def enable_compilation_cache(folder: str | None = None) -> str:
     """Keep compiled programs of JAX on disk, so that the next run of the same model starts at once.
 
-    Several processes may share a folder, which is limited to 4 GiB. Opt-in, because JAX cannot disable it within a
-    process.
+    Several processes may share a folder. A call removes the oldest programs of a folder that has more than 4 GiB.
+    Opt-in, because JAX cannot disable it within a process.
 
     Parameters
     ----------
@@ -435,14 +436,28 @@ def enable_compilation_cache(folder: str | None = None) -> str:
     >>> bnn.enable_compilation_cache("compiled")  # once, before the first fit
     'compiled'
     """
-    from pathlib import Path
-
     chosen = Path(folder) if folder else Path.home() / ".cache" / "ppl-bnn" / "jax"
     chosen.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(chosen))
     # Small programs, too: a fit has tens of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-    # With a limit JAX locks the folder, and no process reads what another one has half written.
-    jax.config.update("jax_compilation_cache_max_size", KEPT_BYTES)
+    # A limit of JAX's own would make it read one file per program whenever it adds one, and lock the folder meanwhile.
+    _remove_oldest(chosen, KEPT_BYTES)
     return str(chosen)
+
+
+def _remove_oldest(folder: Path, kept_bytes: int) -> None:
+    """Remove the oldest files of a folder until those left have at most so many bytes."""
+    found = []
+    for each in folder.iterdir():
+        # Another process may remove the same files.
+        with suppress(FileNotFoundError):
+            about = each.stat()
+            found.append((about.st_mtime_ns, about.st_size, each))
+    excess = sum(size for _, size, _ in found) - kept_bytes
+    for _, size, each in sorted(found):
+        if excess <= 0:
+            break
+        each.unlink(missing_ok=True)
+        excess -= size

@@ -79,6 +79,8 @@ def outcomes(function: Any, tasks: list[tuple[Any, ...]], **settings: Any) -> di
 
 def test_each_process_has_its_share_of_the_cores_and_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-31,-1,7")
+    # The tests share a folder of programs; here each call makes its own.
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
     # What another call has left running was told something else.
     large = np.ones(300_000)
     found = outcomes(seen, [(number, large) for number in range(5)], jobs=2, device="cuda")
