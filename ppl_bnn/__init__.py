@@ -78,7 +78,7 @@ if TYPE_CHECKING:
     from ppl_bnn.posterior.posterior import Posterior
     from ppl_bnn.posterior.stacking import stack
     from ppl_bnn.prediction import scores
-    from ppl_bnn.prediction.conformal import conformal
+    from ppl_bnn.prediction.conformal import conformal, cross_conformal
     from ppl_bnn.prediction.prediction import Prediction
     from ppl_bnn.prediction.recalibration import recalibrate
     from ppl_bnn.reporting import plot

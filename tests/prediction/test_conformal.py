@@ -33,14 +33,17 @@ def _wrong_classes(rng, rows):
 # --- the guarantee ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("score", ["absolute", "normalised", "quantile", "lac", "aps", "aps, randomised"])
+@pytest.mark.parametrize(
+    "score", ["absolute", "normalised", "quantile", "lac", "aps", "aps, randomised", "raps, randomised"]
+)
 @pytest.mark.parametrize(("rows", "level"), [(20, 0.8), (9, 0.9)])
 def test_coverage_is_what_is_promised(score, rows, level):
     """k / (n + 1), exactly, over held-out rows and new ones: the mean of many runs within 4 of its standard errors.
 
     Within a run the coverage of new rows is from a Beta(k, n + 1 - k) distribution, and its variance is known.
     """
-    make = _wrong_classes if score[:3] in ("lac", "aps") else _wrong
+    make = _wrong_classes if score.split(",")[0] in ("lac", "aps", "raps") else _wrong
+    penalty = (0.1, 2) if "raps" in score else None
     runs, new = 200, 25
     rng = np.random.default_rng(0)
     covered = np.empty(runs)
@@ -48,7 +51,7 @@ def test_coverage_is_what_is_promised(score, rows, level):
         p, y = make(rng, rows + new)
         held, fresh = p.take(slice(None, rows)), p.take(slice(rows, None))
         seed = run if "randomised" in score else None
-        found = conformal(held, None, y[:rows], level, score.split(",")[0], randomise=seed)
+        found = conformal(held, None, y[:rows], level, score.split(",")[0], randomise=seed, penalty=penalty)
         if make is _wrong_classes:
             covered[run] = found.sets(fresh)[np.arange(new), y[rows:]].mean()
         else:
