@@ -17,6 +17,7 @@ import ppl_bnn as bnn
 from ppl_bnn.backends.numpyro import SYSTEM
 from tests.problems import regression_data, small_network
 
+# One method of each way to compile: HMC and SGLD are compiled as NUTS and SGHMC are.
 METHODS = {
     "MAP": bnn.MAP(steps=200),
     "MAP, restarts": bnn.MAP(steps=200, restarts=2),
@@ -25,7 +26,6 @@ METHODS = {
     "Laplace": bnn.Laplace(start=bnn.MAP(steps=200)),
     "Laplace, kron": bnn.Laplace(structure="kron", start=bnn.MAP(steps=200)),
     "NUTS": bnn.NUTS(warmup=20, draws=20, chains=2),
-    "HMC": bnn.HMC(warmup=20, draws=20, chains=2),
     "MCLMC": bnn.MCLMC(warmup=50, draws=20, chains=2),
     "IVON": bnn.IVON(steps=200),
     "SVGD": bnn.SVGD(steps=200, particles=5),
@@ -34,7 +34,6 @@ METHODS = {
     "Pathfinder": bnn.Pathfinder(paths=2),
     "Ensemble": bnn.Ensemble(bnn.MAP(steps=200), size=2),
     "MCDropout": bnn.MCDropout(steps=200),
-    "SGLD": bnn.SGLD(warmup=20, draws=20, chains=2, batch_size=8),
     "SGHMC": bnn.SGHMC(warmup=20, draws=20, chains=2, batch_size=8),
     "ChEES": bnn.ChEES(warmup=20, draws=20, chains=8),
     "MEADS": bnn.MEADS(warmup=20, draws=20, chains=16),

@@ -69,7 +69,7 @@ METHODS = {
     "MAP, restarts": bnn.MAP(ppl="pyro", steps=STEPS, restarts=2),
     "MAP, early stopping": bnn.MAP(ppl="pyro", steps=STEPS, validation=0.2),
     "IVON": bnn.IVON(ppl="pyro", steps=STEPS),
-    "SWAG": bnn.SWAG(ppl="pyro", start=bnn.MAP(ppl="pyro", steps=STEPS)),
+    "SWAG": bnn.SWAG(ppl="pyro", collections=10, every=4, rank=5, start=bnn.MAP(ppl="pyro", steps=STEPS)),
     "SVGD": bnn.SVGD(ppl="pyro", steps=STEPS, particles=5),
     "MCDropout": bnn.MCDropout(ppl="pyro", steps=STEPS),
     "Laplace": bnn.Laplace(ppl="pyro", start=bnn.MAP(ppl="pyro", steps=STEPS)),
