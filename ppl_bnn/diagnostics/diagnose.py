@@ -14,6 +14,7 @@ from ppl_bnn.core.progress import Progress
 from ppl_bnn.diagnostics import function_space, remedies
 from ppl_bnn.diagnostics.calibration import MISCALIBRATED, Calibration
 from ppl_bnn.diagnostics.importance import K_LIMIT, ParetoK, coordinates, held_coordinates, pareto_k
+from ppl_bnn.diagnostics.power_scaling import LIMIT, power_scaling
 from ppl_bnn.diagnostics.sbc import simulation_based_calibration
 from ppl_bnn.inference.method import Method
 from ppl_bnn.posterior.convergence import by_arviz
@@ -81,6 +82,7 @@ def diagnose(
     x: Any = None,
     reference: Any = None,
     calibration: Calibration | Method | None = None,
+    sensitivity: bool = False,
     simulations: int = 100,
     seed: int = 0,
     progress: bool | Progress | None = None,
@@ -117,6 +119,12 @@ def diagnose(
         A result of `bnn.simulation_based_calibration`, or a method that is fitted to `simulations` data sets drawn from
         the posterior's model. Calibration is an average over all data that the prior allows, so miscalibration turns
         "adequate" and "converged" into "undecided", never into "inadequate".
+    sensitivity : bool, default False
+        Whether to measure by power-scaling [1]_ how strongly f depends on the prior and on the likelihood, at up to 200
+        outputs at training rows. The figures are the largest "prior_sensitivity", the smallest
+        "likelihood_sensitivity", and the shares of outputs that depend (above 0.05) on the prior: with the likelihood,
+        which points to a conflict ("prior_conflict_share"), or without it ("prior_dominance_share"). The verdict does
+        not depend on them: a strong prior may be what is meant.
     simulations : int
         Number of simulations, if `calibration` is a method.
     seed : int
@@ -132,9 +140,14 @@ def diagnose(
     Raises
     ------
     UnsupportedError
-        A reference that is not a posterior of chains, or a calibration of a model that cannot be simulated.
+        A reference that is not a posterior of chains, a calibration of a model that cannot be simulated, or the
+        sensitivity of a point, of weighted chains or of another target than the posterior.
     InputError
         A reference for other data, a calibration of another type, or `x` unlike the training inputs.
+
+    References
+    ----------
+    .. [1] Kallioinen, Paananen, Buerkner and Vehtari 2024, Statistics and Computing 34, 57.
 
     Examples
     --------
@@ -164,6 +177,8 @@ def diagnose(
         calibration = simulation_based_calibration(*data, calibration, **options)
     if calibration is not None:
         verdict = judge.calibrated(calibration, verdict)
+    if sensitivity:
+        judge.sensitivity()
     reasons, advice = (tuple(dict.fromkeys(lines)) for lines in (judge.reasons, judge.advice))
     subject = f"{posterior.info.method} in {posterior.info.ppl}"
     return Diagnosis(verdict, reasons, advice, judge.figures, subject)
@@ -186,6 +201,16 @@ class _Judge:
     def warned(self, word: str) -> bool:
         """Whether the method itself has warned of this already, in words that are among the reasons."""
         return any(word in warning for warning in self.info.warnings)
+
+    def sensitivity(self) -> None:
+        """How strongly f depends on the prior and on the likelihood."""
+        found = power_scaling(self.posterior)
+        self.figures |= found.figures
+        self.reasons += found.findings
+        if found.figures["prior_sensitivity"] > LIMIT:
+            self.advice.append(
+                "bnn.check_prior(model, x), and another prior by bnn.with_prior, if this one is not meant"
+            )
 
     # --- chains -------------------------------------------------------------------------------------------
 

@@ -113,7 +113,7 @@ def posterior_datatree(
     def evaluated(problem: Problem) -> tuple[Draws, Draws, Mapping[str, Any]]:
         """Constrained draws, log priors, and the sites."""
         w = posterior.constrained_draws(problem, flat)
-        return w, _site_log_priors(problem, flat), problem.program.sites
+        return w, site_log_priors(problem, flat), problem.program.sites
 
     w, log_prior, sites = posterior.with_problem(evaluated)
     training = posterior.prediction_of_draws(flat, posterior.inputs, kind)
@@ -204,7 +204,8 @@ def _one_per_draw(prediction: Prediction, rng: np.random.Generator) -> np.ndarra
     return y.reshape(prediction.draws, *prediction.shape)
 
 
-def _site_log_priors(problem: Problem, u: Draws) -> dict[str, np.ndarray]:
+def site_log_priors(problem: Problem, u: Draws) -> dict[str, np.ndarray]:
+    """log p(site) of each site at draws u with one leading axis, without Jacobian, (S,)."""
     program, system = problem.program, problem.system
 
     def densities(values: Any, x: Any, y: Any) -> dict[str, Any]:
