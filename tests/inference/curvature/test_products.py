@@ -196,12 +196,12 @@ def weights_of(name):
 
 
 @pytest.mark.parametrize("settings", [{"tune": "global"}, {"tune": "global", "search": "maximise"}])
-def test_one_factor_is_tuned_by_the_evidence_of_the_whole_curvature(ppl, settings, by_products, monkeypatch):
+def test_one_factor_is_tuned_by_the_evidence_of_the_whole_curvature(settings, by_products, monkeypatch):
     few, every = (
-        fitted(ppl, "classes", structure="lowrank", rank=r, probes=256, **settings) for r in (4, 46)
+        fitted("pyro", "classes", structure="lowrank", rank=r, probes=256, **settings) for r in (4, 46)
     )
     monkeypatch.setattr(jacobian_module, "linear_factors", linear_factors)
-    full = fitted(ppl, "classes", structure="full", **settings).info.figures
+    full = fitted("pyro", "classes", structure="full", **settings).info.figures
     for figure in ("log_evidence", "prior_factor/all", "effective_parameters", "log_joint"):
         assert every.info.figures[figure] == pytest.approx(full[figure], rel=1e-7)
     error = few.info.figures["log_evidence_error"]
