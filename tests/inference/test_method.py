@@ -21,7 +21,7 @@ from ppl_bnn.core.errors import InputError
 from ppl_bnn.inference.cost import Size
 from tests.arviz_functions import arviz_defined
 from tests.posterior.test_export import finite, statistics_of_arviz
-from tests.problems import METHODS, Conjugate, Row, regression_data, small_classifier, small_network
+from tests.problems import METHODS, Conjugate, Row, regression_data, small_network
 
 # Particles, two-point distributions, an ensemble of points, and the same with other weights.
 WITHOUT_DENSITY = ("svgd", "mc-dropout", "ensemble", "stacked")
@@ -35,6 +35,10 @@ CASES = [
     for name, row in METHODS.items()
     for ppl in row.systems
 ]
+
+
+# The methods once each: what NumPyro makes of a classifier, those show that it alone serves.
+ONCE = [case for case in CASES if case.values[1] == "pyro" or "pyro" not in case.values[0].systems]
 
 
 def quick(row: Row, ppl: str, **more):
@@ -88,6 +92,11 @@ def standardised():
 def linear_model(x, y=None):
     noise = bnn.sample("noise", bnn.dist.HalfNormal(1.0))
     bnn.observe(y, bnn.mlp(x, [1], prior=bnn.priors.Normal(0.0, 1.0)), bnn.likelihoods.Gaussian(noise))
+
+
+def linear_classifier(x, y=None):
+    """Without a hidden layer, which is in the fits above: half of what a quick run takes is compilation."""
+    bnn.observe(y, bnn.mlp(x, [3], prior=bnn.priors.Normal(0.0, 1.0)), bnn.likelihoods.Categorical())
 
 
 @pytest.mark.parametrize(("row", "ppl"), CASES)
@@ -220,10 +229,11 @@ def test_same_seed_same_bits(row, ppl, posteriors):
     first = posteriors(row, ppl)
     model = first.model
     again = fit(row, ppl, model)
-    other = fit(row, ppl, model, seed=1)
     for name, value in first.draws.items():
         assert np.array_equal(value, again.draws[name]), name
+    # The seed has no say in where a mode is.
     if row.target != "mode" and "guide" not in row.name:
+        other = fit(row, ppl, model, seed=1)
         assert any(not np.array_equal(value, other.draws[name]) for name, value in first.draws.items())
 
 
@@ -265,18 +275,16 @@ def global_state():
     }
 
 
-@pytest.mark.parametrize(("row", "ppl"), CASES)
+@pytest.mark.parametrize(("row", "ppl"), ONCE)
 def test_classes(row, ppl):
-    if row.name == "laplace-guide":
-        pytest.skip("the exact Hessian of a network is not definite where a quick run stops")
     rng = np.random.default_rng(4)
     x = rng.normal(size=(30, 2))
     y = np.digitize(x[:, 0] + 0.3 * rng.normal(size=30), [-0.5, 0.5])
-    prediction = fit(row, ppl, small_classifier, data=(x, y)).predict(x[:4])
+    prediction = fit(row, ppl, linear_classifier, data=(x, y)).predict(x[:4])
     assert prediction.probabilities.shape == (4, 3)
     assert np.allclose(prediction.probabilities.sum(1), 1.0)
     with pytest.raises(InputError, match=r"labels 0\.\.2"):
-        fit(row, ppl, small_classifier, data=(x, y + 2))
+        fit(row, ppl, linear_classifier, data=(x, y + 2))
 
 
 @pytest.mark.parametrize(("row", "ppl"), CASES)

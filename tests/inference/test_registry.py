@@ -85,9 +85,8 @@ def test_a_method_of_another_library_becomes_known_by_one_row(monkeypatch: pytes
     assert row("ensemble-mine").build("numpyro").member == bnn.MAP(steps=3)
 
 
-@pytest.mark.parametrize("ppl", ["numpyro", "pyro"])
 def test_the_method_of_the_contributors_guide_is_one_file_and_two_lines_of_the_registry(
-    ppl: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guide = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
     source = guide.split("## Adding a method", 1)[1].split("```python\n", 1)[1].split("```", 1)[0]
@@ -100,7 +99,7 @@ def test_the_method_of_the_contributors_guide_is_one_file_and_two_lines_of_the_r
 
     exact = Conjugate.make(rows=6, features=1, noise=1.0)
     posterior = bnn.fit(
-        exact.model, exact.x, exact.y, row("importance_resampling").build(ppl), progress=False
+        exact.model, exact.x, exact.y, row("importance_resampling").build("numpyro"), progress=False
     )
     effective = posterior.info.figures["effective_proposals"]
     assert 500 < effective < 20_000
@@ -116,4 +115,4 @@ def test_the_method_of_the_contributors_guide_is_one_file_and_two_lines_of_the_r
     again = bnn.load(tmp_path / "kept", exact.model)
     np.testing.assert_array_equal(again.predict(exact.x).mean, posterior.predict(exact.x).mean)
     with pytest.raises(bnn.errors.InputError, match="proposals"):
-        row("importance-resampling").build(ppl, proposals=0)
+        row("importance-resampling").build("pyro", proposals=0)

@@ -42,7 +42,8 @@ SPECTRA = {
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", SPECTRA)
 def test_the_largest_pairs_are_those_of_the_dense_matrix(name, dtype):
-    for rank in (1, 3, 12, 400):
+    # All of 60 eigenvalues and fewer, a part of 400.
+    for rank in (1, 3, 12, 60):
         operator = Counted(SPECTRA[name], dtype)
         rank = min(rank, len(operator.values))
         found, _ = operator.pairs(rank)

@@ -48,6 +48,12 @@ def known_noise(x, y=None):
 MODELS = {"classes": classes, "known noise": known_noise, "sampled noise": small_network}
 
 
+# What is tested is written once for both systems: one model shows that NumPyro, which compiles for seconds, serves it.
+in_both_systems = pytest.mark.parametrize(
+    ("ppl", "name"), [*(("pyro", name) for name in MODELS), ("numpyro", "classes")]
+)
+
+
 @cache
 def data(name):
     rng = np.random.default_rng(3)
@@ -90,16 +96,17 @@ def close(found, wanted, relative=1e-8):
 # --- products ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("memory", [2**28, 1])
 @pytest.mark.parametrize("model", [images, classes], ids=["images", "classes"])
-def test_products_are_those_of_the_dense_matrix(ppl, model, memory):
+def test_products_are_those_of_the_dense_matrix(ppl, model):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(7, 6, 6, 2)) if model is images else rng.normal(size=(7, 2))
     with problem_of(ppl, model, x, np.arange(7) % 4) as problem:
         u, root = point(problem), problem.program.likelihood.fisher_root
         every = Where.of(problem, None)
         dense = data_curvature(problem, u)[0].matrix()
-        for where in (every, Where.of(problem, np.arange(1, every.size, 3))):
+        some = Where.of(problem, np.arange(1, every.size, 3))
+        # All rows at once, and one by one.
+        for where, memory in ((every, 2**28), (some, 2**28), (every, 1)):
             products = GaussNewtonProducts(problem, u, where, memory, lambda eta, rows: np.asarray(root(eta)))
             directions = rng.normal(size=(6, where.count))
             at = np.arange(every.size) if where.kept is None else np.arange(1, every.size, 3)
@@ -160,7 +167,7 @@ def test_products_are_those_of_curvlinops(task):
 # --- Laplace by products ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MODELS)
+@in_both_systems
 def test_the_whole_rank_is_the_full_structure(ppl, name, by_products, monkeypatch):
     found = fitted(ppl, name, structure="lowrank", rank=weights_of(name))
     ours, draws = found.info.figures, found.draws
@@ -189,12 +196,12 @@ def weights_of(name):
 
 
 @pytest.mark.parametrize("settings", [{"tune": "global"}, {"tune": "global", "search": "maximise"}])
-def test_one_factor_is_tuned_by_the_evidence_of_the_whole_curvature(ppl, settings, by_products, monkeypatch):
+def test_one_factor_is_tuned_by_the_evidence_of_the_whole_curvature(settings, by_products, monkeypatch):
     few, every = (
-        fitted(ppl, "classes", structure="lowrank", rank=r, probes=256, **settings) for r in (4, 46)
+        fitted("pyro", "classes", structure="lowrank", rank=r, probes=256, **settings) for r in (4, 46)
     )
     monkeypatch.setattr(jacobian_module, "linear_factors", linear_factors)
-    full = fitted(ppl, "classes", structure="full", **settings).info.figures
+    full = fitted("pyro", "classes", structure="full", **settings).info.figures
     for figure in ("log_evidence", "prior_factor/all", "effective_parameters", "log_joint"):
         assert every.info.figures[figure] == pytest.approx(full[figure], rel=1e-7)
     error = few.info.figures["log_evidence_error"]
@@ -245,7 +252,7 @@ def test_what_a_rank_leaves_out_is_named():
     assert warned == [True, False]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@in_both_systems
 def test_predictions_by_products_are_those_of_the_jacobian(ppl, name):
     posterior = fitted(ppl, name, structure="lowrank", rank=5)
     approximation = posterior.approximation
@@ -255,7 +262,7 @@ def test_predictions_by_products_are_those_of_the_jacobian(ppl, name):
         close(found, wanted, 1e-10)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@in_both_systems
 def test_joint_predictions_by_products_are_those_of_the_full_structure(ppl, name, monkeypatch):
     """The precision of the full structure as a diagonal and a factor of whole rank, whatever they are of."""
     posterior = fitted(ppl, name, structure="full")

@@ -155,7 +155,7 @@ def _flat(u):
 
 def test_members_with_tuned_hyperparameters_keep_their_own():
     problem = Conjugate.make(rows=15)
-    method = Laplace(steps=200, noise="evidence", tune="global")
+    method = Laplace(steps=200, noise="evidence", tune="global", ppl="pyro")
     # Drawn rows: members with the same rows would be tuned alike.
     posterior = bnn.fit(problem.model, problem.x, problem.y, Ensemble(method, 2, bootstrap=True))
     noises = [member.noise for member in posterior.approximation.members]

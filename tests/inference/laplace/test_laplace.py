@@ -113,12 +113,13 @@ def regression_network(x, y=None):
     bnn.observe(y, f, likelihoods.Gaussian(0.3))
 
 
-def test_regression_agrees_with_laplace_torch(ppl):
+# In NumPyro too these agree: test_laplace_torch has them.
+def test_regression_agrees_with_laplace_torch():
     import torch
 
     x, y = regression_data(rows=30)
-    mode = bnn.fit(regression_network, x, y, bnn.MAP(ppl=ppl, steps=200))
-    posterior = bnn.fit(regression_network, x, y, bnn.Laplace(ppl=ppl, start=mode, optimise=False))
+    mode = bnn.fit(regression_network, x, y, bnn.MAP(ppl="pyro", steps=200))
+    posterior = bnn.fit(regression_network, x, y, bnn.Laplace(ppl="pyro", start=mode, optimise=False))
     sizes = [2, 4, 1]
     network = torch_twin(mode, sizes[1:])
     with default_double():
@@ -144,7 +145,7 @@ def test_regression_agrees_with_laplace_torch(ppl):
     assert np.isclose(evidence, posterior.info.figures["log_evidence"], rtol=1e-5)
 
 
-def test_classification_agrees_with_laplace_torch(ppl):
+def test_classification_agrees_with_laplace_torch():
     import torch
 
     x, y = classification_data()
@@ -153,8 +154,8 @@ def test_classification_agrees_with_laplace_torch(ppl):
         f = bnn.mlp(x, [4, 3], activation="tanh", prior=priors.Normal(0.0, 1.0))
         bnn.observe(y, f, likelihoods.Categorical())
 
-    mode = bnn.fit(network_model, x, y, bnn.MAP(ppl=ppl, steps=200))
-    posterior = bnn.fit(network_model, x, y, bnn.Laplace(ppl=ppl, start=mode, optimise=False))
+    mode = bnn.fit(network_model, x, y, bnn.MAP(ppl="pyro", steps=200))
+    posterior = bnn.fit(network_model, x, y, bnn.Laplace(ppl="pyro", start=mode, optimise=False))
     sizes = [2, 4, 3]
     with default_double():
         la = reference_laplace(
@@ -229,7 +230,7 @@ def test_quadrature_over_log_noise_equals_draws():
 
 def test_linearised_draws_have_the_closed_form_covariance():
     x, y = classification_data()
-    posterior = bnn.fit(small_classifier, x, y, bnn.Laplace())
+    posterior = bnn.fit(small_classifier, x, y, bnn.Laplace(ppl="pyro", steps=300))
     mean, covariance = posterior.with_problem(
         lambda problem: posterior.approximation.linearised(problem, x[:4])
     )
@@ -249,13 +250,13 @@ def test_kinds_of_prediction_differ_and_are_named():
         posterior.predict(x, kind="linearized")
 
 
-def test_gauss_newton_is_never_indefinite_for_heteroscedastic_noise(ppl):
+def test_gauss_newton_is_never_indefinite_for_heteroscedastic_noise():
     def model(x, y=None):
         f = bnn.mlp(x, [3, 2], activation="tanh", prior=priors.Normal(0.0, 1.0))
         bnn.observe(y, f, likelihoods.HeteroscedasticGaussian())
 
     x, y = regression_data()
-    posterior = bnn.fit(model, x, y, bnn.Laplace(ppl=ppl))
+    posterior = bnn.fit(model, x, y, bnn.Laplace(ppl="pyro", steps=300))
     assert np.all(posterior.predict(x).epistemic > 0)
 
 
@@ -310,7 +311,7 @@ def test_partially_bayesian_network(ppl):
         bnn.observe(y, f, likelihoods.Gaussian(0.2))
 
     x, y = regression_data()
-    posterior = bnn.fit(model, x, y, bnn.Laplace(ppl=ppl))
+    posterior = bnn.fit(model, x, y, bnn.Laplace(ppl=ppl, steps=300))
     assert np.ptp(posterior.draws["hidden0.weight"], axis=1).max() == 0
     assert np.ptp(posterior.draws["output.weight"], axis=1).min() > 0
     assert np.all(posterior.predict(x).epistemic > 0)

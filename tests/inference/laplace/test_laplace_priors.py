@@ -274,10 +274,10 @@ def fan_in(x, y=None):
     bnn.observe(y, f, likelihoods.Gaussian(NOISE))
 
 
-def test_kronecker_factors_with_a_precision_for_each_tensor(ppl):
+def test_kronecker_factors_with_a_precision_for_each_tensor():
     """Subtracting the prior by hand, 1 / variance = fan_in, leaves a product of two factors in each weight."""
     problem = Conjugate.make()
-    posterior = fit(fan_in, problem.x, problem.y, ppl, structure="kron", steps=300)
+    posterior = fit(fan_in, problem.x, problem.y, "pyro", structure="kron", steps=300)
     precision = posterior.approximation.covariance.precision()
     mode = posterior.approximation.centre()
     prior = np.repeat([3.0, 1.0, 4.0, 1.0], [12, 4, 4, 1])
@@ -434,7 +434,7 @@ def test_a_singular_curvature_without_a_prior_is_named():
     close(FactorCurvature(whole).gaussian(np.zeros(4)).precision(), whole.T @ whole)
 
 
-def test_a_joint_normal_prior_far_from_zero_is_no_funnel(ppl, rng):
+def test_a_joint_normal_prior_far_from_zero_is_no_funnel(rng):
     """Far from its centre a normal log density is nearly linear, as that of a scale that goes to zero is."""
     x, y = rng.normal(size=(30, 2)), rng.normal(size=30)
     mode = {"output.weight": np.full((2, 1), -3000.0), "output.bias": np.zeros(1)}
@@ -444,7 +444,7 @@ def test_a_joint_normal_prior_far_from_zero_is_no_funnel(ppl, rng):
     def model(x, y=None):
         bnn.observe(y, bnn.mlp(x, [1]), likelihoods.Gaussian(1.0))
 
-    fitted = bnn.fit(bnn.with_prior(model, prior), x, y, bnn.Laplace(ppl=ppl), progress=False)
+    fitted = bnn.fit(bnn.with_prior(model, prior), x, y, bnn.Laplace(ppl="pyro", steps=300), progress=False)
     design = np.column_stack([x, np.ones(30)])
     before = np.array([-3000.0, -3000.0, 0.0])
     exact = np.linalg.solve(precision + design.T @ design, precision @ before + design.T @ y)

@@ -188,9 +188,10 @@ def test_laplace_torch_has_the_same_last_layer(structure, double_by_default):
 # --- against the dense route -----------------------------------------------------------------------------
 
 
+# Predictions are made of covariances in NumPy; the covariances above are those of both systems.
 @pytest.mark.parametrize("structure", STRUCTURES)
-def test_ten_classes_are_those_of_the_jacobian(ppl, structure, without_layer, monkeypatch):
-    posterior = fitted(ppl, structure)
+def test_ten_classes_are_those_of_the_jacobian(structure, without_layer, monkeypatch):
+    posterior = fitted("pyro", structure)
     assert layer_of(posterior) is not None
     kinds = [kind for kind in posterior.approximation.kinds if kind != "sampled"]
     ours = {kind: posterior.predict(NEW, kind=kind) for kind in kinds}
@@ -199,7 +200,7 @@ def test_ten_classes_are_those_of_the_jacobian(ppl, structure, without_layer, mo
     monkeypatch.setattr(predictions_module, "MANY", CLASSES - 1)
     many = {kind: posterior.predict(NEW, kind=kind) for kind in kinds}
     without_layer()
-    other = fitted(ppl, structure)
+    other = fitted("pyro", structure)
     assert layer_of(other) is None
     for figure in ("log_evidence", "effective_parameters", "newton_gain"):
         assert posterior.info.figures[figure] == pytest.approx(other.info.figures[figure], rel=1e-10)
@@ -236,7 +237,7 @@ def test_products_with_vectors_are_those_of_the_dense_matrix(monkeypatch):
     assert found.log_evidence == pytest.approx(full.log_evidence, rel=1e-9)
 
 
-def test_a_layer_without_bias_a_module_and_names_of_layers(ppl, without_layer):
+def test_a_layer_without_bias_a_module_and_names_of_layers(without_layer):
     def module_body(x, y=None):
         h = bnn.ops.tanh(x @ bnn.ops.asarray(given(CLASSES)[0]["hidden.weight"], like=x))
         bnn.observe(y, bnn.dense("output", h, CLASSES, priors.Normal()), likelihoods.Categorical())
@@ -250,14 +251,16 @@ def test_a_layer_without_bias_a_module_and_names_of_layers(ppl, without_layer):
         (network(CLASSES), start, ("output",)),
         (network(CLASSES), start, ("output.weight",)),
     ]
-    models = [fitted(ppl, "kron", model, start=at, weights=weights) for model, at, weights in cases]
+    models = [fitted("pyro", "kron", model, start=at, weights=weights) for model, at, weights in cases]
     assert all(layer_of(posterior) is not None for posterior in models)
     found = [posterior.predict(NEW, kind="bridge").probabilities for posterior in models]
     without_layer()
     for probs, (model, at, weights) in zip(found, cases, strict=True):
         close(
             probs,
-            fitted(ppl, "kron", model, start=at, weights=weights).predict(NEW, kind="bridge").probabilities,
+            fitted("pyro", "kron", model, start=at, weights=weights)
+            .predict(NEW, kind="bridge")
+            .probabilities,
         )
 
 

@@ -59,7 +59,7 @@ def test_a_number_of_steps_is_that_number(ppl: str) -> None:
 
 
 def test_a_length_is_kept_by_whole_steps(ppl: str) -> None:
-    posterior = fit(HMC(**SMALL[ppl], trajectory_length=0.7), network, seed=4)
+    posterior = fit(HMC(**SMALL[ppl], trajectory_length=0.7), seed=4)
     steps, size = posterior.statistics["n_steps"], posterior.statistics["step_size"]
     whole = np.ceil(0.7 / size) if ppl == "numpyro" else np.maximum(np.floor(0.7 / size), 1)
     np.testing.assert_array_equal(steps, whole)
@@ -67,7 +67,7 @@ def test_a_length_is_kept_by_whole_steps(ppl: str) -> None:
 
 def test_a_trajectory_has_a_bound(ppl: str) -> None:
     method = HMC(**SMALL[ppl], trajectory_length=1e6, max_steps=7)
-    posterior = fit(method, network, seed=4)
+    posterior = fit(method, seed=4)
     assert (posterior.statistics["n_steps"] == 7).all()
     assert any("100% of trajectories were cut short by max_steps=7" in w for w in posterior.info.warnings)
     assert not any("cut short" in warning for warning in small_fit(ppl).info.warnings)

@@ -41,7 +41,7 @@ def test_mode_depends_on_the_coordinates_that_were_asked_for(ppl, space):
         return -(value + (log_noise if space == "unconstrained" else 0.0))
 
     wanted = minimize(minus_log_joint, np.zeros(5), method="BFGS", options={"gtol": 1e-9}).x
-    posterior = bnn.fit(learned_noise, problem.x, problem.y, bnn.MAP(ppl=ppl, space=space))
+    posterior = bnn.fit(learned_noise, problem.x, problem.y, bnn.MAP(ppl=ppl, space=space, steps=500))
     assert np.allclose(Conjugate.flat(posterior.draws)[0, 0], wanted[:-1], rtol=1e-5)
     assert np.isclose(posterior.draws["noise"][0, 0], np.exp(wanted[-1]), rtol=1e-5)
 

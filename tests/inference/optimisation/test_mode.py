@@ -80,13 +80,13 @@ def test_a_point_that_is_no_mode_says_by_how_much_the_evidence_is_off(share, mod
 
 @pytest.fixture(scope="module")
 def without_centre():
-    """Posteriors without a centre, by name."""
+    """Posteriors without a centre, by name; in Pyro where it has them, which compiles nothing."""
     problem = Conjugate.make()
     methods = {
-        "NUTS": bnn.NUTS(draws=5, warmup=5, chains=1),
-        "SVGD": bnn.SVGD(particles=3, steps=2),
-        "Ensemble": bnn.Ensemble(bnn.MAP(steps=100), 2),
-        "SVI": bnn.SVI(guide=Mixture(2), steps=2, elbo_draws=50),
+        "NUTS": bnn.NUTS(draws=5, warmup=5, chains=1, ppl="pyro"),
+        "SVGD": bnn.SVGD(particles=3, steps=2, ppl="pyro"),
+        "Ensemble": bnn.Ensemble(bnn.MAP(steps=100, ppl="pyro"), 2, ppl="pyro"),
+        "SVI": bnn.SVI(guide=Mixture(2), steps=2, elbo_draws=50, ppl="pyro"),
         "Pathfinder": bnn.Pathfinder(paths=2, importance=False),
     }
     return problem, {
@@ -99,8 +99,10 @@ def test_a_posterior_without_a_centre_is_refused_by_name(without_centre):
     for name, posterior in posteriors.items():
         with pytest.raises(UnsupportedError, match=f"with a centre.*got {name}.*optimise=True"):
             bnn.Laplace(start=posterior, optimise=False)
-        # To begin an optimisation any draw will do.
-        found = bnn.fit(problem.model, problem.x, problem.y, bnn.Laplace(start=posterior, steps=100))
+    # To begin an optimisation any draw will do, of chains or of the rest.
+    for name in ("NUTS", "Ensemble"):
+        method = bnn.Laplace(start=posteriors[name], steps=100, ppl="pyro")
+        found = bnn.fit(problem.model, problem.x, problem.y, method)
         assert np.isclose(found.log_evidence, problem.log_evidence, atol=1e-6)
 
 
@@ -119,12 +121,12 @@ def test_which_approximations_have_a_centre(without_centre):
     for posterior in posteriors.values():
         assert not posterior.approximation.has_centre
     for method in (
-        bnn.MAP(steps=100),
-        bnn.SVI(steps=2, elbo_draws=50),
-        bnn.SVI(guide="fullrank", steps=2, elbo_draws=50),
-        bnn.SWAG(steps=100, collections=2, rank=2, burn_in=0),
+        bnn.MAP(steps=100, ppl="pyro"),
+        bnn.SVI(steps=2, elbo_draws=50, ppl="pyro"),
+        bnn.SVI(guide="fullrank", steps=2, elbo_draws=50, ppl="pyro"),
+        bnn.SWAG(steps=100, collections=2, rank=2, burn_in=0, ppl="pyro"),
         bnn.Pathfinder(importance=False),
-        bnn.IVON(steps=2),
+        bnn.IVON(steps=2, ppl="pyro"),
     ):
         approximation = bnn.fit(problem.model, problem.x, problem.y, method).approximation
         assert approximation.has_centre, method
@@ -141,8 +143,7 @@ def absolute_shrinkage(x, y=None, *, scale):
     bnn.observe(y, bnn.mlp(x, [1], prior=priors.Laplace(0.0, scale)), likelihoods.Gaussian(0.5))
 
 
-@PPL
-def test_a_median_regression_is_a_mode_on_kinks(ppl):
+def test_a_median_regression_is_a_mode_on_kinks():
     """The minimum of the absolute residuals by linear programming: the mode is there, and is not called none."""
     problem = Conjugate.make(rows=21)
     design = problem.design
@@ -151,7 +152,7 @@ def test_a_median_regression_is_a_mode_on_kinks(ppl):
     equal = np.hstack([design, np.eye(rows), -np.eye(rows)])
     bounds = [(None, None)] * size + [(0, None)] * (2 * rows)
     best = linprog(cost, A_eq=equal, b_eq=problem.y, bounds=bounds)
-    for method in (bnn.MAP(ppl=ppl, steps=400), bnn.Laplace(ppl=ppl, steps=400)):
+    for method in (bnn.MAP(ppl="pyro", steps=400), bnn.Laplace(ppl="pyro", steps=400)):
         posterior = bnn.fit(median_regression, problem.x, problem.y, method)
         centre = posterior.approximation.centre()
         weights = np.append(centre["output.weight"].ravel(), centre["output.bias"])

@@ -122,15 +122,14 @@ def test_all_but_the_first_map_are_dropped():
 
 def test_a_convolution_drops_whole_channels(ppl):
     def model(x, y=None):
-        h = bnn.ops.tanh(bnn.conv2d("first", x, 3, 3))
-        h = bnn.ops.tanh(bnn.conv2d("second", h, 2, 3))
+        h = bnn.ops.tanh(bnn.conv2d("only", x, 2, 3))
         f = bnn.dense("output", h.reshape(h.shape[0], -1), 1)
         bnn.observe(y, f, likelihoods.Gaussian(0.3))
 
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(6, 5, 5, 1)), rng.normal(size=6)
-    posterior = bnn.fit(model, x, y, MCDropout(rate=0.4, layers=("second",), steps=10, ppl=ppl))
-    weight = posterior.draws["second.weight"][0]
+    x, y = rng.normal(size=(6, 5, 5, 3)), rng.normal(size=6)
+    posterior = bnn.fit(model, x, y, MCDropout(rate=0.4, layers=("only",), steps=10, ppl=ppl))
+    weight = posterior.draws["only.weight"][0]
     kept = weight != 0.0
     assert np.array_equal(kept, np.broadcast_to(kept[:, :1, :1, :, :1], kept.shape))
     assert 0.55 < kept[:, 0, 0, :, 0].mean() < 0.65

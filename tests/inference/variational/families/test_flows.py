@@ -26,7 +26,7 @@ from ppl_bnn.inference.variational.families.flows import (
 from ppl_bnn.inference.variational.guides import Guide, family_of
 from tests.problems import Conjugate, full_rank_parameters
 
-FLOWS = {"iaf": InverseAutoregressive(layers=2, hidden=9), "spline": NeuralSpline(layers=3, bins=5, hidden=7)}
+FLOWS = {"iaf": InverseAutoregressive(layers=2, hidden=9), "spline": NeuralSpline(layers=2, bins=5, hidden=7)}
 
 
 @pytest.fixture(params=list(FLOWS))
