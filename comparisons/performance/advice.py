@@ -76,6 +76,9 @@ def main(tiny: bool = False, store: bool = False) -> dict[str, Any]:
         print(f"{name:<26} {facts[name]}", flush=True)
     facts["within what was told"] = f"{inside} of {len(chosen)}"
     for ppl, found in steps.items():
+        # A tiny run has NumPyro alone.
+        if not found:
+            continue
         middle = math.exp(sum(map(math.log, found)) / len(found))
         facts[f"a step in {ppl}, in gradients"] = (
             f"{min(found):.2f} to {max(found):.2f}, geometric mean {middle:.2f} (told: {STEP[ppl]})"

@@ -8,6 +8,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from scipy import stats
 from sklearn.metrics import mutual_info_score
 
+import ppl_bnn as bnn
 from comparisons.claims import NOT_RUN, REFUTED, REPRODUCED, UNDECIDED
 from ppl_bnn.prediction.prediction import Prediction
 
@@ -26,9 +28,25 @@ FOLDER = Path(__file__).parents[2] / "comparisons"
 
 @pytest.fixture(scope="module")
 def study() -> Iterator[Any]:
+    """The study, with networks of three units for digits."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(FOLDER))
-        yield importlib.import_module("active_learning")
+        study = importlib.import_module("active_learning")
+        tasks = study.tasks
+
+        def narrow(sizes: Any) -> Any:
+            found = tasks(sizes)
+            model = bnn.zoo.load("classification_mlp", classes=10, width=3, sigma=3.0)
+            return found | {"digits": replace(found["digits"], model=model)}
+
+        patch.setattr(study, "tasks", narrow)
+        yield study
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where finished parts of a tiny run are kept, of small pools for two tests."""
+    return tmp_path_factory.mktemp("kept")
 
 
 # --- what a label is worth ----------------------------------------------------------------------------
@@ -262,12 +280,12 @@ def test_the_figure_of_small_pools_marks_what_has_not_converged(
     assert (tmp_path / "two.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_small_pools_join_stored_results_and_leave_the_others(study: Any, tmp_path: Path) -> None:
+def test_small_pools_join_stored_results_and_leave_the_others(study: Any, tmp_path: Path, kept: Path) -> None:
     folder = tmp_path / "results"
     shutil.copytree(FOLDER / "results" / "active_learning", folder)
     before = json.loads((folder / "results.json").read_text())
     curves = (folder / "curves.csv").read_bytes()
-    study.main(tiny=True, out=folder, task="small", checkpoint=tmp_path / "kept")
+    study.main(tiny=True, out=folder, task="small", checkpoint=kept)
     after = json.loads((folder / "results.json").read_text())
     assert (folder / "curves.csv").read_bytes() == curves
     assert after["stamp"] == before["stamp"]
@@ -301,9 +319,9 @@ def test_a_run_asks_for_each_row_once_and_the_first_round_is_shared(study: Any) 
 
 
 def test_a_tiny_run_writes_tables_figures_and_verdicts(
-    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Any, tmp_path: Path, kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = study.main(tiny=True, out=tmp_path, checkpoint=tmp_path / "kept")
+    found = study.main(tiny=True, out=tmp_path, checkpoint=kept)
     content = json.loads((tmp_path / "results.json").read_text())
     # Two choices for each task of classes, one for numbers, the coins; and six on small pools.
     assert len(content["verdicts"]) == 6 + 6
@@ -323,7 +341,7 @@ def test_a_tiny_run_writes_tables_figures_and_verdicts(
     # What has finished is not computed again.
     monkeypatch.setattr(study, "run_of", None)
     monkeypatch.setattr(study, "small_run", None)
-    again = study.main(tiny=True, out=tmp_path / "again", checkpoint=tmp_path / "kept")
+    again = study.main(tiny=True, out=tmp_path / "again", checkpoint=kept)
     assert again.tables == found.tables
     # The stamp has the seconds of each run.
     assert again.numbers["small pools"]["sizes"] == found.numbers["small pools"]["sizes"]

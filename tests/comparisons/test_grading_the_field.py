@@ -71,6 +71,20 @@ def test_a_diagnostic_that_knows_and_one_that_does_not(script: Any, tmp_path: Pa
     assert script.curve_area(np.array([1.0, 2.0, 3.0, 4.0]), np.array([0, 1, 0, 1])) == 0.75
 
 
+def test_the_area_is_that_of_scikit_learn_to_the_last_bit(script: Any, rng: np.random.Generator) -> None:
+    from scipy.stats import rankdata
+    from sklearn.metrics import roc_auc_score
+
+    for rows in range(2, 80):
+        score, miss = np.round(rng.normal(size=rows), rows % 3), np.arange(rows) % 2.0
+        score[rng.uniform(size=rows) < 0.1] = math.inf
+        miss = rng.permutation(miss)
+        # scikit-learn takes no infinity.
+        assert script.curve_area(score, miss) == roc_auc_score(miss > 0, rankdata(score))
+    for kind in (0.0, 1.0):
+        assert math.isnan(script.curve_area(np.arange(3.0), np.full(3, kind)))
+
+
 def test_the_league_is_of_geometric_means(script: Any, tmp_path: Path) -> None:
     study = made_up(script, tmp_path, {"train": 1.3})
     rows = {(row["method"], row["region"]): row for row in script.league(study)}

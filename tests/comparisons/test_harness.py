@@ -33,14 +33,14 @@ def study() -> Any:
 
 
 @NEEDS_PROC
-def test_sixteen_cells_killed_four_times_end_in_the_undisturbed_table(study: Any, tmp_path: Path) -> None:
-    found = study.main(tiny=True, out=tmp_path)
+def test_sixteen_cells_killed_in_three_ways_end_in_the_undisturbed_table(study: Any, tmp_path: Path) -> None:
+    found = study.main(tiny=True, out=tmp_path, kills=3)
     numbers = found.numbers["kills"]
     assert numbers["cells"] == 16
     assert not any(numbers["differing"].values())
     assert numbers["left_for_the_last"] > 0
     rows = found.tables["kills"]
-    assert sorted(row["how"] for row in rows) == sorted(study.HOWS)
+    assert sorted(row["how"] for row in rows) == sorted(set(study.HOWS))
     assert [row["at_start"] for row in rows[1:]] == [row["finished"] for row in rows[:-1]]
     # Cells here are shorter than those that the claim about costs is of.
     assert {each.key: each.verdict for each in found.verdicts if each.key != "costs"} == dict.fromkeys(
