@@ -25,6 +25,9 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="ppl-bnn-tests-")
         config.add_cleanup(folder.cleanup)
         os.environ[COMPILED] = folder.name
+    # There is a process for each core. On small matrices a second thread of linear algebra saves no time, and waits for
+    # the first one in a loop, on the core of another process.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # For the processes that tests start.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[COMPILED]
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"

@@ -82,7 +82,7 @@ def test_the_upper_bound_falls_to_the_evidence(annealing: Any) -> None:
     high, which is the safe side.
     """
     model, apart = bnn.zoo.load("linear_regression"), []
-    for seed in range(3):
+    for seed in range(5):
         chosen = problems.problem(entry("linear_regression", "prior_curve", rows=8, seed=seed))
         sizes: dict[str, int] = {"temperatures": 960, "particles": 50, "backwards": 100, "draws": 5}
         method = annealing.Annealing(truth=chosen.truth, **sizes)
