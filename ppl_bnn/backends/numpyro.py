@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import hashlib
 import os
+import re
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -411,6 +412,8 @@ _KEEPING = threading.Lock()
 KEPT_COMPILED = 128
 # Bytes of compiled programs on disk.
 KEPT_BYTES = 4 * 2**30
+# The name of such a program, as JAX gives it.
+_PROGRAM_FILE = re.compile(r"-[0-9a-f]{64}-cache$")
 SYSTEM = NumPyro()
 
 
@@ -443,16 +446,18 @@ def enable_compilation_cache(folder: str | None = None) -> str:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     # A limit of JAX's own would make it read one file per program whenever it adds one, and lock the folder meanwhile.
-    _remove_oldest(chosen, KEPT_BYTES)
+    _remove_oldest_programs(chosen, KEPT_BYTES)
     return str(chosen)
 
 
-def _remove_oldest(folder: Path, kept_bytes: int) -> None:
-    """Remove the oldest files of a folder until those left have at most so many bytes."""
+def _remove_oldest_programs(folder: Path, kept_bytes: int) -> None:
+    """Remove the oldest programs of a folder until those left have at most so many bytes."""
     found = []
     for each in folder.iterdir():
-        # Another process may remove the same files.
+        # The folder may hold other files. Another process may remove the same programs.
         with suppress(FileNotFoundError):
+            if not _PROGRAM_FILE.search(each.name):
+                continue
             about = each.stat()
             found.append((about.st_mtime_ns, about.st_size, each))
     excess = sum(size for _, size, _ in found) - kept_bytes

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import ppl_bnn as bnn
+from ppl_bnn.backends import numpyro
 from ppl_bnn.backends.numpyro import SYSTEM
 from tests.problems import regression_data, small_network
 
@@ -95,6 +96,27 @@ def test_a_compiled_function_can_be_part_of_another(compiled: list[str]) -> None
         x = np.arange(4.0)
         np.testing.assert_array_equal(jax.grad(inner)(x), 2.0 * x)
         np.testing.assert_array_equal(jax.vmap(inner)(np.stack([x, x])), [14.0, 14.0])
+
+
+def test_the_oldest_programs_are_removed_and_nothing_else(tmp_path: Path) -> None:
+    folder = str(tmp_path / "one")
+    program = (
+        "import jax, ppl_bnn as bnn; bnn.enable_compilation_cache({!r}); jax.jit(lambda x: x + 1.0)(2.0)"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program.format(folder)], check=True)
+    names = sorted(file.name for file in (tmp_path / "one").iterdir())
+    assert names
+    assert all(numpyro._PROGRAM_FILE.search(name) for name in names)
+    for age, letter in enumerate("abcd"):
+        file = tmp_path / f"jit_f-{64 * letter}-cache"
+        file.write_bytes(bytes(10))
+        os.utime(file, (1000 - age, 1000 - age))
+    (tmp_path / "of the user-cache").write_bytes(bytes(1000))
+    os.utime(tmp_path / "of the user-cache", (1, 1))
+    for kept, left in ((40, "abcd"), (39, "abc"), (20, "ab"), (0, "")):
+        numpyro._remove_oldest_programs(tmp_path, kept)
+        assert sorted(file.name[6] for file in tmp_path.glob("jit_*")) == list(left)
+    assert (tmp_path / "of the user-cache").exists()
 
 
 # Counts the programs that were not in the cache; jax.monitoring reports each.
