@@ -264,7 +264,7 @@ class CrossConformal:
     folds : ndarray of int
         The fold of each row, (n,).
     values : ndarray
-        The score of each row by the fit that has not seen it, (n,) or (n, K) with one column per output.
+        The score of each row by the fit that has not seen it, (n,) or (n, outputs).
     level : float
         Coverage that was asked for.
     score : str
@@ -313,7 +313,7 @@ class CrossConformal:
         Returns
         -------
         lower, upper : ndarray
-            Each (N,) or (N, K), units of y. Crossed ends are both set to their mid-point.
+            Each (N,) or (N, outputs), units of y. Crossed ends are both set to their mid-point.
 
         Raises
         ------
@@ -459,6 +459,11 @@ def cross_conformal(
     good = isinstance(folds, int | np.integer) and not isinstance(folds, bool) and 2 <= folds <= rows
     InputError.check(good, "folds", f"a whole number from 2 to {rows}, the rows", repr(folds), "folds=5")
     check_known("rule", [rule], RULES)
+    fits = callable(getattr(method, "fit", None)) and not isinstance(method, type)
+    InputError.check(fits, "method", "a method", repr(method), "bnn.Laplace()")
+    if score is not None:
+        check_known("score", [score], (*NUMBERS, *CLASSES))
+    _check_settings(score, randomise, penalty)
     expected, advice = "the penalty of 'raps', which no rows could choose here", "penalty=(0.01, 3)"
     InputError.check(score != "raps" or penalty is not None, "penalty", expected, "None", advice)
     of_row, uniform = np.empty(rows, dtype=int), _uniform(randomise, 0, rows)
@@ -508,6 +513,11 @@ def _checked_score(
     known = CLASSES if prediction.is_classes else NUMBERS
     score = score or ("lac" if prediction.is_classes else "normalised")
     check_known("score", [score], known)
+    _check_settings(score, randomise, penalty)
+    return score
+
+
+def _check_settings(score: str | None, randomise: int | None, penalty: tuple[float, int] | None) -> None:
     possible = randomise is None or score in RANDOMISED
     advice = "randomise=None"
     InputError.check(possible, "randomise", "score='aps' or 'raps' to randomise", repr(score), advice)
@@ -519,7 +529,6 @@ def _checked_score(
         good = numbers and 0.0 <= penalty[0] < math.inf and penalty[1] >= 0 and penalty[1] == int(penalty[1])
         expected = "two numbers, of at least 0: a finite penalty and a whole rank"
         InputError.check(good, "penalty", expected, repr(penalty), "penalty=(0.01, 3)")
-    return score
 
 
 def _check_interval(score: str) -> None:

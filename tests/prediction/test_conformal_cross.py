@@ -45,6 +45,10 @@ def ridge(x: Any, y: Any) -> Callable[[Any], Prediction]:
     return predict
 
 
+def never(x: Any, y: Any) -> Any:
+    raise AssertionError("a fit")
+
+
 def logistic(x: Any, y: Any) -> Callable[[Any], Prediction]:
     found = LogisticRegression().fit(x, y)
     return lambda x: Prediction("Categorical", {"probs": found.predict_proba(x)[None]})
@@ -283,6 +287,18 @@ def test_what_cannot_be_promised_is_refused(numbers: Any, classes: Any) -> None:
         bnn.cross_conformal(None, x, y, Fitted(ridge), score="absolut")
     with pytest.raises(InputError, match="level"):
         bnn.cross_conformal(None, x, y, Fitted(ridge), 1.0)
+    for method in (bnn.MAP, None, "map"):
+        with pytest.raises(InputError, match="expected a method"):
+            bnn.cross_conformal(None, x, y, method)
+    # Nothing is fitted before settings are known to be possible.
+    refused: list[dict[str, Any]] = [
+        {"score": "absolut"},
+        {"score": "lac", "randomise": 1},
+        {"penalty": (0.1, 2)},
+    ]
+    for options in refused:
+        with pytest.raises((InputError, UnknownNameError)):
+            bnn.cross_conformal(None, x, y, Fitted(never), **options)
     with pytest.raises(InputError, match="90 rows"):
         bnn.cross_conformal(None, x, y[:-1], Fitted(ridge))
     found = bnn.cross_conformal(None, x, y, Fitted(ridge), folds=2)
