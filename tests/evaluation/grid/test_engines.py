@@ -285,7 +285,8 @@ def test_what_one_process_compiles_the_others_read_and_the_bits_stay(
     kept = tmp_path / "kept"
     kept.mkdir()
     with monkeypatch.context() as patch:
-        # The folder of one use, which stays.
+        # The folder of one use in place of that of the tests, and it stays.
+        patch.delenv("JAX_COMPILATION_CACHE_DIR")
         patch.setattr(workers.tempfile, "TemporaryDirectory", lambda **_: contextlib.nullcontext(str(kept)))
         shared = grid.run(tmp_path / "shared", jobs=1)
     assert len(list((kept / workers.PROGRAMS).glob("*-cache"))) > 1
