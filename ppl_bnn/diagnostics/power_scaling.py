@@ -103,13 +103,12 @@ def power_scaling(posterior: Any) -> Sensitivity:
 
 def _tree(f: np.ndarray, log_prior: np.ndarray, log_likelihood: np.ndarray) -> Any:
     """What ArviZ reads: the outputs as a variable, and both log densities of each draw."""
-    from arviz_base import from_dict
+    from xarray import Dataset, DataTree
 
+    chains = ("chain", "draw")
     groups = {
-        "posterior": {"f": f},
-        "log_prior": {"all": log_prior},
-        "log_likelihood": {"all": log_likelihood},
+        "posterior": {"f": ((*chains, "output"), f)},
+        "log_prior": {"all": (chains, log_prior)},
+        "log_likelihood": {"all": (chains, log_likelihood)},
     }
-    return from_dict(
-        {name: {key: np.asarray(a, float) for key, a in group.items()} for name, group in groups.items()}
-    )
+    return DataTree.from_dict({name: Dataset(variables) for name, variables in groups.items()})
