@@ -132,8 +132,12 @@ def test_a_model_of_pyro_has_the_type_of_its_own_session(restless: None) -> None
             assert {value.dtype.name for value in draws.values()} == {method.dtype}
 
 
+# LAPS and MEADS draw as ChEES does, many chains in one program.
+CLASSES = {ROWS[name].class_name: name for name in reversed(METHODS) if name not in ("laps", "meads")}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", {ROWS[name].class_name: name for name in reversed(METHODS)}.values())
+@pytest.mark.parametrize("name", CLASSES.values())
 def test_every_method_in_four_threads_gives_the_bits_of_one(name: str) -> None:
     row = METHODS[name]
     # Pyro has more global state.
