@@ -420,8 +420,9 @@ SYSTEM = NumPyro()
 def enable_compilation_cache(folder: str | None = None) -> str:
     """Keep compiled programs of JAX on disk, so that the next run of the same model starts at once.
 
-    Several processes may share a folder. A call removes the oldest programs of a folder that has more than 4 GiB.
-    Opt-in, because JAX cannot disable it within a process.
+    Several processes may share a folder. A process that reads a program while another one writes it warns, and compiles
+    the program. A call removes the oldest programs of a folder that has more than 4 GiB. Opt-in, because JAX cannot
+    disable it within a process.
 
     Parameters
     ----------

@@ -93,6 +93,8 @@ def power_scaling(posterior: Any) -> Sensitivity:
     f = f[..., evenly_spaced(f.shape[-1], FUNCTIONS)]
     # An output that does not vary has no distribution to move.
     f = f[..., np.ptp(f, axis=(0, 1)) > 0.0]
+    varies, advice = f.shape[-1] > 0, "a sampler that moves"
+    UnsupportedError.check(varies, "sensitivity", "outputs that vary over the draws", "constant ones", advice)
     u = flat_draws(posterior.unconstrained_draws)
     priors = posterior.with_problem(lambda problem: site_log_priors(problem, u))
     log_prior = np.sum(list(priors.values()), axis=0).reshape(posterior.shape)

@@ -18,18 +18,18 @@ predicted by a fit without its fold: s_i = s_{-f(i)}(x_i, y_i), f(i) the fold of
     "plus":    C(x) = {y : #{i : s_i < s_{-f(i)}(x, y)} < k},
     "minmax":  C(x) = {y : min_f s_{-f}(x, y) <= q},
 
-of numbers the smallest interval that contains this. "plus" is the jackknife+ for K = n and CV+ for K < n (Barber,
+for numbers, the smallest interval that contains this set. "plus" is the jackknife+ for K = n and CV+ for K < n (Barber,
 Candes, Ramdas and Tibshirani 2021, Annals of Statistics 49, 486-507; for other scores than the absolute error Gupta,
 Kuchibhotla and Ramdas 2022, Pattern Recognition 127; for classes Romano, Sesia and Candes 2020).
 
-With folds of m = n / K rows and a = 1 - level the coverage is at least
+With folds of m = n / K rows each and a = 1 - level the coverage is at least
 
     "plus":    1 - 2 a - min(2 (1 - 1/K) / (m + 1), (1 - 1/m) / (K + 1)),
     "minmax":  k / (n + m).
 
-In practice it is near `level`. For "minmax": add m - 1 rows, so that the new row has a fold of its own size, and let
-m_j = min_f s_{-f, -f(j)}(x_j, y_j), f over the other folds. The new row j is not covered only if k of the n + m rows
-have a smaller m_i than m_j, which holds for at most n + m - k of the exchangeable rows.
+Usually it is near `level`. The bound for "minmax" is ours: add m - 1 rows, so that the new row has a fold of its own
+size, and let m_j = min_f s_{-f, -f(j)}(x_j, y_j), f over the other folds. The new row j is not covered only if k of the
+n + m rows have a smaller m_i than m_j, which holds for at most n + m - k of the exchangeable rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from typing import Any
 import numpy as np
 
 from ppl_bnn.core import checks
-from ppl_bnn.core.arrays import row_count, rows_at
+from ppl_bnn.core.arrays import map_data, row_count
 from ppl_bnn.core.errors import InputError, UnsupportedError, check_known
 from ppl_bnn.prediction.arguments import check_numbers, checked_labels, checked_levels
 from ppl_bnn.prediction.prediction import Prediction
@@ -236,9 +236,9 @@ def conformal(
     prediction = held_out_prediction("conformal", source, x, y, keywords)
     score = _checked_score(prediction, score, randomise, penalty)
     if score == "raps" and penalty is None:
-        y, chosen = checked_labels(prediction, y), np.arange(prediction.rows) % CHOOSING == 0
-        penalty = _chosen_penalty(prediction.take(chosen), y[chosen], level, randomise)
-        prediction, y = prediction.take(~chosen), y[~chosen]
+        labels, chosen = checked_labels(prediction, y), np.arange(prediction.rows) % CHOOSING == 0
+        penalty = _chosen_penalty(prediction.take(chosen), labels[chosen], level, randomise)
+        prediction, y = prediction.take(~chosen), np.asarray(y)[~chosen]
     values = _values(prediction, y, score, level, _uniform(randomise, 0, prediction.rows), penalty)
     rank, rows = _rank(level, prediction.rows), prediction.rows
     if rank > rows:
@@ -287,12 +287,15 @@ class CrossConformal:
     penalty: tuple[float, int] | None = None
 
     def __repr__(self) -> str:
-        what = f"{self.level:.4g} by {self.score} and {self.rule!r}, at least {self.least_coverage:.4g}"
+        what = f"{self.level:.4g} by {self.score} and {self.rule!r}"
         return f"CrossConformal({len(self.posteriors)} fits to {len(self.folds)} rows: {what})"
 
     @property
     def least_coverage(self) -> float:
-        """The coverage that is proved, which is smaller than `level` and than what is usual."""
+        """The coverage that is proved for folds of equal size; the usual one is larger.
+
+        Where sizes differ by one row, it is an approximation: the bound for folds of the larger size.
+        """
         rows, folds = len(self.folds), len(self.posteriors)
         of_fold, rank = math.ceil(rows / folds), _rank(self.level, rows)
         if rank > rows:
@@ -401,7 +404,7 @@ def cross_conformal(
     method : Method
         The method of the fits. With a checkpoint each fit has a subfolder of it, and an interrupted call continues.
     level : float, default 0.9
-        Coverage, within (0, 1). What is proved is `CrossConformal.least_coverage`.
+        Coverage, within (0, 1). `CrossConformal.least_coverage` is the part of it that is proved.
     score : str, optional
         As for `conformal`.
     folds : int, default 10
@@ -473,8 +476,9 @@ def cross_conformal(
     posteriors, parts, chosen = [], [], ""
     for fold in range(folds):
         held = of_row == fold
-        posterior = _of_fold(method, fold).fit(model, rows_at(x, ~held), y[~held], seed=seed, **keywords)
-        prediction = posterior.predict(rows_at(x, held))
+        seen, unseen = (map_data(lambda a, rows=rows: np.asarray(a)[rows], x) for rows in (~held, held))
+        posterior = _of_fold(method, fold).fit(model, seen, y[~held], seed=seed, **keywords)
+        prediction = posterior.predict(unseen)
         if fold == 0:
             chosen = _checked_score(prediction, score, randomise, penalty)
             if prediction.is_classes:
@@ -518,12 +522,11 @@ def _checked_score(
 
 
 def _check_settings(score: str | None, randomise: int | None, penalty: tuple[float, int] | None) -> None:
-    possible = randomise is None or score in RANDOMISED
-    advice = "randomise=None"
-    InputError.check(possible, "randomise", "score='aps' or 'raps' to randomise", repr(score), advice)
-    InputError.check(
-        penalty is None or score == "raps", "penalty", "score='raps'", repr(score), "penalty=None"
-    )
+    """Check that the score takes the settings."""
+    possible, expected = randomise is None or score in RANDOMISED, "score='aps' or 'raps' to randomise"
+    InputError.check(possible, "randomise", expected, repr(score), "randomise=None")
+    possible = penalty is None or score == "raps"
+    InputError.check(possible, "penalty", "score='raps'", repr(score), "penalty=None")
     if penalty is not None:
         numbers = np.shape(penalty) == (2,) and np.asarray(penalty).dtype.kind in "iuf"
         good = numbers and 0.0 <= penalty[0] < math.inf and penalty[1] >= 0 and penalty[1] == int(penalty[1])
@@ -569,7 +572,7 @@ def _values(
     uniform: np.ndarray | None,
     penalty: tuple[float, int] | None,
 ) -> np.ndarray:
-    """The scores of the rows with their targets, (n,) or (n, K)."""
+    """The scores of the rows with their targets, (n,) or (n, outputs)."""
     if prediction.is_classes:
         labels = checked_labels(prediction, y)
         return _scores_of_classes(prediction, score, uniform, penalty)[np.arange(prediction.rows), labels]

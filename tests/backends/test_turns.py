@@ -92,10 +92,7 @@ QUICK = {
         lambda dtype: bnn.NUTS(ppl="pyro", draws=15, warmup=15, chains=1, dtype=dtype),
         lambda dtype: bnn.Laplace(ppl="pyro", steps=60, dtype=dtype),
     ],
-    "numpyro": [
-        lambda dtype: bnn.SVI(ppl="numpyro", steps=30, dtype=dtype),
-        lambda dtype: bnn.MAP(ppl="numpyro", steps=30, dtype=dtype),
-    ],
+    "numpyro": [lambda dtype: bnn.SVI(ppl="numpyro", steps=30, dtype=dtype)],
 }
 
 

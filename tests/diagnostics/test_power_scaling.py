@@ -133,6 +133,9 @@ def test_what_has_no_sensitivity_is_refused() -> None:
         diagnose(point.fit(linear(1.0), *data()), sensitivity=True)
     with pytest.raises(UnsupportedError, match="tempered"):
         diagnose(fitted(1.0, target="tempered: T=0.5"), sensitivity=True)
+    same = Planted(outcome=Outcome(Chains({"output.weight": np.ones((2, 50, FEATURES, 1))})), ppl="pyro")
+    with pytest.raises(UnsupportedError, match="outputs that vary over the draws"):
+        power_scaling(same.fit(linear(1.0), *data()))
     stacked = bnn.stack(fitted(1.0, draws=50))
     with pytest.raises(UnsupportedError, match="all counted alike"):
         power_scaling(stacked)

@@ -175,7 +175,7 @@ def test_several_outputs_are_distilled(rng: np.random.Generator) -> None:
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not() -> None:
-    """What is drawn here is drawn in NumPy; that a fit has the bits of its seed, `test_method` shows."""
+    """NumPy draws the inputs. `test_method` has the seed of a fit, in both systems."""
     x, y = regression_data()
     posterior = bnn.fit(small_network, x, y, bnn.SVI(ppl="pyro", steps=50, elbo_draws=20), standardise=True)
     first, again, other = (posterior.distil(rows=60, method=SHORT, seed=seed) for seed in (3, 3, 4))

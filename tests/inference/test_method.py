@@ -37,7 +37,7 @@ CASES = [
 ]
 
 
-# The methods once each: what NumPyro makes of a classifier, those show that it alone serves.
+# Each method once: in Pyro, or in NumPyro where Pyro does not have it.
 ONCE = [case for case in CASES if case.values[1] == "pyro" or "pyro" not in case.values[0].systems]
 
 
@@ -95,7 +95,7 @@ def linear_model(x, y=None):
 
 
 def linear_classifier(x, y=None):
-    """Without a hidden layer, which is in the fits above: half of what a quick run takes is compilation."""
+    """Without a hidden layer, so that it compiles sooner."""
     bnn.observe(y, bnn.mlp(x, [3], prior=bnn.priors.Normal(0.0, 1.0)), bnn.likelihoods.Categorical())
 
 
@@ -231,7 +231,7 @@ def test_same_seed_same_bits(row, ppl, posteriors):
     again = fit(row, ppl, model)
     for name, value in first.draws.items():
         assert np.array_equal(value, again.draws[name]), name
-    # The seed has no say in where a mode is.
+    # A mode does not depend on the seed.
     if row.target != "mode" and "guide" not in row.name:
         other = fit(row, ppl, model, seed=1)
         assert any(not np.array_equal(value, other.draws[name]) for name, value in first.draws.items())

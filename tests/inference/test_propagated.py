@@ -35,7 +35,7 @@ def test_linear_regression_is_in_closed_form(ppl: str) -> None:
     np.testing.assert_allclose(prediction.variance, variance + problem.noise**2, rtol=1e-10)
 
 
-# Both are computed in NumPy from the same approximation: one model shows that NumPyro has it too.
+# NumPy computes both predictions, so NumPyro has one model.
 @pytest.mark.parametrize(
     ("ppl", "model"),
     [("pyro", small_network), ("pyro", small_classifier), ("pyro", relu_network), ("numpyro", small_network)],

@@ -110,6 +110,11 @@ def test_every_fifth_row_chooses_the_penalty(classes: Any) -> None:
     wanted = bnn.conformal(p.take(rest), None, y[rest], LEVEL, "raps", penalty=(min(seen)[1], rank))
     found = bnn.conformal(p.take(slice(60, 260)), None, y[60:260], LEVEL, "raps")
     assert (found.penalty, found.threshold, found.rows) == (wanted.penalty, wanted.threshold, 160)
+    # Labels that are text.
+    names = np.array(list("abcdef"))
+    labelled = Prediction("Categorical", p.parameters, labels=tuple(names))
+    again = bnn.conformal(labelled.take(slice(60, 260)), None, names[y[60:260]], LEVEL, "raps")
+    assert (again.penalty, again.threshold) == (found.penalty, found.threshold)
 
 
 # --- the definition -----------------------------------------------------------------------------------------

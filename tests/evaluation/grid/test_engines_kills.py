@@ -165,18 +165,16 @@ def kill_head(at: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("seed", [1])
 @pytest.mark.parametrize("place", ["dask_scheduler", "ray", "ray_client"])
 def test_a_head_that_is_killed_ends_the_run_in_an_error_and_keeps_what_is_finished(
     place: str,
-    seed: int,
     port: int,  # noqa: F811
     request: pytest.FixtureRequest,
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("psutil")
     engine = request.getfixturevalue(place)
-    moment = random.Random(seed)
+    moment = random.Random(1)
     folder, said = tmp_path / "grid", tmp_path / "said"
     call = (
         "import sys; from tests.evaluation.grid.test_engines_kills import run_grid; run_grid(*sys.argv[1:])"

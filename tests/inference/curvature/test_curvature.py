@@ -436,7 +436,7 @@ def test_low_rank_leaves_a_site_apart_its_whole_block(ppl, name, curvature, monk
             data_curvature(problem, u, structure="lowrank", rank=len(wanted), apart=(site,))
 
 
-# Chunks are made above the systems: one model shows that NumPyro, which compiles each size anew, takes them.
+# Code that both systems share makes the chunks. NumPyro compiles each size, so it has one model.
 @pytest.mark.parametrize("curvature", CURVATURES)
 @pytest.mark.parametrize(
     ("ppl", "name"),

@@ -48,7 +48,7 @@ def known_noise(x, y=None):
 MODELS = {"classes": classes, "known noise": known_noise, "sampled noise": small_network}
 
 
-# What is tested is written once for both systems: one model shows that NumPyro, which compiles for seconds, serves it.
+# Both systems share the code under test. NumPyro compiles for seconds, so it has one model.
 in_both_systems = pytest.mark.parametrize(
     ("ppl", "name"), [*(("pyro", name) for name in MODELS), ("numpyro", "classes")]
 )

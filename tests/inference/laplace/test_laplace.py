@@ -113,7 +113,7 @@ def regression_network(x, y=None):
     bnn.observe(y, f, likelihoods.Gaussian(0.3))
 
 
-# In NumPyro too these agree: test_laplace_torch has them.
+# test_laplace_torch compares both systems.
 def test_regression_agrees_with_laplace_torch():
     import torch
 

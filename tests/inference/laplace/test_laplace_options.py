@@ -575,7 +575,7 @@ def test_tuned_precisions_are_the_optimum_of_the_closed_form(search, tune, struc
     assert np.isclose(figures["effective_parameters"], gamma, rtol=1e-8)
 
 
-# What each tensor and each weight has of its own; the coarser groups are those of the optima above.
+# The finest groups. The test of optima above has the coarser ones, too.
 @in_both_systems("tune", ["tensor", "weight"], once="tensor")
 def test_a_tuned_posterior_speaks_of_the_tuned_program(ppl, tune, tmp_path):
     """Densities, draws, diagnosis and storage: all under the prior N(0, scale^2 / factor) and the tuned noise."""

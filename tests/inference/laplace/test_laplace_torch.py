@@ -716,7 +716,7 @@ TUNED = [
 STRUCTURES_OF_PRIORS = {"global": "scalar", "tensor": "layerwise", "weight": "diag"}
 
 
-# The search that knows no fixed point has more to find where there is noise to tune as well.
+# "maximise" once: where the noise is tuned as well.
 @pytest.mark.parametrize(
     ("task", "search"),
     [("regression", "fixed_point"), ("classes", "fixed_point"), ("regression", "maximise")],
@@ -929,7 +929,7 @@ def shared(ppl: str, name: str, **keywords: Any) -> tuple[bnn.Posterior, Any, An
     return posterior, network, (torch.tensor(x), torch.tensor(y)), order
 
 
-# Factors are summed over places in NumPy: one map shows that NumPyro hands them over.
+# NumPy sums factors over places, so NumPyro has one map.
 @pytest.mark.parametrize(
     ("ppl", "name", "sharing"),
     [

@@ -188,7 +188,7 @@ def test_laplace_torch_has_the_same_last_layer(structure, double_by_default):
 # --- against the dense route -----------------------------------------------------------------------------
 
 
-# Predictions are made of covariances in NumPy; the covariances above are those of both systems.
+# NumPy computes predictions from covariances. The tests above compare the covariances of both systems.
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_ten_classes_are_those_of_the_jacobian(structure, without_layer, monkeypatch):
     posterior = fitted("pyro", structure)

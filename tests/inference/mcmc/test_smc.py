@@ -167,7 +167,7 @@ def test_two_modes_of_different_weight():
     assert np.all((runs > 0.2) & (runs < 1.0))
     assert abs(runs.mean() - share) < 4.0 * runs.std(ddof=1) / 4.0
     assert figures["final_correlation"] > 0.9
-    # From the lesser mode, which a chain would leave if it could.
+    # From the lesser mode.
     chain = bnn.fit(bent, X, Y, NUTS(chains=1, draws=100, warmup=100, start={"w": np.array(-1.0)}))
     assert np.all(chain.draws["w"] < 0.0)
 

@@ -80,7 +80,7 @@ def test_a_point_that_is_no_mode_says_by_how_much_the_evidence_is_off(share, mod
 
 @pytest.fixture(scope="module")
 def without_centre():
-    """Posteriors without a centre, by name; in Pyro where it has them, which compiles nothing."""
+    """Posteriors without a centre, by name; in Pyro where possible, which compiles nothing."""
     problem = Conjugate.make()
     methods = {
         "NUTS": bnn.NUTS(draws=5, warmup=5, chains=1, ppl="pyro"),
