@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # There is a process for each core. On small matrices a second thread of linear algebra saves no time, and waits for
     # the first one in a loop, on the core of another process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # Programs of tests are small and run briefly: LLVM takes less time for them without its optimisations.
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     # For the processes that tests start.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[COMPILED]
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
@@ -56,6 +59,22 @@ def matrix() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(Path(__file__).parents[1] / "comparisons"))
         yield importlib.import_module("zoo_matrix")
+
+
+@pytest.fixture
+def compiled() -> Iterator[list[str]]:
+    """The programs that JAX compiles while the fixture is in use, one name for each."""
+    import jax
+
+    found: list[str] = []
+
+    def seen(name: str, seconds: float, **_: Any) -> None:
+        if name.endswith("/backend_compile_duration"):
+            found.append(name)
+
+    jax.monitoring.register_event_duration_secs_listener(seen)
+    yield found
+    jax.monitoring.unregister_event_duration_listener(seen)
 
 
 @pytest.fixture

@@ -65,6 +65,7 @@ def test_a_classifier_speaks_of_its_labels(rows: tuple[np.ndarray, np.ndarray]) 
     assert set(estimator.sample(x, 3).ravel()) <= {"high", "low"}
 
 
+@pytest.mark.slow
 def test_pipelines_cross_validation_and_a_search_over_methods(rows: tuple[np.ndarray, np.ndarray]) -> None:
     x, y = rows
     regressor = BNNRegressor(**CHEAP)

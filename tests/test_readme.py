@@ -40,6 +40,7 @@ def test_every_page_of_the_guide_is_listed():
     assert {path.name for path in GUIDE.glob("*.md")} == set(pages()) - {"README.md"} | {"index.md"}
 
 
+@pytest.mark.slow
 def test_the_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     # As a module, because dataclasses and pickling look for one. Pages go on from those before them.

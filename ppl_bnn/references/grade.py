@@ -253,9 +253,9 @@ def _region(
     pairs = _pairs(reference, rows)
     if given.draws is not None and len(given.draws) > 1:
         found["covariance_error"] = _covariance_error(given.draws, exact, pairs, classes)
-    found |= _floors(reference, exact, pairs, classes) | _worth(
-        reference, rows, ours, exact, given.sd is not None
-    )
+    if (key := rows.tobytes()) not in reference._floors:
+        reference._floors[key] = _floors(reference, exact, pairs, classes)
+    found |= reference._floors[key] | _worth(reference, rows, ours, exact, given.sd is not None)
     assert whole.sd is not None
     scale = np.where(whole.sd > 0.0, whole.sd, math.nan)
     errors = {"mean": (given.mean - whole.mean) / scale}

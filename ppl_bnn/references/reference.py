@@ -168,6 +168,11 @@ class Reference:
         return {region: slice(*ends[index : index + 2]) for index, region in enumerate(REGIONS)}
 
     @cached_property
+    def _floors(self) -> dict[bytes, dict[str, float]]:
+        """The figures of noise alone by rows of the grid, filled by grades: they are the same for every candidate."""
+        return {}
+
+    @cached_property
     def _draws(self) -> np.ndarray:
         """What is graded, (S, rows of the grid, K); the first half of the draws is one run of the sampler."""
         f = np.asarray(self.arrays["f"], dtype=np.float64)

@@ -182,6 +182,7 @@ def test_steps_that_depend_on_values_run_eagerly_with_a_warning():
     assert not any(EAGER in text for text in bnn.fit(branching, x, y, bnn.MAP(steps=10)).info.warnings)
 
 
+@pytest.mark.slow
 def test_chains_in_other_processes_report_that_they_ran_eagerly():
     x, y = regression_data()
     method = bnn.HMC(ppl="pyro", chains=2, warmup=30, draws=10, num_steps=5, chain_method="processes")

@@ -298,6 +298,7 @@ def test_a_prediction_beside_a_fit_in_the_background(ppl: str) -> None:
     assert_same(alone, found[0])
 
 
+@pytest.mark.slow
 def test_estimators_in_threads_of_joblib(ppl: str) -> None:
     import joblib
 

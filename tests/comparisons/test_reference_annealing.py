@@ -59,6 +59,7 @@ def run(annealing: Any) -> tuple[Any, problems.Problem]:
     return bnn.fit(model, chosen.x, chosen.y, method, seed=3), chosen
 
 
+@pytest.mark.slow
 def test_the_bounds_hold_the_evidence_between_them(run: Any) -> None:
     """Over 20 seeds the lower bound was at most 2 standard errors off, and the upper one at most 0.5 nats.
 

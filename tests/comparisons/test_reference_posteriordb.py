@@ -83,6 +83,7 @@ def test_the_columns_that_the_rows_do_not_span_keep_their_prior(attempt: Any) ->
     np.testing.assert_allclose(whole - part, wanted, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_tiny_attempt_is_stored_resumed_and_honest(
     attempt: Any, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -125,9 +125,9 @@ def rows(task: str, features: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple
     ("task", "features", "hostile"),
     [
         ("regression", 1, HOSTILE[:4]),
-        ("regression", 3, HOSTILE[4:8]),
+        pytest.param("regression", 3, HOSTILE[4:8], marks=pytest.mark.slow),
         ("classification", 2, HOSTILE[:3] + HOSTILE[8:10]),
-        ("classification", 3, HOSTILE[10:] + HOSTILE[:2]),
+        pytest.param("classification", 3, HOSTILE[10:] + HOSTILE[:2], marks=pytest.mark.slow),
     ],
 )
 def test_hostile_names_cost_nothing_from_fit_to_page(

@@ -37,6 +37,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks of POSIX")
 def test_a_child_that_is_forked_after_a_fit_is_refused() -> None:
     # Without the refusal the child waits for ever in JAX, and the time runs out.

@@ -122,9 +122,9 @@ def test_a_flag_that_contradicts_the_arrays_is_refused_whatever_its_checksum(tmp
 @pytest.mark.parametrize(
     "method",
     [
-        bnn.MAP(dtype="float32", steps=50),
-        bnn.SVI(dtype="float32", steps=20),
-        bnn.SVGD(dtype="float32", steps=20),
+        bnn.MAP(ppl="pyro", dtype="float32", steps=50),
+        bnn.SVI(ppl="pyro", dtype="float32", steps=20),
+        bnn.SVGD(ppl="pyro", dtype="float32", steps=20),
     ],
     ids=lambda method: method.name,
 )
@@ -138,7 +138,7 @@ def test_a_posterior_in_single_precision_comes_back(method: Any, tmp_path: Path)
 
 def test_draws_in_single_precision_are_of_no_fit_in_double_precision(tmp_path: Path) -> None:
     x, y = regression_data(rows=20)
-    bnn.fit(small_network, x, y, bnn.SVGD(dtype="float32", steps=20)).save(tmp_path)
+    bnn.fit(small_network, x, y, bnn.SVGD(ppl="pyro", dtype="float32", steps=20)).save(tmp_path)
     changed(tmp_path / MANIFEST, lambda words: words["info"].update(dtype="float64"))
     with pytest.raises(DamagedError, match=r"info\.dtype is float64"):
         bnn.load(tmp_path, small_network)

@@ -116,7 +116,7 @@ def test_the_prior_of_every_site_counts_at_the_values_of_the_program(ppl: str) -
         f = bnn.mlp(x, [1], prior=bnn.priors.Normal(0.0, 0.3), bias=False)
         bnn.observe(y, f, bnn.likelihoods.Gaussian(noise))
 
-    posterior = bnn.fit(model, *data(), bnn.NUTS(ppl=ppl, warmup=100, draws=100, chains=2))
+    posterior = bnn.fit(model, *data(), bnn.NUTS(ppl=ppl, warmup=30, draws=60, chains=2))
     tree = posterior.to_datatree()
     x = data()[0]
     f = np.einsum("cdij,ni->cdn", np.asarray(tree["posterior"]["output.weight"]), x)

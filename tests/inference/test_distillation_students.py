@@ -73,6 +73,7 @@ def divergences_by_quadrature(problem: Conjugate, student: Any, x: np.ndarray) -
 # --- closed forms -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_default_student_reaches_a_predictive_that_is_known_in_closed_form() -> None:
     problem, posterior = conjugate()
     student = posterior.distil(rows=400)
@@ -154,6 +155,7 @@ def test_means_over_the_grid_are_expectations(
     assert second == pytest.approx(variance, rel=2.0 * tolerance)
 
 
+@pytest.mark.slow
 def test_several_outputs_are_distilled(rng: np.random.Generator) -> None:
     def model(x: Any, y: Any = None) -> None:
         bnn.observe(y, bnn.mlp(x, [2], prior=priors.Normal(0.0, 1.0)), likelihoods.Gaussian(0.5))

@@ -790,7 +790,7 @@ SERVED = {
 
 
 # JAX compiles each of these for longer than torch takes to run it.
-LONGER = [("numpyro", "laplace"), ("numpyro", "nuts")]
+LONGER = [("numpyro", "laplace"), ("numpyro", "nuts"), ("numpyro", "svi")]
 
 
 @pytest.mark.parametrize(

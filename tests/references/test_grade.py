@@ -44,6 +44,7 @@ def test_the_reference_itself_has_no_error(known: Known, link: str, count: int) 
     assert (link == "identity") == math.isnan(grade.figures["test"]["agreement"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("link", "count"), LINKS)
 def test_worth_is_the_number_of_exact_draws(known: Known, link: str, count: int) -> None:
     """Over replications, the squared error of k exact draws is that of k: the harmonic mean of `worth` is k."""

@@ -23,6 +23,7 @@ def reference() -> bnn.references.Reference:
     return bnn.references.load(NAME)
 
 
+@pytest.mark.slow
 def test_exact_draws_of_another_sampler_are_worth_what_they_are(reference: bnn.references.Reference) -> None:
     """NUTS, with its own seed: nearly as many exact draws as its effective sample size, and no loss."""
     posterior = bnn.fit(reference.model(), *reference.train, bnn.NUTS(draws=500), seed=3)

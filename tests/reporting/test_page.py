@@ -787,6 +787,7 @@ def test_the_same_comparison_gives_the_same_bytes(classes: Comparison) -> None:
 # --- a comparison that was kept ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_comparison_that_was_kept_has_the_same_page(fitted: Comparison, made: str, tmp_path: Path) -> None:
     again = Comparison.load(fitted.save(tmp_path / "kept"))
     assert again.posteriors == {}

@@ -312,6 +312,7 @@ def test_joint_predictions_of_a_subnetwork_are_those_of_the_jacobian(ppl, monkey
     close(posterior.joint(NEW, memory=1).function_covariance, wanted.function_covariance)
 
 
+@pytest.mark.slow
 def test_a_joint_prediction_holds_nothing_as_large_as_a_jacobian():
     """65 050 weights and 50 classes: the Jacobian of 3 rows has 78 MB, and takes twice that."""
     model, start, x, y = wide_network()
@@ -364,6 +365,7 @@ def wide_network():
     return model, start, x, y
 
 
+@pytest.mark.slow
 def test_nothing_as_large_as_a_jacobian_is_held():
     """65 050 weights and 50 classes: the Jacobian of 40 rows has 1 GB, the Gauss-Newton matrix 34 GB."""
     model, start, x, y = wide_network()

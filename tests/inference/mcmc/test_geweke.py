@@ -164,6 +164,7 @@ def test_a_transition_leaves_the_joint_distribution_alone(name: str) -> None:
     assert np.abs(standard_errors_off(checked(walked(name, seed=1)))).max() < 4.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mclmc", "sgld"])
 def test_a_few_short_walkers_see_a_wrong_metropolis_test(name: str) -> None:
     """The same with 60 walkers of a fifth of the length, within 5 standard errors, of the tests that are written here.

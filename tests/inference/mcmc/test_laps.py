@@ -22,6 +22,7 @@ from tests.inference.mcmc.test_meads import CORRELATION, SCALES, correlated
 
 # 0 of 20 seeds failed; moments were off by at most 3.0 standard errors. The acceptance was 0.59 to 0.83: BlackJAX's
 # bisection ends where it is first within 0.03 of its aim, and the chains may still be on their way in.
+@pytest.mark.slow
 def test_moments_of_a_correlated_normal_from_far_out():
     """Starts three times too wide: the unadjusted steps bring the chains in, and the adjusted ones are exact."""
     method = LAPS(draws=40, warmup=40, chains=512)

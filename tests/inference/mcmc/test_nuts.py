@@ -124,6 +124,7 @@ def test_the_posterior_of_a_linear_model_is_the_closed_form(ppl: str) -> None:
     assert worst_error(fit(CONJUGATE[ppl]), *table()) < 4.0
 
 
+@pytest.mark.slow
 def test_vectorised_chains_and_a_dense_mass_matrix_leave_the_posterior_as_it_is() -> None:
     method = NUTS(draws=400, warmup=300, chains=4, chain_method="vectorised", mass_matrix="dense")
     assert worst_error(fit(method), *table()) < 4.0
@@ -270,6 +271,7 @@ def test_chains_and_seeds_have_randomness_of_their_own(ppl: str) -> None:
     assert len(np.unique(last)) == 4
 
 
+@pytest.mark.slow
 def test_processes_give_the_bits_of_one_chain_after_another() -> None:
     one = fit(dataclasses.replace(SMALL["pyro"], chain_method="processes"))
     assert one.info.warnings == ()

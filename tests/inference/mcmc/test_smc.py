@@ -152,6 +152,7 @@ def test_the_volume_of_the_coordinates_belongs_to_the_prior(temperature):
 # --- several modes --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_modes_of_different_weight():
     """Quadrature over the weight: the evidence, and the weights of the modes. NUTS stays in the one it begins in."""
     joint = log_joint_bent(GRID)

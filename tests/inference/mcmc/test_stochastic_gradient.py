@@ -245,7 +245,7 @@ STEEPEST = float(np.linalg.eigvalsh(CONJUGATE.precision)[-1])
         ("sgld", False),
         pytest.param("sgld", True, marks=pytest.mark.slow),
         pytest.param("sghmc", False, marks=pytest.mark.slow),
-        ("sghmc", True),
+        pytest.param("sghmc", True, marks=pytest.mark.slow),
     ],
 )
 def test_the_covariance_at_rest_is_known_and_nearer_to_the_posterior_for_smaller_steps(name, batches):

@@ -126,6 +126,7 @@ def stationary(problem: Conjugate, rate: float, batch: int) -> tuple[np.ndarray,
     return identity - rate * mean, covariance
 
 
+@pytest.mark.slow
 def test_the_stationary_distribution_of_sgd_in_closed_form():
     """Mean and variances of 4000 collected iterates, within 4.5 standard errors that count how they are correlated."""
     problem = Conjugate.make(rows=20, features=1)

@@ -168,7 +168,7 @@ def short(name: str) -> Any:
 @pytest.mark.parametrize(
     "name",
     [
-        "meads",
+        pytest.param("meads", marks=pytest.mark.slow),
         "sghmc",
         pytest.param("sgld", marks=pytest.mark.slow),
         pytest.param("sgld-metropolis", marks=pytest.mark.slow),

@@ -120,6 +120,7 @@ def test_all_but_the_first_map_are_dropped():
     assert list(only.approximation.rates) == ["hidden0.weight"]
 
 
+@pytest.mark.slow
 def test_a_convolution_drops_whole_channels(ppl):
     def model(x, y=None):
         h = bnn.ops.tanh(bnn.conv2d("only", x, 2, 3))

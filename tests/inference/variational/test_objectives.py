@@ -421,6 +421,7 @@ def _pyro_renyi(fixed: Fixed, alpha: float, particles: int, count: int) -> np.nd
         return np.array([bound.loss(fixed.program.native, guide, fixed.x, fixed.y) for _ in range(count)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ppl", "objective", "alpha"),
     [

@@ -210,6 +210,7 @@ def test_the_power_leaves_the_volume_of_the_coordinates_alone():
 # --- several paths --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_modes_by_resampling(modes):
     """Quadrature: the evidence, and the weights of the modes, which say nothing of how many paths went to each."""
     posterior = modes[True]

@@ -134,6 +134,7 @@ def test_the_kernel_mean_is_the_posterior_mean(ppl, optimiser):
     assert not posterior.info.warnings
 
 
+@pytest.mark.slow
 def test_many_particles_in_two_dimensions_have_the_spread_of_the_posterior():
     """100 particles in 2 dimensions: covariances within 10 % of the variances.
 

@@ -168,6 +168,7 @@ def test_batches_and_plain_models_reach_the_same_optimum(model: Any, method: SVI
     assert posterior.info.gradient_evaluations == pytest.approx(method.steps * (method.batch_size or 60) / 60)
 
 
+@pytest.mark.slow
 def test_the_systems_agree_where_there_is_no_closed_form() -> None:
     truth = Regression(rows=40, features=2)
     fits = [
