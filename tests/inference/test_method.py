@@ -296,8 +296,9 @@ def test_standardised_fit_predicts_in_original_units(row, ppl, standardised, com
     compiled.clear()
     b = fit(row, ppl, linear_model, data=(x * 100.0 + 3.0, y * 50.0 - 7.0), standardise=True)
     q = b.predict(x * 100.0 + 3.0)
-    # The values differ in their last bits, which would be other programs if data were constants in them.
-    assert compiled == []
+    # The values differ in their last bits, which would be other programs if data were constants in them. They are
+    # constants in the covariance of NumPyro's own guide.
+    assert len(compiled) == (1 if (row.name, ppl) == ("laplace-guide", "numpyro") else 0)
     assert np.allclose(q.mean, p.mean * 50.0 - 7.0, rtol=1e-4, atol=1e-2)
     assert np.allclose(q.std, p.std * 50.0, rtol=1e-3)
     assert np.allclose(b.log_likelihood(), a.log_likelihood() - np.log(50.0), rtol=1e-3, atol=1e-2)
