@@ -29,12 +29,12 @@ def pytest_configure(config: pytest.Config) -> None:
     # There is a process for each core. On small matrices a second thread of linear algebra saves no time, and waits for
     # the first one in a loop, on the core of another process.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Programs of tests are small and run briefly: LLVM takes less time for them without its optimisations.
-    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     # For the processes that tests start.
     os.environ["JAX_COMPILATION_CACHE_DIR"] = os.environ[COMPILED]
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
     os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    # Programs of tests run for milliseconds, and compiling them is most of the time: most optimisations cost more.
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,6 +51,7 @@ def compiled_programs() -> None:
     bnn.enable_compilation_cache(os.environ[COMPILED])
     # JAX looks at all files when it adds one, and the tests have thousands of small programs.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+    jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture(scope="module")
