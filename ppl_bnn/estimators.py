@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -31,12 +32,19 @@ from ppl_bnn.backends.systems import written_in
 from ppl_bnn.core.errors import InputError, UnknownNameError, check_known
 from ppl_bnn.evaluation.comparison.run import bind_classes
 from ppl_bnn.inference.method import Method
+from ppl_bnn.language.transforms import with_prior
 from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction.prediction import Prediction
 from ppl_bnn.zoo.files import keyword_only
 from ppl_bnn.zoo.support import named
 
 __all__ = ["BNNClassifier", "BNNRegressor"]
+
+
+def _in_units_of_the_data(estimator: _Estimator) -> bool:
+    expected, advice = "standardise=False", "scaling all data alike before the first call"
+    InputError.check(not estimator.standardise, "partial_fit", expected, "standardise=True", advice)
+    return True
 
 
 class _Estimator(BaseEstimator):
@@ -179,12 +187,18 @@ class _Estimator(BaseEstimator):
         # Inputs that are not standardised may be integer symbols.
         return np.float64 if self.standardise else "numeric"
 
-    def _fit(self, X: np.ndarray, y: np.ndarray, class_names: tuple[str, ...] | None = None) -> None:
+    def _fit(
+        self, X: np.ndarray, y: np.ndarray, classes: np.ndarray | None = None, more: bool = False
+    ) -> None:
+        """Fit the model, whose prior is the present posterior where `more` is true."""
+        class_names = None if classes is None else tuple(map(str, classes))
         model, method = zoo.bind(*self._unbound(), **(self.model_arguments or {})), self._chosen_method()
         if class_names is not None:
             model = bind_classes(model, y, class_names)
         if written_in(model, X, y, method.ppl) == "language":
             self._check_task(zoo.sketch(model, X[:1]).task)
+        if more:
+            model = with_prior(model, self.posterior_)
         names = getattr(self, "feature_names_in_", None)
         feature_names = None if names is None else tuple(map(str, names))
         options: dict[str, Any] = {"class_names": class_names, "feature_names": feature_names}
@@ -274,11 +288,49 @@ class BNNRegressor(RegressorMixin, _Estimator):
         Self
             The estimator, fitted.
         """
-        options: dict[str, Any] = {"multi_output": True, "y_numeric": True, "ensure_min_samples": 2}
-        X, y = validate_data(self, X, y, dtype=self._dtype(), **options)
+        return self._fit_rows(X, y, more=False)
+
+    @available_if(_in_units_of_the_data)
+    def partial_fit(self, X: Any, y: Any) -> Self:
+        """Fit the model to further rows, with the present posterior as the prior (see `ppl_bnn.with_prior`).
+
+        The first call is a fit. After several calls the posterior is that of all rows, exactly where each one is
+        Gaussian, else up to the error of its approximation. The method has to give a Gaussian, as Laplace and
+        mean-field SVI do, and `standardise` has to be False, because rows to come do not change the units.
+
+        Parameters
+        ----------
+        X : array_like
+            Inputs (N, F).
+        y : array_like
+            Targets (N,), or (N, K) for a model of several outputs.
+
+        Returns
+        -------
+        Self
+            The estimator, fitted to these rows, too.
+
+        Raises
+        ------
+        UnsupportedError
+            The present posterior is not Gaussian or is in standard units.
+
+        Examples
+        --------
+        >>> from ppl_bnn.estimators import BNNRegressor
+        >>> x, y = [[0.0], [1.0], [2.0], [3.0]], [0.1, 0.9, 2.1, 2.9]
+        >>> regressor = BNNRegressor("linear_regression", "laplace", standardise=False)
+        >>> regressor.partial_fit(x[:2], y[:2]).partial_fit(x[2:], y[2:]).predict([[1.5]]).shape
+        (1,)
+        """
+        return self._fit_rows(X, y, more=hasattr(self, "posterior_"))
+
+    def _fit_rows(self, X: Any, y: Any, more: bool) -> Self:
+        options: dict[str, Any] = {"multi_output": True, "y_numeric": True, "reset": not more}
+        X, y = validate_data(self, X, y, dtype=self._dtype(), ensure_min_samples=1 if more else 2, **options)
         if y.ndim == 2 and y.shape[1] == 1:
             y = column_or_1d(y, warn=True)
-        self._fit(X, y)
+        self._fit(X, y, more=more)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -375,12 +427,61 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         Self
             The estimator, fitted.
         """
-        X, y = validate_data(self, X, y, dtype=self._dtype(), ensure_min_samples=2)
+        return self._fit_rows(X, y, None, more=False)
+
+    @available_if(_in_units_of_the_data)
+    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+        """Fit the model to further rows, with the present posterior as the prior (see `ppl_bnn.with_prior`).
+
+        The first call is a fit. After several calls the posterior is that of all rows up to the error of the Gaussian
+        approximations between them. The method has to give a Gaussian, as Laplace and mean-field SVI do, and
+        `standardise` has to be False, because rows to come do not change the units.
+
+        Parameters
+        ----------
+        X : array_like
+            Inputs (N, F).
+        y : array_like
+            Labels (N,), all of them in `classes_`, at least two of these in each call.
+        classes : array_like, optional
+            All labels that will ever occur; by default those of the first call. A later call may repeat them.
+
+        Returns
+        -------
+        Self
+            The estimator, fitted to these rows, too.
+
+        Raises
+        ------
+        InputError
+            A label or a set of classes that the first call did not have. It is a ValueError.
+        UnsupportedError
+            The present posterior is not Gaussian or is in standard units.
+
+        Examples
+        --------
+        >>> from ppl_bnn.estimators import BNNClassifier
+        >>> classifier = BNNClassifier("logistic_regression", "laplace", standardise=False)
+        >>> classifier = classifier.partial_fit([[0.0], [1.0]], ["no", "yes"], classes=["no", "yes"])
+        >>> classifier.partial_fit([[0.2], [2.0]], ["no", "yes"]).predict_proba([[1.5]]).shape
+        (1, 2)
+        """
+        return self._fit_rows(X, y, classes, more=hasattr(self, "posterior_"))
+
+    def _fit_rows(self, X: Any, y: Any, classes: Any, more: bool) -> Self:
+        options: dict[str, Any] = {"reset": not more, "ensure_min_samples": 1 if more else 2}
+        X, y = validate_data(self, X, y, dtype=self._dtype(), **options)
         check_classification_targets(y)
-        self.classes_, labels = np.unique(y, return_inverse=True)
-        got = f"the one class {self.classes_[0]!r}"
-        InputError.check(len(self.classes_) > 1, "y", "at least two classes", got, "more data")
-        self._fit(X, labels, tuple(map(str, self.classes_)))
+        found = np.unique(y if classes is None else classes)
+        known = self.classes_ if more else found
+        seen, got = np.unique(y), f"classes {found.tolist()}"
+        check, advice = InputError.check, "classes= with all labels in the first call of partial_fit"
+        check(np.isin(found, known).all(), "y", f"labels among {known.tolist()}", got, advice)
+        got = f"labels {seen.tolist()} beside classes {known.tolist()}"
+        check(np.isin(seen, known).all(), "y", "labels among `classes`", got, advice)
+        check(len(known) > 1, "y", "at least two classes", f"the one class {known[0]!r}", "more data")
+        self.classes_ = known
+        self._fit(X, np.searchsorted(known, y), known, more)
         return self
 
     def predict(self, X: Any) -> np.ndarray:

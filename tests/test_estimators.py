@@ -14,11 +14,16 @@ from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import (
+    check_estimators_partial_fit_n_features,
+    check_n_features_in_after_fitting,
+    parametrize_with_checks,
+)
 
 import ppl_bnn as bnn
-from ppl_bnn.core.errors import InputError, UnknownNameError
+from ppl_bnn.core.errors import InputError, UnknownNameError, UnsupportedError
 from ppl_bnn.estimators import BNNClassifier, BNNRegressor
+from tests.problems import Conjugate
 
 # A linear model by a mode in Pyro: nothing is compiled, so that each of some fifty fits takes milliseconds.
 CHEAP: dict[str, Any] = {"method": bnn.MAP(ppl="pyro", steps=60), "model_arguments": {"depth": 0}}
@@ -148,3 +153,72 @@ def test_names_of_columns_reach_the_posterior(rows: tuple[np.ndarray, np.ndarray
     assert list(vars(estimator)["feature_names_in_"]) == ["dose", "age"]
     assert estimator.posterior_.feature_names == ("dose", "age")
     assert BNNRegressor(**CHEAP).fit(x, y).posterior_.feature_names is None
+
+
+# --- rows that arrive in parts --------------------------------------------------------------------------------
+
+IN_PARTS: dict[str, Any] = {"method": bnn.Laplace(ppl="pyro"), "standardise": False}
+
+
+def test_a_regressor_fitted_in_parts_has_the_posterior_of_all_rows_in_closed_form() -> None:
+    exact = Conjugate.make()
+    estimator = BNNRegressor(exact.model, **IN_PARTS)
+    for part in np.array_split(np.arange(len(exact.y)), 3):
+        estimator.partial_fit(exact.x[part], exact.y[part])
+    found: Any = estimator.posterior_.approximation
+    covariance = np.linalg.inv(exact.precision_of("posterior"))
+    np.testing.assert_allclose(found.covariance.covariance(), covariance, rtol=1e-6, atol=1e-12)
+    centre = found.centre()
+    np.testing.assert_allclose(centre["output.weight"][:, 0], exact.mean[:-1], rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(centre["output.bias"], exact.mean[-1:], rtol=1e-6, atol=1e-8)
+    # A fit begins anew.
+    found = estimator.fit(exact.x, exact.y).posterior_.approximation
+    np.testing.assert_allclose(found.covariance.covariance(), covariance, rtol=1e-6, atol=1e-12)
+
+
+def test_a_classifier_in_parts_knows_labels_that_have_not_occurred(
+    rows: tuple[np.ndarray, np.ndarray],
+) -> None:
+    x, y = rows
+    labels = np.array(["low", "middle", "high"])[np.digitize(y, [2.0, 4.0])]
+    few = labels != "high"
+    others = ~few | (np.arange(len(x)) % 5 == 0)
+    settings: dict[str, Any] = IN_PARTS | {"model_arguments": {"depth": 0}}
+    estimator = BNNClassifier(**settings)
+    estimator.partial_fit(x[few], labels[few], classes=["low", "middle", "high"])
+    before = estimator.predict_proba(x[~few])[:, 0].mean()
+    assert list(estimator.classes_) == ["high", "low", "middle"]
+    estimator.partial_fit(x[others], labels[others], classes=["middle", "high", "low"])
+    assert estimator.predict_proba(x[~few])[:, 0].mean() > before + 0.2
+    # About as good as a fit to all rows at once.
+    together = BNNClassifier(**settings).fit(x, labels)
+    assert estimator.score(x, labels) > together.score(x, labels) - 0.1
+    with pytest.raises(InputError, match=r"labels among \['high', 'low', 'middle'\]; got classes \['none'\]"):
+        estimator.partial_fit(x[:2], ["none", "none"])
+    with pytest.raises(InputError, match="the single class 0"):
+        estimator.partial_fit(x[~few], labels[~few])
+    with pytest.raises(InputError, match="got classes"):
+        estimator.partial_fit(x[:2], labels[:2], classes=["low", "middle", "high", "none"])
+    with pytest.raises(InputError, match=r"labels \['low'.* beside classes \['low', 'none'\]"):
+        BNNClassifier(**settings).partial_fit(x[few], labels[few], classes=["low", "none"])
+
+
+def test_what_cannot_be_fitted_in_parts_is_refused(rows: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = rows
+    assert not hasattr(BNNRegressor(**CHEAP), "partial_fit")
+    with pytest.raises(AttributeError, match="partial_fit"):
+        BNNClassifier(**CHEAP).partial_fit(x, y > 3.0)
+    point = BNNRegressor(**CHEAP, standardise=False).partial_fit(x, y)
+    with pytest.raises(UnsupportedError, match="Gaussian"):
+        point.partial_fit(x, y)
+    standard = BNNRegressor("linear_regression", bnn.Laplace(ppl="pyro")).fit(x, y)
+    with pytest.raises(UnsupportedError, match="standardise=True"):
+        standard.set_params(standardise=False).partial_fit(x, y)
+
+
+@pytest.mark.parametrize(
+    "check", [check_estimators_partial_fit_n_features, check_n_features_in_after_fitting]
+)
+@pytest.mark.parametrize("kind", [BNNRegressor, BNNClassifier])
+def test_scikit_learns_checks_of_fits_in_parts(kind: Any, check: Any) -> None:
+    check(kind.__name__, kind(**IN_PARTS, model_arguments={"depth": 0}))
