@@ -50,6 +50,34 @@ def compiled_programs() -> None:
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 
 
+@pytest.fixture
+def optimised() -> None:
+    """For a slow test whose programs run for longer than it takes to optimise them."""
+
+
+@pytest.fixture(autouse=True)
+def hardly_optimised(request: pytest.FixtureRequest) -> Iterator[None]:
+    """In slow tests XLA does without the expensive optimisations of the code that it makes.
+
+    Most of their time it compiles programs that run for milliseconds, and so it takes a third of it or less. What the
+    programs compute is the same, and the default tests have them optimised. The studies run for longer.
+    """
+    slow = request.node.get_closest_marker("slow") is not None
+    if not slow or "optimised" in request.fixturenames or request.node.path.parent.name == "comparisons":
+        yield
+        return
+    import jax
+
+    name = "jax_disable_most_optimizations"
+    before = jax.config.read(name)
+    with pytest.MonkeyPatch.context() as patch:
+        # For the processes that the test starts.
+        patch.setenv(name.upper(), "1")
+        jax.config.update(name, True)
+        yield
+    jax.config.update(name, before)
+
+
 @pytest.fixture(scope="module")
 def matrix() -> Iterator[ModuleType]:
     """The study that fits the whole zoo: it has small data for each model."""
