@@ -54,6 +54,16 @@ def compiled_programs() -> None:
     jax.config.update("jax_disable_most_optimizations", True)
 
 
+@pytest.fixture
+def optimised() -> Iterator[None]:
+    """For a test whose programs run for longer than it takes to optimise them."""
+    import jax
+
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture(scope="module")
 def matrix() -> Iterator[ModuleType]:
     """The study that fits the whole zoo: it has small data for each model."""

@@ -84,7 +84,7 @@ class Conjugate:
 
 
 def in_both_systems(names: str, cases: Iterable[Any], once: Any) -> pytest.MarkDecorator:
-    """`parametrize` over `ppl` and `cases`, where NumPyro runs the case `once` and leaves the others to the slow tests.
+    """`parametrize` over `ppl` and `cases`, of which NumPyro runs the case `once` alone.
 
     For tests of what is written once for both systems: Pyro runs all of it, and NumPyro compiles for seconds each time.
     """
@@ -92,12 +92,7 @@ def in_both_systems(names: str, cases: Iterable[Any], once: Any) -> pytest.MarkD
     first = once if isinstance(once, tuple) else (once,)
     assert first in every
     return pytest.mark.parametrize(
-        f"ppl,{names}",
-        [
-            pytest.param(ppl, *case, marks=pytest.mark.slow if ppl == "numpyro" and case != first else [])
-            for ppl in ("pyro", "numpyro")
-            for case in every
-        ],
+        f"ppl,{names}", [*(("pyro", *case) for case in every), ("numpyro", *first)]
     )
 
 

@@ -193,10 +193,10 @@ def test_chains_in_other_processes_report_that_they_ran_eagerly():
 # --- torch's compiler ----------------------------------------------------------------------------------
 
 
+# What is compiled is the record of a step, and the default tests have the records of all methods: here an optimiser
+# with draws of another method than SVI, a guide whose parameters Pyro keeps, and a gradient alone.
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["SVI, normal", "SVI, flipout", "SVI, written", "MAP", "IVON", "HMC, blocks"]
-)
+@pytest.mark.parametrize("name", ["SVI, written", "IVON", "HMC, blocks"])
 def test_compiled_steps_have_the_numbers_of_eager_ones(after, name):
     x, y = regression_data()
     after(NEVER)

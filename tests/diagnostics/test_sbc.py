@@ -377,13 +377,6 @@ def test_an_interrupt_keeps_what_has_finished() -> None:
     np.testing.assert_array_equal(partial.ranks, calibrated(Conjugate(ppl="pyro"), simulations=23).ranks)
 
 
-@pytest.mark.slow
-def test_processes_give_the_same_bits() -> None:
-    one, two = (calibrated(Conjugate(ppl="pyro"), simulations=24, jobs=jobs) for jobs in (1, 2))
-    np.testing.assert_array_equal(one.ranks, two.ranks)
-    np.testing.assert_array_equal(one.truths, two.truths)
-
-
 def test_frames() -> None:
     found = calibrated(Conjugate(ppl="pyro"), simulations=20)
     table = found.to_dataframe()
@@ -530,31 +523,28 @@ def test_a_folder_of_other_simulations_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_processes_find_what_can_be_imported_only_since_they_began(
+def test_processes_give_the_same_bits_and_keep_what_they_finish(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    calibrated(Conjugate(ppl="pyro"), simulations=4, jobs=2)
+    """The second time by a method that can be imported only since the first processes began."""
+    one = calibrated(Conjugate(ppl="pyro"), simulations=12)
+    two = calibrated(Conjugate(ppl="pyro"), simulations=6, jobs=2)
+    np.testing.assert_array_equal(two.ranks, one.ranks[:6])
+    np.testing.assert_array_equal(two.truths, one.truths[:6])
     body = "import test_sbc\n\n\nclass Method(test_sbc.Conjugate):\n    pass\n"
     (tmp_path / "written_later.py").write_text(body)
     monkeypatch.syspath_prepend(str(tmp_path))
-    method = importlib.import_module("written_later").Method(ppl="pyro")
-    later = calibrated(method, simulations=4, jobs=2)
-    np.testing.assert_array_equal(later.ranks, calibrated(Conjugate(ppl="pyro"), simulations=4).ranks)
+    method, kept = importlib.import_module("written_later").Method(ppl="pyro"), tmp_path / "kept"
+    for count, jobs in ((6, 1), (12, 2)):
+        later = calibrated(method, simulations=count, jobs=jobs, checkpoint=kept)
+        assert len(list(kept.glob("simulation-*.safetensors"))) == count
+    np.testing.assert_array_equal(later.ranks, one.ranks)
 
 
 def test_a_process_that_may_start_no_others_does_all_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # type: ignore[attr-defined]
     two = calibrated(Conjugate(ppl="pyro"), simulations=4, jobs=2)
     np.testing.assert_array_equal(two.ranks, calibrated(Conjugate(ppl="pyro"), simulations=4).ranks)
-
-
-@pytest.mark.slow
-def test_processes_keep_what_they_finish(tmp_path: Path) -> None:
-    one = calibrated(Conjugate(ppl="pyro"), simulations=12)
-    calibrated(Conjugate(ppl="pyro"), simulations=6, jobs=2, checkpoint=tmp_path)
-    assert len(list(tmp_path.glob("simulation-*.safetensors"))) == 6
-    two = calibrated(Conjugate(ppl="pyro"), simulations=12, jobs=2, checkpoint=tmp_path)
-    np.testing.assert_array_equal(one.ranks, two.ranks)
 
 
 def test_one_program_serves_all_simulations_with_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -810,11 +800,14 @@ def test_the_first_of_a_calibration_are_those_of_a_shorter_one(script: Any) -> N
 
 
 @pytest.mark.slow
-def test_nuts_is_calibrated_and_a_posterior_that_is_too_narrow_is_not(script: Any) -> None:
-    """One hundred simulations of each. Failure rates are said in the study, whose table has smaller numbers."""
+def test_nuts_is_calibrated_and_a_posterior_that_is_too_narrow_is_not(script: Any, optimised: None) -> None:
+    """One hundred simulations of each. Failure rates are said in the study, whose table has smaller numbers.
+
+    In this process: most of what others would do is to import JAX and to compile.
+    """
     model, x, probe = script.model_and_inputs(script.FULL)
     nuts, narrow = (
-        simulation_based_calibration(model, x, method, simulations=100, probe=probe, jobs=2)
+        simulation_based_calibration(model, x, method, simulations=100, probe=probe)
         for method in script.methods(script.FULL).values()
     )
     assert nuts.verdict == CALIBRATED

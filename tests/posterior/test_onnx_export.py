@@ -28,8 +28,13 @@ def outputs(path: Path, x: Any) -> dict[str, np.ndarray]:
 
 
 def check(posterior: Any, path: Path, x: Any, tolerance: float = 1e-9) -> None:
-    """Each output at x against the prediction, by the names of the documentation."""
-    found, prediction = outputs(posterior.export_onnx(path), x), posterior.predict(x)
+    """Each output at x of the exported file against the prediction."""
+    same(posterior, posterior.export_onnx(path), x, tolerance)
+
+
+def same(posterior: Any, path: Path, x: Any, tolerance: float = 1e-9) -> None:
+    """Each output of a file at x against the prediction, by the names of the documentation."""
+    found, prediction = outputs(path, x), posterior.predict(x)
     parameters = {name: value[0] for name, value in prediction.parameters.items()}
     if prediction.is_classes:
         parameters = {"probabilities": prediction.probabilities}
@@ -59,9 +64,10 @@ def test_a_model_of_the_zoo_predicts_the_same_by_onnxruntime(
     posterior = bnn.fit(
         model, x, 10.0 * y + 100.0 if units else y, bnn.MAP(ppl="pyro", **ROUGH), standardise=True
     )
-    path = tmp_path / "network.onnx"
+    # Recording it takes seconds.
+    path = posterior.export_onnx(tmp_path / "network.onnx")
     for rows in (1, 7):
-        check(posterior, path, rng.normal(size=(rows, x.shape[1])) * 3.0)
+        same(posterior, path, rng.normal(size=(rows, x.shape[1])) * 3.0)
 
 
 def likelihoods_with_units(name: str) -> bool:

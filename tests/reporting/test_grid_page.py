@@ -702,16 +702,14 @@ def test_the_same_result_gives_the_same_bytes(whole: GridResult, text: str) -> N
 
 @pytest.mark.slow
 def test_a_grid_of_the_command_line_has_its_page(csv: Path) -> None:
-    grid = GRID.replace("small.csv", str(csv)).replace("random:2@0.8", "random:3@0.8")
-    Path("three.toml").write_text(grid)
-    code, out, err = invoke("compare", "--grid", "three.toml", "--engine", "sequential", "--report")
+    Path("two.toml").write_text(GRID.replace("small.csv", str(csv)))
+    code, out, err = invoke("compare", "--grid", "two.toml", "--engine", "sequential", "--report")
     assert code == 0, out + err
-    folder = Path("ppl-bnn-results/three")
+    folder = Path("ppl-bnn-results/two")
     text = (folder / "report.html").read_text(encoding="utf-8")
     result = GridResult.load(folder)
-    assert text == page(result)
     said = Read(text).said
-    assert "9 of 9 cells have a result" in said
+    assert "6 of 6 cells have a result" in said
     for name in ("linear_regression on small", "laplace: Laplace", "map: MAP", "nuts: NUTS", "warmup"):
         assert name in said
     assert "The reference laplace is not valid everywhere" in said

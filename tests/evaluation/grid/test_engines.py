@@ -27,7 +27,7 @@ from ppl_bnn.core.errors import DeviceError, InputError, MissingFrameworkError, 
 from ppl_bnn.evaluation.grid import engines, workers
 from ppl_bnn.evaluation.grid.engines import Engine, Lost
 from ppl_bnn.evaluation.grid.grid import Grid
-from ppl_bnn.evaluation.grid.result import COSTS
+from ppl_bnn.evaluation.grid.result import COSTS, GridResult
 
 ROOT = Path(__file__).resolve().parents[3]
 LOCAL = Engine("local")
@@ -277,7 +277,8 @@ def test_what_one_process_compiles_the_others_read_and_the_bits_stay(
     grid = Grid(
         models=["linear_regression"],
         data=["diabetes"],
-        methods={"map": bnn.MAP(steps=300), "laplace": bnn.Laplace(steps=300)},
+        # It starts from a mode, whose programs are kept as well.
+        methods={"laplace": bnn.Laplace(steps=60)},
         splits="random:2@0.9",
         reference="laplace",
         device="cpu",
@@ -303,7 +304,8 @@ def test_what_one_process_compiles_the_others_read_and_the_bits_stay(
 # --- clusters ---------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
+# A cluster serves all tests of a file: each of its processes imports torch and JAX for seconds before its first fit.
+@pytest.fixture(scope="module")
 def dask() -> Iterator[str]:
     """Two processes of one thread each."""
     distributed = pytest.importorskip("distributed")
@@ -316,22 +318,21 @@ def dask() -> Iterator[str]:
         cluster.close()
 
 
-@pytest.fixture
-def port() -> int:
+def free_port() -> int:
     """One that nobody listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
 
 
-@pytest.fixture
-def ray(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A head of two cores, which ends with its own process: other clusters of this machine are not met, nor stopped."""
-    pytest.importorskip("ray")
-    # Sockets lie in it, whose names must be short. "auto" is the cluster that is noted there.
+@contextlib.contextmanager
+def ray_head(port: int) -> Iterator[tuple[str, int]]:
+    """A head of two cores, which ends with its own process: other clusters of this machine are not met, nor stopped.
+
+    Gives its folder and the port of its server for clients.
+    """
+    # Sockets lie in it, whose names must be short.
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")
-    monkeypatch.setenv("RAY_TMPDIR", folder)
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     command = [
         *(sys.executable, "-m", "ray.scripts.scripts"),
         *("start", "--head", "--block", "--num-cpus=2"),
@@ -345,12 +346,14 @@ def ray(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(folders),
+        "RAY_TMPDIR": folder,
         # Ray's server for clients forks while its threads call into gRPC, whose handlers of forks then abort the
         # child now and then ("Check failed: next_worker->initialized_cv"); the child needs none of them.
         "GRPC_ENABLE_FORK_SUPPORT": "0",
         # Ray gives way to all others, and the tests beside this one would leave it nothing.
         "RAY_worker_niceness": "0",
     }
+    environment.pop("RAY_ADDRESS", None)
     said = Path(folder) / "said"
     with said.open("w") as file:
         head = subprocess.Popen(command, stdout=file, stderr=file, env=environment)
@@ -358,24 +361,39 @@ def ray(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         while "Ray runtime started" not in said.read_text():
             assert head.poll() is None, said.read_text()
             time.sleep(0.1)
-        yield "ray://auto"
+        yield folder, port
     finally:
         head.terminate()
         head.wait(timeout=60)
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def head() -> Iterator[tuple[str, int]]:
+    pytest.importorskip("ray")
+    with ray_head(free_port()) as found:
+        yield found
+
+
 @pytest.fixture
-def ray_client(ray: str, port: int) -> str:
+def ray(head: tuple[str, int], monkeypatch: pytest.MonkeyPatch) -> str:
+    # "auto" is the cluster that is noted in this folder.
+    monkeypatch.setenv("RAY_TMPDIR", head[0])
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return "ray://auto"
+
+
+@pytest.fixture
+def ray_client(ray: str, head: tuple[str, int]) -> str:
     """The same cluster by its address, as from another machine."""
     # The server for others is begun by the head, which does not wait for it.
     ends = time.monotonic() + 60.0
     while time.monotonic() < ends:
         with contextlib.suppress(OSError):
-            socket.create_connection(("127.0.0.1", port), timeout=1.0).close()
+            socket.create_connection(("127.0.0.1", head[1]), timeout=1.0).close()
             break
         time.sleep(0.2)
-    return f"ray://127.0.0.1:{port}"
+    return f"ray://127.0.0.1:{head[1]}"
 
 
 def cluster_grid() -> Grid:
@@ -390,15 +408,19 @@ def cluster_grid() -> Grid:
     )
 
 
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> GridResult:
+    return cluster_grid().run(tmp_path_factory.mktemp("here"), engine="sequential")
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("place", ["dask", "ray", "ray_client"])
 def test_a_grid_on_a_cluster_is_the_grid_of_this_machine(
-    place: str, request: pytest.FixtureRequest, tmp_path: Path
+    place: str, here: GridResult, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     engine = request.getfixturevalue(place)
     there = cluster_grid().run(tmp_path / "there", engine=engine)
-    here = cluster_grid().run(tmp_path / "here", engine="sequential")
     assert there.missing == there.failures == 0
     processes = set(there.cells["process"])
     assert len(processes) == 2

@@ -26,11 +26,24 @@ from ppl_bnn.core.errors import BNNError
 from ppl_bnn.evaluation.grid import clusters, engines
 from ppl_bnn.evaluation.grid.engines import Engine, Lost
 from ppl_bnn.evaluation.grid.grid import Grid
-from tests.evaluation.grid.test_engines import dask, port, ray, ray_client  # noqa: F401 - fixtures
+from tests.evaluation.grid.test_engines import dask, free_port, ray, ray_client, ray_head  # noqa: F401 - fixtures
 
-# Of each cluster; of Dask and of Ray thirty in all.
-KILLS, PIECES = 10, 40
+# Of each cluster; of all three fifteen.
+KILLS, PIECES = 5, 20
 SECONDS = (1.0, 3.0)
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def head(port: int) -> Iterator[tuple[str, int]]:
+    """One for each test, which may kill it."""
+    pytest.importorskip("ray")
+    with ray_head(port) as found:
+        yield found
 
 
 def noted(number: int, folder: str) -> tuple[int, int]:
@@ -118,7 +131,7 @@ def run_grid(engine: str, folder: str) -> None:
 
 
 @pytest.fixture
-def dask_scheduler(port: int) -> Iterator[str]:  # noqa: F811
+def dask_scheduler(port: int) -> Iterator[str]:
     """A scheduler and a process that computes, as on a real cluster."""
     pytest.importorskip("distributed")
     address = f"127.0.0.1:{port}"
@@ -167,10 +180,7 @@ def kill_head(at: int) -> None:
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("place", ["dask_scheduler", "ray", "ray_client"])
 def test_a_head_that_is_killed_ends_the_run_in_an_error_and_keeps_what_is_finished(
-    place: str,
-    port: int,  # noqa: F811
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
+    place: str, port: int, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     pytest.importorskip("psutil")
     engine = request.getfixturevalue(place)

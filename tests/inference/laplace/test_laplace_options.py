@@ -33,6 +33,14 @@ from tests.problems import Conjugate, in_both_systems, regression_data, small_cl
 PPLS = ("numpyro", "pyro")
 # Where the two systems share the NumPy that is tested, the one that compiles for seconds is left to the slow tests.
 PYRO_FIRST = pytest.mark.parametrize("ppl", ["pyro", pytest.param("numpyro", marks=pytest.mark.slow)])
+# Where the system has no part in what is tested but for the fit, which is in other tests.
+PYRO_ALONE = pytest.mark.parametrize("ppl", ["pyro"])
+
+
+def some_in_numpyro(name, cases, *some):
+    """All cases in Pyro, and some of each kind among the slow tests in NumPyro."""
+    later = [pytest.param("numpyro", case, marks=pytest.mark.slow) for case in some]
+    return pytest.mark.parametrize(f"ppl,{name}", [*(("pyro", case) for case in cases), *later])
 
 
 def fit(model, x, y, ppl, **settings):
@@ -636,7 +644,7 @@ def test_tuning_after_training_is_the_optimum_at_that_mode(ppl):
     assert np.isclose(posterior.info.figures["gradient_norm"], np.linalg.norm(gradient), rtol=1e-4)
 
 
-@PYRO_FIRST
+@PYRO_ALONE
 def test_a_mode_that_tuning_has_left_behind_is_reported(ppl):
     """A prior far too wide for ten weights that are nearly zero: the evidence wants another mode altogether."""
     rng = np.random.default_rng(0)
@@ -652,7 +660,7 @@ def test_a_mode_that_tuning_has_left_behind_is_reported(ppl):
     assert not any("a Newton step would gain" in sentence for sentence in again.info.warnings)
 
 
-@PYRO_FIRST
+@PYRO_ALONE
 def test_validation_chooses_the_factor_with_the_best_score_on_held_out_rows(ppl):
     """Divided by the seed: mode and curvature from one part of the rows, by hand, the mean log density of the other."""
     rng = np.random.default_rng(3)
@@ -685,7 +693,7 @@ def test_validation_chooses_the_factor_with_the_best_score_on_held_out_rows(ppl)
     assert np.array_equal(flat_centre(given), mode["output.weight"][:, 0])
 
 
-@PYRO_FIRST
+@PYRO_ALONE
 def test_noise_cannot_be_tuned_by_more_effective_parameters_than_rows(ppl):
     """A diagonal of 40 columns over 8 rows counts nearly 40 parameters: nothing is left of the data for the noise."""
     rng = np.random.default_rng(0)
@@ -712,8 +720,7 @@ def body_held(x, y=None):
     bnn.observe(y, f, likelihoods.Gaussian(noise))
 
 
-@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
-@PYRO_FIRST
+@some_in_numpyro("structure", ["full", "kron", "diag"], "kron")
 def test_the_last_layer_alone_is_the_model_whose_body_is_a_point(ppl, structure):
     x, y, mode, _ = network_mode()
     start = {name: value[0, 0] for name, value in mode.draws.items()}
@@ -801,7 +808,7 @@ def test_a_network_trained_elsewhere_gets_a_spread_and_keeps_its_mean(ppl, form,
         assert np.isclose(np.log(noise), argmax(joint, [-1.0])[0][0], atol=1e-6)
 
 
-@PYRO_FIRST
+@PYRO_ALONE
 def test_a_mode_that_is_none_is_reported(ppl):
     """Weights that have nothing to do with the targets, taken as they are."""
     start, _ = elsewhere("torch")
@@ -852,8 +859,7 @@ def targets_for(model, x, rng):
     return np.digitize(f, [-0.4, 0.4]) if model is small_classifier else f
 
 
-@pytest.mark.parametrize("model", KINDS_OF, ids=lambda model: model.__name__)
-@PYRO_FIRST
+@some_in_numpyro("model", KINDS_OF, small_network, small_classifier)
 def test_every_likelihood_predicts_in_every_kind_that_it_has(ppl, model):
     rng = np.random.default_rng(1)
     x, new = rng.normal(size=(30, 2)), rng.normal(size=(6, 2))
@@ -879,8 +885,7 @@ def test_every_likelihood_predicts_in_every_kind_that_it_has(ppl, model):
         posterior.predict(new, kind=wrong)
 
 
-@pytest.mark.parametrize("kind", ["sampled", "bridge"])
-@PYRO_FIRST
+@some_in_numpyro("kind", ["sampled", "bridge"], "sampled")
 def test_the_predictive_of_a_method_is_what_predict_gives_unasked(ppl, kind, tmp_path):
     rng = np.random.default_rng(1)
     x, new = rng.normal(size=(30, 2)), rng.normal(size=(6, 2))
@@ -925,8 +930,7 @@ def test_logistic_regression_against_its_own_formulas(ppl):
         assert np.isclose(posterior.predict(new).mean[n], wanted, atol=1e-8)
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
-@PYRO_FIRST
+@some_in_numpyro("structure", STRUCTURES, "kron")
 def test_the_joint_prediction_is_that_of_the_dense_jacobian(ppl, structure):
     x, y, mode, _ = network_mode()
     settings = {"rank": RANK} if structure == "lowrank" else {}
@@ -1038,7 +1042,7 @@ def test_three_tasks_in_a_row_are_all_rows_at_once():
     assert np.allclose(flat_centre(posterior), problem.mean, rtol=1e-6, atol=1e-8)
 
 
-@PYRO_FIRST
+@PYRO_ALONE
 def test_diagonal_parts_have_the_precision_of_all_rows_and_another_mean(ppl):
     """Diagonals add up; the mode is that of a diagonal prior in place of the dense one, in closed form too."""
     problem = Conjugate.make()
@@ -1054,7 +1058,7 @@ def test_diagonal_parts_have_the_precision_of_all_rows_and_another_mean(ppl):
     assert not np.allclose(mean, problem.mean, rtol=1e-3)
 
 
-@PYRO_FIRST
+@PYRO_ALONE
 def test_a_kronecker_part_is_a_prior_of_blocks(ppl):
     """Its second part keeps the blocks between which nothing was known, and adds a dense curvature."""
     problem = Conjugate.make()
@@ -1078,7 +1082,7 @@ def divergence(approximate, exact):
     return 0.5 * (np.trace(ratio) - len(exact) - np.linalg.slogdet(ratio)[1])
 
 
-@PYRO_FIRST
+@PYRO_ALONE
 def test_kronecker_factors_on_kronecker_factors(ppl):
     """Two parts of the rows, one fit after the other: A = H2 + (H1 + I), dense by hand, and what is kept of it.
 
@@ -1129,7 +1133,7 @@ def second_part(x, noise):
     return total
 
 
-@PYRO_FIRST
+@PYRO_ALONE
 def test_a_hierarchy_under_kronecker_factors_keeps_what_is_within_a_tensor(ppl):
     """Its scale ties all weights to each other and to itself: what crosses tensors is left out, and that is said."""
     problem = Conjugate.make(rows=20)
@@ -1181,7 +1185,7 @@ def log_prior_of_the_body(posterior):
 
 
 @pytest.mark.parametrize("weights", [pytest.param("all", marks=pytest.mark.slow), "last_layer"])
-@PYRO_FIRST
+@PYRO_ALONE
 def test_of_several_starts_the_one_with_the_best_evidence_is_kept(ppl, weights):
     """One fit from each start by hand; with weights that are held, their prior counts too."""
     x = np.random.default_rng(4).normal(size=(24, 2))

@@ -244,8 +244,10 @@ SCALES = {
 }
 
 
-@pytest.mark.parametrize("family", SCALES)
-@PYRO_FIRST
+@pytest.mark.parametrize(
+    ("ppl", "family"),
+    [*(("pyro", family) for family in SCALES), pytest.param("numpyro", "Gamma", marks=pytest.mark.slow)],
+)
 def test_a_noise_of_any_prior_has_its_curvature(ppl, family):
     """The noise is a site, or made of one: a block of its own, 2 (d log noise / du)^2 for each row and the prior's."""
     problem = Conjugate.make()

@@ -58,7 +58,8 @@ def test_the_unadjusted_steps_are_those_of_blackjax():
 
     flat = 2.0 * scales * np.random.default_rng(0).normal(size=(chains, 4))
     kept = recorded(method, density, flat)
-    assert kept["burn_in"][0, -1] == 31
+    # No fluctuation will do: the change comes at its share of the warm-up at the latest.
+    assert (kept["burn_in"][:, -1] == 31).all()
     ours = kept["step_size"][0, 20:31]
     with system("numpyro").session("float64", "cpu"):
         info, *_ = laps.laps(
@@ -80,15 +81,12 @@ def test_the_unadjusted_steps_are_those_of_blackjax():
     )
 
 
-@pytest.mark.parametrize(
-    ("fluctuation", "latest"), [(1e6, 6), pytest.param(1e-9, 30, marks=pytest.mark.slow)]
-)
-def test_the_change_comes_when_chains_are_still_and_at_its_share_at_the_latest(fluctuation, latest):
+def test_the_change_comes_when_chains_are_still():
     """At once where any fluctuation will do, but not before the window of 0.2 x 30 transitions is full."""
-    method = LAPS(draws=2, warmup=40, chains=64, fluctuation=fluctuation, unadjusted=0.75, steps=2)
+    method = LAPS(draws=2, warmup=40, chains=64, fluctuation=1e6, unadjusted=0.75, steps=2)
     flat = np.random.default_rng(0).normal(size=(64, 2))
     kept = recorded(method, lambda u: -0.5 * (u**2).sum(), flat)
-    assert (kept["burn_in"][:, -1] == latest).all()
+    assert (kept["burn_in"][:, -1] == 6).all()
 
 
 @pytest.mark.slow

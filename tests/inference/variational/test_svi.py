@@ -258,13 +258,10 @@ def test_the_best_full_rank_guide_is_the_posterior_and_its_bound_the_evidence(pp
     ("ppl", "guide", "least"),
     [
         ("numpyro", "lowrank", "mean field"),
+        # Each guide once, in the system that takes less time for it: guides are written once for both.
         *(
             pytest.param(ppl, guide, least, marks=pytest.mark.slow)
             for ppl, guide, least in (
-                ("numpyro", "matrixnormal", "independent sites"),
-                ("numpyro", "diagonal", "mean field"),
-                ("numpyro", "mixture", "mean field"),
-                ("numpyro", "iaf", "mean field"),
                 ("numpyro", "spline", "mean field"),
                 ("numpyro", {"output.weight": "fullrank", "*": "normal"}, "independent sites"),
                 ("pyro", "diagonal", "mean field"),
@@ -272,7 +269,6 @@ def test_the_best_full_rank_guide_is_the_posterior_and_its_bound_the_evidence(pp
                 ("pyro", "matrixnormal", "independent sites"),
                 ("pyro", "mixture", "mean field"),
                 ("pyro", "iaf", "mean field"),
-                ("pyro", "spline", "mean field"),
             )
         ),
     ],
