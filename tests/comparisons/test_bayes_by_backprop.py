@@ -20,7 +20,7 @@ from ppl_bnn import likelihoods, priors
 
 REPRODUCED, REFUTED, UNDECIDED, CORRECTED = "reproduced", "refuted", "undecided", "corrected"
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hasty_compiler")]
 
 FOLDER = Path(__file__).parents[2] / "comparisons"
 TABLES = (

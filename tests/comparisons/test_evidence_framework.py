@@ -18,7 +18,7 @@ import ppl_bnn as bnn
 from comparisons.claims import CORRECTED, NOT_RUN, OUTCOMES, REFUTED, REPRODUCED, UNDECIDED
 from ppl_bnn import likelihoods, priors
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hasty_compiler")]
 
 FOLDER = Path(__file__).parents[2] / "comparisons"
 TABLES = ("overfit", "regression", "restarts", "contours", "choices", "reference", "alpha", "gold_standard")
