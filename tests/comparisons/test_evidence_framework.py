@@ -18,7 +18,7 @@ import ppl_bnn as bnn
 from comparisons.claims import CORRECTED, NOT_RUN, OUTCOMES, REFUTED, REPRODUCED, UNDECIDED
 from ppl_bnn import likelihoods, priors
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hasty_compiler")]
+pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[2] / "comparisons"
 TABLES = ("overfit", "regression", "restarts", "contours", "choices", "reference", "alpha", "gold_standard")
@@ -489,6 +489,7 @@ def test_stored_results_are_judged_without_a_run(script):
     assert all("60 rows of classes" in each.sizes for each in found.values())
 
 
+@pytest.mark.usefixtures("hasty_compiler")
 def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys):
     study = script.main(tiny=True, out=tmp_path)
     said = capsys.readouterr().out
