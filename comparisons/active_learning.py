@@ -95,7 +95,7 @@ class Sizes:
 
 FULL = Sizes()
 TINY = Sizes(
-    seeds=2,
+    seeds=1,
     plane_labels=7,
     digits_labels=30,
     diabetes_labels=13,
@@ -140,12 +140,12 @@ class Small:
 
 SMALL = Small()
 TINY_SMALL = Small(
-    seeds=2,
+    seeds=1,
     first_seed=500,
     pool=20,
     test_rows=15,
-    labels=9,
-    every=3,
+    labels=8,
+    every=2,
     steps=60,
     again=40,
     chains=2,

@@ -102,6 +102,7 @@ class Sizes:
 
 
 FULL = Sizes()
+# The grid and the test rows are as many, and so share what is compiled.
 TINY = Sizes(
     rows=16,
     units=(3, 3),
@@ -111,8 +112,8 @@ TINY = Sizes(
     grid=128,
     many_draws=60,
     coarse=31,
-    seeds=2,
-    test_rows=40,
+    seeds=1,
+    test_rows=128,
     mode_steps=60,
     elbo_draws=50,
     chains=2,

@@ -85,7 +85,7 @@ class Sizes:
 FULL = Sizes()
 TINY = Sizes(
     table="digits",
-    seeds=2,
+    seeds=1,
     tasks=2,
     rows=60,
     test=40,

@@ -61,7 +61,7 @@ class Sizes:
 
 
 FULL = Sizes()
-TINY = Sizes(2, 40, 20, 20, 2, 20, 20, 4, 2, 100, 40, 2)
+TINY = Sizes(1, 40, 20, 20, 2, 20, 20, 4, 2, 100, 40, 2)
 FEW = ("linear_regression", "logistic_regression", "graph_convolution")
 
 

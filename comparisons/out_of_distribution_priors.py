@@ -101,7 +101,7 @@ class PriorSizes(Sizes):
 
 FULL = PriorSizes()
 TINY = PriorSizes(
-    **vars(SMALLEST) | {"seeds": 2, "architectures": (LENET,)},
+    **vars(SMALLEST) | {"architectures": (LENET,)},
     factors=(SMALL, WRITTEN),
     steps=200,
     hmc=(2, 50, 50),

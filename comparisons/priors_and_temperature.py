@@ -137,12 +137,13 @@ FULL = Sizes()
 TINY = Sizes(
     splits=2,
     rows=30,
-    test_rows=40,
+    test_rows=30,
     width=2,
     channels=(2, 2),
     temperatures=(0.3, 1.0),
-    dense_priors=(FAN_IN, LAPLACE),
-    convolution_priors=(FAN_IN, CORRELATED),
+    # One beside the first, with scales that are learnt: at T = 1 alone.
+    dense_priors=(FAN_IN, HIERARCHICAL),
+    convolution_priors=(FAN_IN,),
     warmup=30,
     draws=20,
     trained_rows=60,
@@ -702,7 +703,7 @@ def draw_posteriors(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
                 panel.errorbar(mean, place, xerr=reach, fmt=marker, color=colour, capsize=4, markersize=8)
             panel.axvline(0.0, color=BLACK, linewidth=0.8)
             panel.set_yticks(range(len(names)), names if column == 0 else [""] * len(names))
-            panel.set(ylim=(len(names) - 0.5, -0.5), title=f"{kind} network" if column == 0 else "")
+            panel.set(ylim=(max(len(names), 1) - 0.5, -0.5), title=f"{kind} network" if column == 0 else "")
             panel.set(xlabel=f"test {label} at T = 1, less that of the {FAN_IN}")
     figure.savefig(path)
 

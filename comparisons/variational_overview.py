@@ -120,10 +120,11 @@ class Sizes:
 
 
 FULL = Sizes()
+# Numbers of rows and of inputs come again in several parts, which then share what is compiled.
 TINY = Sizes(
     seeds=1,
     rows=24,
-    test_rows=50,
+    test_rows=60,
     units=3,
     networks=2,
     steps=60,
@@ -131,18 +132,18 @@ TINY = Sizes(
     draws=30,
     chains=2,
     tree_depth=4,
-    row_counts=(16, 32),
-    sampled_rows=16,
+    row_counts=(24, 48),
+    sampled_rows=24,
     batch=8,
     batches=(24, 1),
     elbo_draws=100,
     gradient_draws=40,
-    gradient_batches=(1, 16),
+    gradient_batches=(16,),
     timed=2,
     friedman_rows=40,
     friedman_units=3,
     friedman_steps=60,
-    priors=("Gaussian, sd 2", "scale mixture"),
+    priors=("scale mixture",),
     averaged=(1, 10),
 )
 

@@ -108,7 +108,8 @@ def main(tiny: bool = False, rounds: int = 3, store: bool = False) -> dict[str, 
         return posterior.info.gradient_evaluations / (time.perf_counter() - start)
 
     one = {"ppl": "pyro", "chains": 1, "warmup": transitions, "draws": transitions}
-    length = {"step_size": 0.01, "num_steps": 50}
+    length = {"step_size": 0.01, "num_steps": 5 if tiny else 50}
+    mode = bnn.MAP(ppl="pyro", steps=steps) if tiny else bnn.MAP(ppl="pyro")
     svi = bnn.SVI(ppl="pyro", steps=steps, elbo_draws=2)
     cases = [
         (
@@ -120,7 +121,7 @@ def main(tiny: bool = False, rounds: int = 3, store: bool = False) -> dict[str, 
         (
             "Pyro MAP / AutoDelta by hand in Pyro",
             4.0,
-            lambda seed: whole(bnn.MAP(ppl="pyro"), seed),
+            lambda seed: whole(mode, seed),
             lambda seed: by_hand("AutoDelta", short, seed),
         ),
         (

@@ -21,7 +21,7 @@ import ppl_bnn as bnn
 from comparisons.claims import NOT_RUN, REFUTED, REPRODUCED, UNDECIDED
 from ppl_bnn.prediction.prediction import Prediction
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hasty_compiler")]
 
 FOLDER = Path(__file__).parents[2] / "comparisons"
 
@@ -292,9 +292,9 @@ def test_small_pools_join_stored_results_and_leave_the_others(study: Any, tmp_pa
     assert after["sizes"] == before["sizes"]
     assert {"commit", "date"} <= set(after["numbers"]["small pools"]["stamp"])
     fits = study.Study.read(folder, study.FULL).tables["small_fits"]
-    # Of five fits of one choice each has its convergence: at 6, 7, 8 and 9 labels, and where others are scored.
-    assert len([fit for fit in fits if fit["choice"] == study.BY_NUTS]) == 2 * 4
-    assert len([fit for fit in fits if fit["choice"] == study.AT_RANDOM]) == 2
+    # Every fit has its convergence: at 6, 7 and 8 labels where NUTS chooses, and where others are scored.
+    assert [fit["labels"] for fit in fits if fit["choice"] == study.BY_NUTS] == [6, 7, 8]
+    assert [fit["labels"] for fit in fits if fit["choice"] == study.AT_RANDOM] == [8]
     assert all(math.isfinite(fit["rhat"]) for fit in fits)
 
 
@@ -302,14 +302,14 @@ def test_small_pools_join_stored_results_and_leave_the_others(study: Any, tmp_pa
 
 
 def test_a_run_asks_for_each_row_once_and_the_first_round_is_shared(study: Any) -> None:
-    sizes = study.Sizes(seeds=1, plane_labels=9, pool=40, test_rows=30, steps=60)
+    sizes = study.Sizes(seeds=1, plane_labels=8, pool=40, test_rows=30, steps=60)
     task = study.tasks(sizes)["plane"]
     data = task.data(sizes, 0)
     firsts = []
     for strategy in task.strategies:
         table, known, posterior = study.rounds(task, strategy, 0, sizes)
-        assert [row["labels"] for row in table] == [6, 7, 8, 9]
-        assert len(set(known)) == len(known) == 9
+        assert [row["labels"] for row in table] == [6, 7, 8]
+        assert len(set(known)) == len(known) == 8
         np.testing.assert_array_equal(known[:6], data.first)
         firsts.append(table[0]["log_score"])
         # The score of the last row is that of the posterior that is handed over.
@@ -337,7 +337,7 @@ def test_a_tiny_run_writes_tables_figures_and_verdicts(
     own = [row for row in found.tables["curves"] if row["task"] == "digits"]
     labels, values = study.curves(own, study.RANDOM, "log_score")
     assert labels.tolist() == [20, 30]
-    assert values.shape == (2, 2)
+    assert values.shape == (1, 2)
     # What has finished is not computed again.
     monkeypatch.setattr(study, "run_of", None)
     monkeypatch.setattr(study, "small_run", None)

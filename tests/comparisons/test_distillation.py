@@ -70,12 +70,13 @@ def test_one_model_is_named_and_does_not_decide_the_mean(script: Any) -> None:
     assert set(outcomes(script, []).values()) == {NOT_RUN}
 
 
+@pytest.mark.usefixtures("hasty_compiler")
 def test_a_tiny_run_writes_everything(script: Any, tmp_path: Path) -> None:
     study = script.main(tiny=True, out=tmp_path, checkpoint=tmp_path / "kept")
     assert [row["model"] for row in study.tables["refused"]] == ["graph_convolution"]
     assert "rows that interact" in study.tables["refused"][0]["words"]
     assert {row["model"] for row in study.tables["models"]} == {"linear_regression", "logistic_regression"}
-    assert len(study.tables["scores"]) == 4
+    assert len(study.tables["scores"]) == 2
     for row in study.tables["scores"]:
         assert np.isfinite([row["student_log_score"], row["divergence"], row["time_ratio"]]).all()
     for name in ("scores", "models", "refused"):

@@ -80,10 +80,11 @@ def test_the_upper_bound_falls_to_the_evidence(annealing: Any) -> None:
     """Over 12 data sets it was 0.26 nats too high on average with 60 temperatures, and at most 0.08 nats off with 960.
 
     With few temperatures exp(-W) has a heavy tail. Its mean is then too small in nearly all samples, and the bound too
-    high, which is the safe side.
+    high, which is the safe side. Weights that leave out a term are off in each data set: three of them tell as well as
+    more do.
     """
     model, apart = bnn.zoo.load("linear_regression"), []
-    for seed in range(5):
+    for seed in range(3):
         chosen = problems.problem(entry("linear_regression", "prior_curve", rows=8, seed=seed))
         sizes: dict[str, int] = {"temperatures": 960, "particles": 50, "backwards": 100, "draws": 5}
         method = annealing.Annealing(truth=chosen.truth, **sizes)
@@ -203,9 +204,11 @@ def test_modes_are_told_apart_by_the_nearest_centre(references: Any) -> None:
 def test_a_bracketed_reference_is_made(
     references: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(importlib.import_module("reference_parts"), "TEMPERATURES", 300)
+    parts = importlib.import_module("reference_parts")
+    monkeypatch.setattr(parts, "TEMPERATURES", 300)
+    monkeypatch.setattr(parts, "POINTS", 100)
     asked = entry(
-        "linear_regression", "prior_curve", rows=20, particles=2500, sought="bracketed", simulations=20
+        "linear_regression", "prior_curve", rows=20, particles=2500, sought="bracketed", simulations=10
     )
     assert references.make(asked, tmp_path / "work", tmp_path / "out") == "bracketed"
     assert references.check("small", tmp_path / "out" / "small")
@@ -213,14 +216,17 @@ def test_a_bracketed_reference_is_made(
     reference = bnn.references.load("small", folder=tmp_path / "out")
     exact = log_evidence(*reference.train)
     assert all(low - 0.3 < exact < high + 0.3 for low, high in card["bounds of the log evidence"])
-    assert card["calibration"]["simulations"] == 20
+    assert card["calibration"]["simulations"] == 10
     assert reference.cost["gradients"] > 0.0
     assert np.isnan(reference.worst("R-hat"))
 
 
 @pytest.mark.slow
-def test_a_mode_weighted_reference_is_made(references: Any, tmp_path: Path) -> None:
+def test_a_mode_weighted_reference_is_made(
+    references: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Data that are their own mirror image: either mode has half of the mass."""
+    monkeypatch.setattr(importlib.import_module("reference_parts"), "POINTS", 100)
     settings: dict[str, Any] = {
         "arguments": {"width": 1, "sigma": 2.0},
         "rows": 160,
