@@ -21,7 +21,7 @@ import ppl_bnn as bnn
 from comparisons.claims import NOT_RUN, REFUTED, REPRODUCED, UNDECIDED
 from ppl_bnn.prediction.prediction import Prediction
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hasty_compiler")]
+pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[2] / "comparisons"
 

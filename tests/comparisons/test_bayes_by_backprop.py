@@ -419,7 +419,6 @@ def test_variances_are_of_both_parameters_of_the_guide(script):
         script.variances({"w.loc": gradients["w.loc"], "w.scale": gradients["w.rho"]})
 
 
-@pytest.mark.usefixtures("hasty_compiler")
 def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys):
     study = script.main(tiny=True, out=tmp_path)
     assert all(row["variance_scale"] > 0.0 for row in study.tables["estimators"])

@@ -17,7 +17,7 @@ from arviz_stats.base import array_stats
 import ppl_bnn as bnn
 from comparisons.claims import NOT_RUN, REFUTED, REPRODUCED, UNDECIDED
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hasty_compiler")]
+pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[2] / "comparisons"
 

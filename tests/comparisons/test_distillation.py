@@ -70,7 +70,6 @@ def test_one_model_is_named_and_does_not_decide_the_mean(script: Any) -> None:
     assert set(outcomes(script, []).values()) == {NOT_RUN}
 
 
-@pytest.mark.usefixtures("hasty_compiler")
 def test_a_tiny_run_writes_everything(script: Any, tmp_path: Path) -> None:
     study = script.main(tiny=True, out=tmp_path, checkpoint=tmp_path / "kept")
     assert [row["model"] for row in study.tables["refused"]] == ["graph_convolution"]

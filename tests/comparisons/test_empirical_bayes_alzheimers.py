@@ -728,7 +728,6 @@ def test_splits_are_other_rows_in_parts_of_the_same_size(script):
     assert not np.array_equal(one.y, two.y)
 
 
-@pytest.mark.usefixtures("hasty_compiler")
 def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys):
     script.main(tiny=True, out=tmp_path)
     said = capsys.readouterr().out

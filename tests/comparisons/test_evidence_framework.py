@@ -489,7 +489,6 @@ def test_stored_results_are_judged_without_a_run(script):
     assert all("60 rows of classes" in each.sizes for each in found.values())
 
 
-@pytest.mark.usefixtures("hasty_compiler")
 def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys):
     study = script.main(tiny=True, out=tmp_path)
     said = capsys.readouterr().out

@@ -112,7 +112,6 @@ def test_methods_are_ranked_among_those_of_like_cost(script: Any, tmp_path: Path
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("hasty_compiler")
 def test_the_tiny_study_runs(script: Any, tmp_path: Path) -> None:
     done = script.main(tiny=True, out=tmp_path / "out", checkpoint=tmp_path / "kept")
     assert {row["method"] for row in done.tables["fits"]} == set(script.TINY.methods)

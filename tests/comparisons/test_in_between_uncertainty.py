@@ -220,7 +220,6 @@ def test_the_figure_of_splits_is_drawn_from_the_stored_table(script: Any, tmp_pa
 # --- all of it ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("hasty_compiler")
 def test_a_tiny_run_writes_everything_and_goes_on(script: Any, tmp_path: Path) -> None:
     study = script.main(tiny=True, out=tmp_path / "out", checkpoint=tmp_path / "kept")
     for name in ("scores", "cells", "curve"):

@@ -17,7 +17,7 @@ import pytest
 from comparisons.claims import NOT_RUN, REFUTED, REPRODUCED, UNDECIDED
 from ppl_bnn import data
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hasty_compiler")]
+pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[2] / "comparisons"
 

@@ -45,7 +45,6 @@ def test_rows_of_seeds_are_disjoint(script: Any) -> None:
         script.load_images("digits", 800, 400, 30, 2, disjoint=True)
 
 
-@pytest.mark.usefixtures("hasty_compiler")
 def test_a_run_has_every_method_scale_and_set(script: Any, run: Any) -> None:
     sizes = run.sizes
     found = {(row["seed"], row["factor"], row["method"], row["set"]): row for row in run.tables["scores"]}

@@ -457,7 +457,6 @@ def test_one_split_has_no_other_splits(script: Any, tmp_path: Path) -> None:
         script.main(tiny=True, out=tmp_path, splits=1)
 
 
-@pytest.mark.usefixtures("hasty_compiler")
 def test_a_tiny_run_writes_everything(script: Any, tmp_path: Path) -> None:
     study = script.main(tiny=True, out=tmp_path, checkpoint=tmp_path / "kept")
     for name in TABLES:

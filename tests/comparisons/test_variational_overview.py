@@ -705,7 +705,6 @@ def test_a_reference_that_did_not_converge_is_none(script, tmp_path, monkeypatch
     assert set(script.gap(None, None, np.zeros((1, 1))).values()) == {script.NO_REFERENCE}
 
 
-@pytest.mark.usefixtures("hasty_compiler")
 def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys):
     study = script.main(tiny=True, out=tmp_path)
     said = capsys.readouterr().out
