@@ -44,9 +44,6 @@ def main(tiny: bool = False, rounds: int = 3, store: bool = False) -> dict[str, 
     ratios: list[Ratio] = []
     facts: dict[str, Any] = {"widths": widths, "draws": 1000}
     for (ppl, rows, activation), target in TARGETS.items():
-        if tiny and rows < 10_000:
-            # A tiny run has ten rows, whatever the case.
-            continue
         rows = 10 if tiny else rows
         model = in_the_language(widths, activation)
         new, _ = data(rows)
