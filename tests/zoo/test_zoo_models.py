@@ -747,7 +747,7 @@ def test_the_prior_of_a_wide_network_has_the_covariance_of_its_limit(
 
 
 @pytest.mark.slow
-def test_a_wide_network_predicts_as_its_gaussian_process() -> None:
+def test_a_wide_network_predicts_as_its_gaussian_process(optimised: None) -> None:
     """NUTS on 200 units against Gaussian-process regression in closed form.
 
     The mean and the standard deviation of f may differ by four Monte-Carlo standard errors and by what is left of

@@ -171,7 +171,7 @@ def test_steps_are_those_of_the_paper():
 
 
 @pytest.mark.slow
-def test_a_network_in_both_systems_from_one_start():
+def test_a_network_in_both_systems_from_one_start(optimised):
     """Both systems draw their own noise: ELBOs of one mode agree to a nat, far less than apart from it."""
     x, y = regression_data(rows=40)
     start = bnn.fit(small_network, x, y, bnn.MAP())
