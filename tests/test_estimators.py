@@ -11,9 +11,10 @@ import numpy as np
 import pandas as pd
 import pytest
 from sklearn.base import clone
+from sklearn.compose import make_column_transformer
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
+from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import (
     check_estimators_partial_fit_n_features,
     check_n_features_in_after_fitting,
@@ -153,6 +154,20 @@ def test_names_of_columns_reach_the_posterior(rows: tuple[np.ndarray, np.ndarray
     assert list(vars(estimator)["feature_names_in_"]) == ["dose", "age"]
     assert estimator.posterior_.feature_names == ("dose", "age")
     assert BNNRegressor(**CHEAP).fit(x, y).posterior_.feature_names is None
+
+
+def test_a_pipeline_of_columns_of_words_in_pandas(rows: tuple[np.ndarray, np.ndarray]) -> None:
+    x, y = rows
+    table = pd.DataFrame({"dose": x[:, 0], "arm": np.where(x[:, 1] > 0.0, "new", "old")})
+    columns = make_column_transformer(
+        (OneHotEncoder(drop="first", sparse_output=False), ["arm"]), (StandardScaler(), ["dose"])
+    )
+    pipeline = make_pipeline(columns, BNNRegressor(**CHEAP)).set_output(transform="pandas")
+    found = pipeline.fit(table, pd.Series(y)).predict(table)
+    assert pipeline[-1].posterior_.feature_names == ("onehotencoder__arm_old", "standardscaler__dose")
+    # The same model of the same columns by hand.
+    by_hand = np.column_stack([table["arm"] == "old", (x[:, 0] - x[:, 0].mean()) / x[:, 0].std()])
+    np.testing.assert_allclose(found, BNNRegressor(**CHEAP).fit(by_hand, y).predict(by_hand), rtol=1e-6)
 
 
 # --- rows that arrive in parts --------------------------------------------------------------------------------
