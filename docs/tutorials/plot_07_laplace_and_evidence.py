@@ -39,7 +39,7 @@ print(f"mode  log score {mode.predict(x_new).log_prob(y_new).mean():.3f}")
 
 # %%
 # The evidence as a function of the prior scale, and the scale that ``tune="global"`` finds.
-sigmas = np.geomspace(0.2, 3.0, 8)
+sigmas = np.geomspace(0.2, 3.0, 6)
 models = [bnn.zoo.load("regression_mlp", width=10, sigma=float(sigma)) for sigma in sigmas]
 evidence = [bnn.fit(each, x, y, bnn.Laplace(), standardise=True).log_evidence for each in models]
 tuned = bnn.fit(model, x, y, bnn.Laplace(tune="global", start=posterior), standardise=True)
