@@ -41,6 +41,7 @@ def test_every_page_of_the_guide_is_listed():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_the_python_blocks_run_in_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     # As a module, because dataclasses and pickling look for one. Pages go on from those before them.

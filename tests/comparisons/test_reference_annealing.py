@@ -201,6 +201,7 @@ def test_modes_are_told_apart_by_the_nearest_centre(references: Any) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_a_bracketed_reference_is_made(
     references: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,6 +223,7 @@ def test_a_bracketed_reference_is_made(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_a_mode_weighted_reference_is_made(
     references: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -193,6 +193,7 @@ def test_total_variation_of_normals_is_the_known_one() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
 def test_a_reference_is_made_resumed_and_checked(
     references: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
