@@ -103,9 +103,8 @@ class Sizes:
 
 
 FULL = Sizes()
-# One cell at a time: a process that computes imports for seconds. Several at once are in the tests of the engine.
 TINY = Sizes(
-    kills=4, data=("diabetes",), methods=("laplace", "mc-dropout"), splits=2, steps=30, jobs=1, reserve=2,
+    kills=4, data=("diabetes",), methods=("laplace", "mc-dropout"), splits=2, steps=30, reserve=2,
     engines=("sequential",), timed=3, cell_seconds=0.2, probe_steps=20,
     neighbours=("linear_regression",),
 )  # fmt: skip

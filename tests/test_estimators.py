@@ -186,7 +186,7 @@ def test_a_regressor_fitted_in_parts_has_the_posterior_of_all_rows_in_closed_for
     centre = found.centre()
     np.testing.assert_allclose(centre["output.weight"][:, 0], exact.mean[:-1], rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(centre["output.bias"], exact.mean[-1:], rtol=1e-6, atol=1e-8)
-    # A fit begins anew.
+    # `fit` does not start from the earlier posterior.
     found = estimator.fit(exact.x, exact.y).posterior_.approximation
     np.testing.assert_allclose(found.covariance.covariance(), covariance, rtol=1e-6, atol=1e-12)
 

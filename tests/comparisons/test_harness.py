@@ -33,11 +33,7 @@ def study() -> Any:
 
 
 @NEEDS_PROC
-def test_sixteen_cells_killed_in_three_ways_end_in_the_undisturbed_table(
-    study: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # So that a process that computes has one thread: a second one waits in a loop, on the core of another test.
-    monkeypatch.setenv("LOKY_MAX_CPU_COUNT", "1")
+def test_sixteen_cells_killed_in_three_ways_end_in_the_undisturbed_table(study: Any, tmp_path: Path) -> None:
     found = study.main(tiny=True, out=tmp_path, kills=3)
     numbers = found.numbers["kills"]
     assert numbers["cells"] == 16

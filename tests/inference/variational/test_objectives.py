@@ -420,8 +420,8 @@ def _pyro_renyi(fixed: Fixed, alpha: float, particles: int, count: int) -> np.nd
     [
         ("numpyro", "renyi", 0.5),
         ("pyro", "iwelbo", None),
-        pytest.param("pyro", "renyi", 0.5, marks=SLOW),
-        pytest.param("pyro", "renyi", -1.0, marks=SLOW),
+        ("pyro", "renyi", 0.5),
+        ("pyro", "renyi", -1.0),
     ],
 )
 def test_bounds_have_the_mean_of_those_of_the_systems(ppl: str, objective: str, alpha: float | None) -> None:
