@@ -417,12 +417,7 @@ def _pyro_renyi(fixed: Fixed, alpha: float, particles: int, count: int) -> np.nd
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("ppl", "objective", "alpha"),
-    [
-        ("numpyro", "renyi", 0.5),
-        ("pyro", "iwelbo", None),
-        ("pyro", "renyi", 0.5),
-        ("pyro", "renyi", -1.0),
-    ],
+    [("numpyro", "renyi", 0.5), ("pyro", "iwelbo", None), ("pyro", "renyi", 0.5), ("pyro", "renyi", -1.0)],
 )
 def test_bounds_have_the_mean_of_those_of_the_systems(ppl: str, objective: str, alpha: float | None) -> None:
     particles = 4
