@@ -480,8 +480,9 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         got = f"labels {seen.tolist()} beside classes {known.tolist()}"
         check(np.isin(seen, known).all(), "y", "labels among `classes`", got, advice)
         check(len(known) > 1, "y", "at least two classes", f"the one class {known[0]!r}", "more data")
-        self.classes_ = known
         self._fit(X, np.searchsorted(known, y), known, more)
+        # After the fit: one that fails leaves the labels of the posterior that is kept.
+        self.classes_ = known
         return self
 
     def predict(self, X: Any) -> np.ndarray:

@@ -19,6 +19,7 @@ from ppl_bnn.core.errors import ModelError
 from ppl_bnn.core.warning_filters import ignored, recorded
 from ppl_bnn.inference.registry import ROWS
 from tests.backends.test_program import differences, globals_now
+from tests.inference.test_method import linear_model
 from tests.problems import METHODS, regression_data, small_network
 
 X, Y = regression_data(rows=25)
@@ -156,18 +157,12 @@ def test_a_method_in_four_threads_gives_the_bits_of_one(name: str) -> None:
         assert_same(alone[index % 2], found, (name, index))
 
 
-def straight(x: Any, y: Any = None) -> None:
-    """The model without a hidden layer of `test_method.py`, with whose fits these share their programs."""
-    noise = bnn.sample("noise", bnn.dist.HalfNormal(1.0))
-    bnn.observe(y, bnn.mlp(x, [1], prior=bnn.priors.Normal(0.0, 1.0)), bnn.likelihoods.Gaussian(noise))
-
-
 @pytest.mark.slow
 def test_every_method_beside_others_gives_the_bits_of_it_alone() -> None:
     """Six threads fit each class of methods once, in two precisions and both systems."""
     methods = [in_threads(name, ("float64", "float32")[at % 2]) for at, name in enumerate(CLASSES.values())]
     assert {method.ppl for method in methods} == {"pyro", "numpyro"}
-    calls = [lambda m=method: result(m, 1, straight) for method in methods]
+    calls = [lambda m=method: result(m, 1, linear_model) for method in methods]
     alone = [call() for call in calls]
     before = globals_now()
     orders = np.array_split(np.random.default_rng(0).permutation(len(calls)), 6)
