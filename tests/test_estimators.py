@@ -69,6 +69,10 @@ def test_a_classifier_speaks_of_its_labels(rows: tuple[np.ndarray, np.ndarray]) 
     np.testing.assert_array_equal(estimator.predict(x), estimator.classes_[probabilities.argmax(axis=1)])
     assert estimator.score(x, labels) > 0.9
     assert set(estimator.sample(x, 3).ravel()) <= {"high", "low"}
+    # A fit that fails leaves the posterior and its labels.
+    with pytest.raises(UnknownNameError, match="nutz"):
+        estimator.set_params(method="nutz").fit(x, np.where(y > 3.0, "new", "other"))
+    assert set(estimator.predict(x)) == {"high", "low"}
 
 
 @pytest.mark.slow
