@@ -302,7 +302,6 @@ class _OnRay(Cluster):
     ray: Any
     address: str
     kind: str
-    direct: bool = False
 
     def __post_init__(self) -> None:
         # Ray would retry a task that needs too much memory without end, unless its own retries are switched off.
@@ -310,14 +309,10 @@ class _OnRay(Cluster):
         self._remote = self.ray.remote(**once)(called)
 
     def room(self) -> int:
-        return int(self._in_time(self.ray.cluster_resources).get(self.kind, 0))
+        return int(_answered(self.ray.cluster_resources).get(self.kind, 0))
 
     def submit(self, function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
-        return self._in_time(lambda: self._remote.remote(function, task))
-
-    def _in_time(self, call: Callable[[], Any]) -> Any:
-        """The result of a call that needs the head; a Ray client times out by itself."""
-        return _answered(call) if self.direct else call()
+        return _answered(lambda: self._remote.remote(function, task))
 
     def finished(self, handles: list[Any]) -> list[Any]:
         return self.ray.wait(handles, num_returns=1, timeout=1.0)[0]
@@ -326,8 +321,7 @@ class _OnRay(Cluster):
         return self.ray.get(handle, timeout=PATIENCE)
 
     def forget(self, handles: list[Any]) -> None:
-        for handle in handles:
-            self.ray.cancel(handle, force=True)
+        _answered(lambda: [self.ray.cancel(handle, force=True) for handle in handles])
 
     def answers(self) -> bool:
         return not_reached(self.address) is None
@@ -348,18 +342,19 @@ def on_ray(address: str, device: str) -> Iterator[Cluster]:
         head = ray.get_runtime_context().gcs_address if address == "auto" else address
         kind = resolve_device(device)[0]
         on_gpus = kind == "cuda" or (kind == "auto" and _answered(ray.cluster_resources).get("GPU", 0) >= 1)
-        yield _OnRay(ray, head, "GPU" if on_gpus else "CPU", direct=address == "auto")
+        yield _OnRay(ray, head, "GPU" if on_gpus else "CPU")
     finally:
         # Also if the connection failed: Ray stays a refused client, which breaks later connections.
         if connects:
             with contextlib.suppress(Exception):
-                ray.shutdown()
+                _answered(ray.shutdown)
 
 
 def _answered(call: Callable[[], Any]) -> Any:
-    """The result of a call that may hang if the head has ended; TimeoutError after a minute.
+    """The result of a call that may hang; TimeoutError after a minute.
 
-    The thread then keeps waiting, because it cannot be ended.
+    Ray waits without end for a head that has ended, and its client for an answer that is lost. The thread of the call
+    then keeps waiting, because it cannot be ended.
     """
     answer: Future[Any] = Future()
 

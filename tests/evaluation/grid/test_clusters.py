@@ -194,6 +194,32 @@ def test_a_call_that_waits_for_ever_is_left_waiting(monkeypatch: pytest.MonkeyPa
         clusters._answered(lambda: 1 // 0)
 
 
+@pytest.mark.parametrize("call", ["submit", "room", "forget"])
+def test_a_head_of_ray_that_does_not_answer_ends_the_connection(
+    call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Ray's client waits without end for the answer to the first task.
+    goes_on = threading.Event()
+
+    class Ray:
+        def remote(self, *_: Any, **settings: Any) -> Any:
+            return (lambda function: Ray()) if settings else goes_on.wait()
+
+        def cluster_resources(self) -> dict[str, float]:
+            goes_on.wait()
+            return {"CPU": 2.0}
+
+        def cancel(self, handle: Any, force: bool) -> None:
+            goes_on.wait()
+
+    monkeypatch.setattr(clusters, "RESTART", 0.01)
+    cluster = clusters._OnRay(Ray(), "h:1", "CPU")
+    arguments = {"submit": (square, (0,)), "room": (), "forget": ([1, 2],)}[call]
+    with pytest.raises(clusters.Disconnected, match="its head has not answered"), clusters._disconnections():
+        getattr(cluster, call)(*arguments)
+    goes_on.set()
+
+
 def test_variables_of_the_environment_are_set_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PPL_BNN_TEST_ONE", "the user's")
     monkeypatch.delenv("PPL_BNN_TEST_TWO", raising=False)
