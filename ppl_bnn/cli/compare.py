@@ -80,7 +80,7 @@ def compare(
 ) -> None:
     """Fit one model by several methods, and show the results and the cost of each.
 
-    Without arguments: regression_mlp on the diabetes table by NUTS, SVI, Laplace and MAP, in under a minute.
+    Without arguments: regression_mlp on the diabetes table by NUTS, SVI, Laplace and MAP, in about a minute.
     """
     started = time.monotonic()
     _check_grid_options(context, grid)
