@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ppl_bnn.evaluation.comparison.run import compare
     from ppl_bnn.evaluation.grid.grid import Grid
     from ppl_bnn.evaluation.grid.result import GridResult
+    from ppl_bnn.evaluation.outside.outside import Outside
     from ppl_bnn.inference.ensembles.ensemble import Ensemble
     from ppl_bnn.inference.ensembles.stacked import Stacked
     from ppl_bnn.inference.laplace.laplace import Laplace

@@ -14,6 +14,7 @@ from ppl_bnn.cli import complete, console, options, plan
 from ppl_bnn.cli.options import option
 from ppl_bnn.core.errors import ClusterError, InputError
 from ppl_bnn.core.progress import Bars
+from ppl_bnn.evaluation.outside.known import ESTIMATORS
 from ppl_bnn.inference.registry import ROWS
 from ppl_bnn.reporting.terminal import print_table, show, show_latest_row
 
@@ -22,13 +23,15 @@ if TYPE_CHECKING:
 
     from ppl_bnn.evaluation.comparison.comparison import Comparison
     from ppl_bnn.evaluation.grid.result import GridResult
+    from ppl_bnn.evaluation.outside.outside import Outside
     from ppl_bnn.inference.method import Method
 
 MANY_ROWS = 20_000
 # Options that a grid has and a comparison has not, and those that both have.
 OF_GRID, OF_BOTH = ("engine", "jobs", "resume", "retry_failed", "memory"), ("grid", "out", "report")
 HELP = {
-    "methods": f"What to compare, separated by commas. Known: {', '.join(ROWS)}.",
+    "methods": f"What to compare, separated by commas. Known: {', '.join(ROWS)}; from outside the library "
+    f"{', '.join(ESTIMATORS)}.",
     "ppl": "numpyro or pyro for all methods, or svi=pyro,nuts=numpyro.",
     "reference": "Which of the methods the others are measured against.",
     "draws": "Draws of each chain, of the methods that have them.",
@@ -94,7 +97,7 @@ def compare(
     measure = plan.reference_of(names, reference)
     console.check_seed(seed)
     sizes = {"draws": draws, "warmup": warmup, "chains": chains, "steps": steps, "budget": budget}
-    chosen = plan.methods_of(systems, quick, sizes)
+    chosen = plan.methods_of(names, systems, quick, sizes)
     resolve_device(device)
     planned = plan.plan_of(model, data, target, drop or [], task, set_ or [], seed, quick, out)
     errors = console.new_console(error=True)
@@ -113,7 +116,11 @@ def compare(
 
 
 def _fit_and_show(
-    errors: Console, planned: plan.Plan, chosen: dict[str, Method], settings: dict[str, Any], report: bool
+    errors: Console,
+    planned: plan.Plan,
+    chosen: dict[str, Method | Outside],
+    settings: dict[str, Any],
+    report: bool,
 ) -> bool:
     """Fit, show and save what was planned; returns whether a method failed."""
     from ppl_bnn.evaluation.comparison.folder import ComparisonNotWrittenError
@@ -129,7 +136,7 @@ def _fit_and_show(
     def write_notes(result: Comparison) -> None:
         # Texts that are too long for a terminal.
         (planned.out / console.NOTES).write_text(result.markdown(), encoding="utf-8")
-        if report and result.posteriors:
+        if report and result.predictions:
             console.write_report(errors, result, planned.out / console.REPORT)
 
     def show_row(partial: Comparison) -> None:
@@ -145,7 +152,7 @@ def _fit_and_show(
     except (KeyboardInterrupt, ComparisonNotWrittenError) as interrupt:
         bars.rest()
         partial = getattr(interrupt, "partial", None)
-        if partial is not None and partial.posteriors:
+        if partial is not None and partial.predictions:
             show(screen, partial, console.NOTES)
             if not isinstance(interrupt, ComparisonNotWrittenError):
                 write_notes(partial)
@@ -160,7 +167,7 @@ def _fit_and_show(
     # A path is not wrapped, because it could not be copied; a list of names is.
     console.say(screen, f"Kept in {planned.out}/", "bold")
     figure = ["figure.png"] if (planned.out / "figure.png").is_file() else []
-    page = [console.REPORT] if report and result.posteriors else []
+    page = [console.REPORT] if report and result.predictions else []
     trees = [f"{name}.nc" for name in result.trees]
     screen.print(", ".join([*trees, "comparison.csv", console.NOTES, *figure, "comparison.json", *page]))
     return bool(result.failures)
@@ -257,7 +264,7 @@ def _show_grid(screen: Console, result: GridResult) -> None:
     console.say(screen, f"Kept in {result.folder}/", "bold")
 
 
-def _announce(screen: Console, planned: plan.Plan, methods: dict[str, Method]) -> None:
+def _announce(screen: Console, planned: plan.Plan, methods: dict[str, Method | Outside]) -> None:
     from rich.text import Text
 
     table, rows = planned.table, len(planned.train)
@@ -278,6 +285,6 @@ def _announce(screen: Console, planned: plan.Plan, methods: dict[str, Method]) -
         screen.print(f"{text} --methods svi,map is quicker.", style="yellow")
 
 
-def called(method: Method) -> str:
+def called(method: Method | Outside) -> str:
     member = getattr(method, "member", None)
     return method.name if member is None else f"{method.name} of {called(member)}"

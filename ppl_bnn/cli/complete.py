@@ -14,6 +14,7 @@ from ppl_bnn.cli.plan import card_of
 from ppl_bnn.core.errors import BNNError
 from ppl_bnn.datasets import tables
 from ppl_bnn.datasets.columns import header_of
+from ppl_bnn.evaluation.outside.known import ESTIMATORS
 from ppl_bnn.inference.registry import ROWS
 from ppl_bnn.references import library
 from ppl_bnn.zoo.studies import studies as known_studies
@@ -37,7 +38,7 @@ studies = _words(known_studies)
 references = _words(library.entries)
 tasks = _words(lambda: tables.TASKS)
 method = _words(lambda: ROWS)
-methods = _words(lambda: ROWS, several=True)
+methods = _words(lambda: [*ROWS, *ESTIMATORS], several=True)
 # A system for all methods, or for one of them.
 systems = _words(lambda: [*SYSTEMS, *(f"{name}={each}" for name in ROWS for each in SYSTEMS)], several=True)
 

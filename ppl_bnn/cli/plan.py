@@ -21,9 +21,11 @@ from ppl_bnn.core.files import writable
 from ppl_bnn.core.names import clean, for_file
 from ppl_bnn.datasets import tables
 from ppl_bnn.datasets.columns import header_of
+from ppl_bnn.evaluation.outside.known import ESTIMATORS
 from ppl_bnn.inference.registry import ROWS, method_class, row
 
 if TYPE_CHECKING:
+    from ppl_bnn.evaluation.outside.outside import Outside
     from ppl_bnn.inference.method import Method
 
 DEFAULT = ("nuts", "svi", "laplace", "map")
@@ -72,14 +74,20 @@ class Plan:
 
 
 def method_names(methods: str) -> list[str]:
-    names = [row(word).name for word in methods.split(",") if word.strip()]
+    """The names of methods, and of estimators from outside, separated by commas."""
+    words = [word.strip() for word in methods.split(",")]
+    names = [word if word in ESTIMATORS else row(word).name for word in words if word]
     if not names or len(set(names)) < len(names):
         raise InputError.of("--methods", "each method once", repr(methods), f"--methods {','.join(DEFAULT)}")
     return names
 
 
 def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
-    """Method -> system. `ppl`: one system for all, `svi=pyro,nuts=numpyro`, or both; the later entry counts."""
+    """Method -> system. `ppl`: one system for all, `svi=pyro,nuts=numpyro`, or both; the later entry counts.
+
+    Estimators from outside have none.
+    """
+    names = [name for name in names if name not in ESTIMATORS]
     systems = {name: "pyro" if name in IN_PYRO else "numpyro" for name in names}
     if ppl is None:
         return systems
@@ -104,6 +112,7 @@ def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
 
 def reference_of(names: list[str], wanted: str | None) -> str | None:
     """The method that the others are measured against, or None."""
+    names = [name for name in names if name not in ESTIMATORS]
     if wanted is None:
         return REFERENCE if REFERENCE in names else None
     name = row(wanted).name
@@ -136,15 +145,22 @@ def method_of(name: str, system: str, quick: bool, sizes: Mapping[str, Any] | No
     return chosen.build(system, **settings)
 
 
-def methods_of(systems: Mapping[str, str], quick: bool, sizes: Mapping[str, Any]) -> dict[str, Method]:
-    """All methods; a size that none of them has is refused."""
+def methods_of(
+    names: list[str], systems: Mapping[str, str], quick: bool, sizes: Mapping[str, Any]
+) -> dict[str, Method | Outside]:
+    """All methods and estimators from outside; a size that no method has is refused."""
+    from ppl_bnn.evaluation.outside.outside import Outside
+
     given = {key: value for key, value in sizes.items() if value is not None}
     for size in given:
         if not any(size in _sizes_of(name) for name in systems):
             having = ", ".join(name for name in ROWS if size in _sizes_of(name))
             expected, advice = f"a method that has {size} ({having})", f"no --{size}, or another of --methods"
             raise InputError.of(f"--{size}", expected, ", ".join(systems), advice)
-    return {name: method_of(name, system, quick, given) for name, system in systems.items()}
+    return {
+        name: method_of(name, systems[name], quick, given) if name in systems else Outside(name)
+        for name in names
+    }
 
 
 def _sizes_of(name: str) -> set[str]:

@@ -24,13 +24,15 @@ class _Rule:
 
     def __init__(self, action: str, category: type[Warning], message: str = "", everywhere: bool = False):
         self.item: Any = (action, self, category, None, 0)
-        self.pattern = re.compile(message, re.IGNORECASE)
+        # A string, because scikit-learn copies the patterns of the filters to its threads.
+        self.pattern = message
+        self._beginning = re.compile(message, re.IGNORECASE)
         self.everywhere = everywhere
         self.kept: list[warnings.WarningMessage] = []
         self.lists: list[Any] = []
 
     def match(self, text: str) -> bool:
-        return (self.everywhere or self in _RULES.get()) and self.pattern.match(text) is not None
+        return (self.everywhere or self in _RULES.get()) and self._beginning.match(text) is not None
 
     def put(self) -> None:
         """Add the entry to the list, unless it is there: another thread may have restored a copy from before it."""

@@ -84,6 +84,9 @@ def identity(value: Any, outer: tuple[int, ...] = ()) -> Any:
         graph, state = sys.modules["flax.nnx"].split(value)
         leaves = sys.modules["jax"].tree_util.tree_leaves(state)
         return {"class": _named(type(value)), "layers": _ADDRESS.sub("", repr(graph)), "state": each(leaves)}
+    if callable(params := getattr(value, "get_params", None)):
+        # An estimator of scikit-learn: its `repr` is shortened.
+        return {"class": _named(type(value)), **_code(type(value)), "params": each(params(deep=False))}
     if dataclasses.is_dataclass(value):
         if not cast(Any, type(value)).__dataclass_params__.frozen:
             return {"class": _named(type(value))}

@@ -473,9 +473,12 @@ def plain(value: Any) -> Any:
     return repr(value)
 
 
-def versions() -> dict[str, str]:
-    """Versions of this library and of the packages whose arithmetic a posterior depends on, or "not installed"."""
-    packages = ("ppl-bnn", "numpy", "jax", "numpyro", "torch", "pyro-ppl", "arviz")
+def versions(*more: str) -> dict[str, str]:
+    """Versions of this library, of the packages whose arithmetic a posterior depends on, and of `more` packages.
+
+    A package that is not installed has "not installed".
+    """
+    packages = ("ppl-bnn", "numpy", "jax", "numpyro", "torch", "pyro-ppl", "arviz", *more)
     found: dict[str, str] = dict.fromkeys(packages, "not installed")
     for package in packages:
         with suppress(importlib.metadata.PackageNotFoundError):

@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 FORMAT = 4
 KIND = "ppl_bnn posterior"
 TREE, ARRAYS, MANIFEST = "tree.nc", "arrays.safetensors", "manifest.json"
-# Schema of a manifest. `info` is `FitInfo` without the loss curves; a comparison stores it too.
+# Schema of a manifest. `info` is `FitInfo` without the loss curves; a comparison stores it too, also of a fit from
+# outside the library.
 INFO = {
     "method": str,
-    "ppl": ("numpyro", "pyro"),
+    "ppl": ("numpyro", "pyro", "outside"),
     "seed": int,
     "dtype": ("float32", "float64"),
     "device": str,

@@ -52,7 +52,7 @@ def planned(source: Path, target: str, model: str | None = None, **options: Any)
 def test_sizes_reach_every_method_that_has_them() -> None:
     systems = dict.fromkeys(["nuts", "map", "ensemble", "stacked-nuts", "smc"], "numpyro")
     sizes = {"draws": 7, "warmup": 8, "chains": 3, "steps": 9, "budget": 10.0}
-    found: dict[str, Any] = plan.methods_of(systems, False, sizes)
+    found: dict[str, Any] = plan.methods_of(list(systems), systems, False, sizes)
     assert found["nuts"] == ppl_bnn.NUTS(draws=7, warmup=8, chains=3, budget=10.0)
     assert found["map"] == ppl_bnn.MAP(steps=9)
     assert found["ensemble"].member == found["map"]
@@ -60,8 +60,8 @@ def test_sizes_reach_every_method_that_has_them() -> None:
     assert found["smc"] == ppl_bnn.SMC(budget=10.0)
     # What is not said stays as it is, and what is said goes before --quick.
     nothing = dict.fromkeys(sizes)
-    assert plan.methods_of({"nuts": "numpyro"}, False, nothing) == {"nuts": ppl_bnn.NUTS()}
-    quick: Any = plan.methods_of({"nuts": "numpyro"}, True, {**nothing, "draws": 7})["nuts"]
+    assert plan.methods_of(["nuts"], {"nuts": "numpyro"}, False, nothing) == {"nuts": ppl_bnn.NUTS()}
+    quick: Any = plan.methods_of(["nuts"], {"nuts": "numpyro"}, True, {**nothing, "draws": 7})["nuts"]
     assert (quick.draws, quick.warmup) == (7, plan.QUICK["warmup"])
 
 

@@ -15,6 +15,7 @@ from ppl_bnn.core.arrays import row_count
 from ppl_bnn.core.errors import BNNError, InputError
 from ppl_bnn.core.names import clean
 from ppl_bnn.core.processes import peak_memory
+from ppl_bnn.evaluation.outside.outside import FittedOutside
 from ppl_bnn.language.likelihoods.base import Likelihood
 from ppl_bnn.posterior.fit_info import FitInfo
 from ppl_bnn.posterior.posterior import Posterior
@@ -26,6 +27,7 @@ from ppl_bnn.references.reference import Reference
 STORED = "stored"
 # Figures that need the value of a target: the bound that a censored row gives is not enough.
 VALUE_SCORES = ("rmse", "crps", "coverage_90")
+_NO_POSTERIOR = "An estimator from outside the library is no approximation of the posterior."
 # What the table says of chains that have converged at the training rows only.
 NOT_AT_TEST_ROWS = "not at test rows"
 # Largest draws x rows of a group of a tree (half a gigabyte); a chain keeps at least FEWEST_DRAWS.
@@ -33,6 +35,7 @@ MOST_VALUES = 2**26
 FEWEST_DRAWS = 100
 _LOO = ("elpd_loo", "elpd_loo_se", "elpd_loo_corrected", "pareto_k_corrected", "pareto_k_loo")
 _LOO += ("loo_rank", "loo_weight")
+_OF_POSTERIORS = ("kind", "gap_mean", "converged", "k_hat", "gradient_evaluations", "parameters")
 
 
 @dataclass(frozen=True)
@@ -48,12 +51,14 @@ class Record:
     """The results of one method, made by `fitted`.
 
     `figures` and `notes` are by column of `COLUMNS`; `tree` is used for leave-one-out; `pointwise` is the log score of
-    each test row, (N,); `moments` are those of the mean function; `failure` is the reason of a failure, or "".
+    each test row, (N,); `moments` are those of the mean function; `fit` is how one without a posterior was fitted;
+    `failure` is the reason of a failure, or "".
     """
 
     ppl: str = ""
     posterior: Posterior | None = None
     prediction: Prediction | None = None
+    fit: FitSummary | None = None
     tree: Any = None
     diagnosis: Any = None
     elpd: Any = None
@@ -64,7 +69,9 @@ class Record:
     failure: str = ""
 
 
-def fitted(fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, device: str) -> Record:
+def fitted(
+    fit: Callable[[], Posterior | FittedOutside], x: Any, y: np.ndarray, seed: int, device: str
+) -> Record:
     """The results of one method that need no other method, on test rows x, y. An error is the record's `failure`."""
     with peak_memory() as peak:
         try:
@@ -78,33 +85,40 @@ def fitted(fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, devic
     return record
 
 
-def _fitted(fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, device: str) -> Record:
+def _fitted(
+    fit: Callable[[], Posterior | FittedOutside], x: Any, y: np.ndarray, seed: int, device: str
+) -> Record:
     posterior = fit()
     started = time.perf_counter()
     prediction = posterior.predict(x, seed=seed, device=device)
     seconds = time.perf_counter() - started
-    pointwise = np.asarray(scores.log_score(prediction, y, pointwise=True))
     info = posterior.info
-    figures = {
-        **scores.scores_of(prediction, y),
-        "kind": posterior.kind,
-        "target": posterior.target,
-        "log_score_se": scores.paired_difference(pointwise, np.zeros_like(pointwise))[1],
+    record = _scored(info.ppl, prediction, y)
+    figures = record.figures
+    figures |= {
         "compile_seconds": info.compile_seconds,
         "run_seconds": info.run_seconds,
         "predict_seconds": seconds,
         "gradient_evaluations": info.gradient_evaluations,
-        "parameters": float(posterior.with_problem(lambda problem: problem.program.parameter_count)),
     }
-    record = Record(info.ppl, posterior, prediction, figures=figures, pointwise=pointwise)
-    if posterior.weights is not None:
-        record.notes["target"] = stacking_weights(posterior)
     if info.warnings:
         record.notes["run_seconds"] = " ".join(f"{text.rstrip('.')}." for text in info.warnings)
-    if info.gradient_evaluations is None:
+    if info.gradient_evaluations is None and not isinstance(posterior, FittedOutside):
         record.notes["gradient_evaluations"] = f"{info.method} does not count its gradients."
     if len(y) < 2:
         record.notes["log_score_se"] = "One test row has no standard error."
+    if isinstance(posterior, FittedOutside):
+        record.fit = FitSummary(info, (1, prediction.draws))
+        record.notes |= dict.fromkeys((*_LOO, *_OF_POSTERIORS), _NO_POSTERIOR)
+        return record
+    record.posterior = posterior
+    figures |= {
+        "kind": posterior.kind,
+        "target": posterior.target,
+        "parameters": float(posterior.with_problem(lambda problem: problem.program.parameter_count)),
+    }
+    if posterior.weights is not None:
+        record.notes["target"] = stacking_weights(posterior)
     if prediction.censored and not set(VALUE_SCORES) <= set(figures):
         of = f"{np.count_nonzero(y[:, 1] != 1.0)} of {len(y)}"
         note = f"Of {of} test rows a bound is known and not the value: they were censored."
@@ -119,16 +133,21 @@ def _fitted(fit: Callable[[], Posterior], x: Any, y: np.ndarray, seed: int, devi
     return record
 
 
+def _scored(ppl: str, prediction: Prediction, y: np.ndarray) -> Record:
+    """A record with the scores of predictions of test targets y."""
+    pointwise = np.asarray(scores.log_score(prediction, y, pointwise=True))
+    error = scores.paired_difference(pointwise, np.zeros_like(pointwise))[1]
+    figures = {**scores.scores_of(prediction, y), "log_score_se": error}
+    return Record(ppl, prediction=prediction, figures=figures, pointwise=pointwise)
+
+
 def stored_record(reference: Reference, likelihood: Likelihood, y: np.ndarray) -> Record:
     """The results of a stored reference at its test rows; its times are those of the runs that made it."""
     prediction = Prediction(*likelihood.mixture_parameters(reference.predictor("test")))
-    pointwise = np.asarray(scores.log_score(prediction, y, pointwise=True))
     cost, grade = reference.cost, reference.card["grade"]
-    record = Record(STORED, prediction=prediction, pointwise=pointwise)
-    record.figures = {
-        **scores.scores_of(prediction, y),
+    record = _scored(STORED, prediction, y)
+    record.figures |= {
         "kind": "iid" if grade == "bracketed" else "chains",
-        "log_score_se": scores.paired_difference(pointwise, np.zeros_like(pointwise))[1],
         "converged": "yes",
         "r_hat_test": reference.worst("R-hat"),
         "ess_min_test": reference.worst("bulk ESS"),

@@ -14,7 +14,7 @@ import numpy as np
 
 from ppl_bnn import references
 from ppl_bnn.backends.program import Program
-from ppl_bnn.backends.protocol import Model, resolve_device
+from ppl_bnn.backends.protocol import SYSTEMS, Model, resolve_device
 from ppl_bnn.backends.systems import system, written_in
 from ppl_bnn.core import checks, stored
 from ppl_bnn.core.arrays import map_data, row_count
@@ -34,6 +34,7 @@ from ppl_bnn.evaluation.comparison import folder as files
 from ppl_bnn.evaluation.comparison.comparison import Comparison, file_names
 from ppl_bnn.evaluation.comparison.record import Record, fitted, reason, stored_record
 from ppl_bnn.evaluation.comparison.table import table_of
+from ppl_bnn.evaluation.outside.outside import Outside
 from ppl_bnn.inference.method import Method
 from ppl_bnn.references.reference import Reference
 
@@ -46,7 +47,7 @@ def compare(
     model: Model,
     train: tuple[Any, Any],
     test: tuple[Any, Any],
-    methods: Mapping[str, Method],
+    methods: Mapping[str, Method | Outside],
     *,
     reference: str | Reference | None = None,
     seed: int = 0,
@@ -69,8 +70,9 @@ def compare(
         The model. A free keyword-only parameter `classes` is set from `class_names`, else from the training labels.
     train, test : tuple
         (x, y) in original units.
-    methods : mapping of str to Method
-        Name -> method, fitted in this order, all with the same seed. A name is also a file name.
+    methods : mapping of str to Method or Outside
+        Name -> method, or estimator from outside the library, fitted in this order, all with the same seed. A name is
+        also a file name.
     reference : str or Reference, optional
         Name of the method whose posterior the gaps of the others are measured against; or a stored reference posterior
         or its name (`bnn.references`), whose training and test rows `train` and `test` then have to be.
@@ -124,6 +126,7 @@ def compare(
     feature_names, class_names = clean_all(feature_names), clean_all(class_names)
     card = {name: clean(value) if isinstance(value, str) else value for name, value in (card or {}).items()}
     certified = _stored_reference(reference, methods)
+    check_reference(reference, methods)
     reference = reference if certified is None else certified.name
     if whole(0, 2**31 - 1)(seed):
         raise InputError.of("seed", "a whole number from 0 to 2**31 - 1", repr(seed), "seed=0")
@@ -138,7 +141,7 @@ def compare(
         raise InputError.of("feature_names", expected, f"{len(feature_names)}", "the same columns")
     model = bind_classes(model, y, class_names)
     folder = None if out is None else stored.Folder(writable(out))
-    ppls = [method.ppl for method in methods.values()]
+    ppls = [method.ppl for method in methods.values() if isinstance(method, Method)] or list(SYSTEMS)
     program = _check_model(model, x, y, y_test, ppls, device, observed)
     if certified is not None:
         _check_same(certified, program, (x, y), (x_test, y_test), standardise)
@@ -189,7 +192,16 @@ def compare(
     return latest
 
 
-def _stored_reference(reference: str | Reference | None, methods: Mapping[str, Method]) -> Reference | None:
+def check_reference(reference: Any, methods: Mapping[str, Method | Outside]) -> None:
+    """Refuse an estimator from outside as the reference."""
+    outside = isinstance(reference, str) and isinstance(methods.get(reference), Outside)
+    expected = "a method that approximates the posterior"
+    InputError.check(not outside, "reference", expected, f"{reference}, from outside", "reference='nuts'")
+
+
+def _stored_reference(
+    reference: str | Reference | None, methods: Mapping[str, Method | Outside]
+) -> Reference | None:
     """A stored reference, as it is or by its name; None without a reference, and for the name of a method."""
     if isinstance(reference, Reference):
         return reference
@@ -235,12 +247,21 @@ def check_method(where: str, given: Any) -> None:
         raise InputError.of(where, "a method", repr(given), "bnn.NUTS()")
 
 
-def _checked_methods(methods: Mapping[str, Method]) -> dict[str, Method]:
+def check_row(where: str, given: Any) -> None:
+    """Refuse anything but an instance of a method, or an estimator from outside."""
+    estimator = callable(getattr(given, "fit", None)) and not isinstance(given, type | Method | Outside)
+    got, advice = f"an estimator, {type(given).__name__}", f"bnn.Outside({type(given).__name__}())"
+    InputError.check(not estimator, where, "a method, or one from outside", got, advice)
+    if not isinstance(given, Outside):
+        check_method(where, given)
+
+
+def _checked_methods(methods: Mapping[str, Method | Outside]) -> dict[str, Method | Outside]:
     if not isinstance(methods, Mapping) or not methods:
         expected = "a dict of at least one name and method"
         raise InputError.of("methods", expected, repr(methods), "methods={'nuts': bnn.NUTS()}")
     for name, method in methods.items():
-        check_method(f"methods[{name!r}]", method)
+        check_row(f"methods[{name!r}]", method)
         # A name is used as a file name, and as the first cell of a row in a table that spreadsheets open.
         plain = isinstance(name, str) and clean(name) == name and name and name[0] not in ".=+-@"
         if not plain or len(name.encode()) > LONGEST_FILE or any(mark in name for mark in '/\\:*?"<>|'):
@@ -323,6 +344,7 @@ class _Run:
             predictions=present("prediction"),
             trees=present("tree"),
             diagnoses=present("diagnosis"),
+            fits=present("fit"),
             notes=notes,
             failures={name: each.failure for name, each in records.items() if each.failure},
             missing=tuple(name for name in self.names if name not in records),
@@ -344,10 +366,10 @@ class _Run:
         if self.folder is not None and self.records:
             with contextlib.suppress(OSError):
                 files.write_parts(self.folder, partial)
-        done = ", ".join(partial.posteriors) or "none"
+        done = ", ".join(partial.predictions) or "none"
         if self.folder is None:
             place = "in the `partial` of this exception"
-        elif partial.posteriors:
+        elif partial.predictions:
             what = "comparison.csv and one .nc file each; Comparison.load reads it again"
             place = f"in {self.folder.path} ({what})"
         else:
@@ -359,7 +381,7 @@ class _Run:
         partial = self.comparison()
         advice = (
             "making room, or another folder: the `partial` of this exception has all that had finished "
-            f"({', '.join(partial.posteriors) or 'nothing'}), and partial.save(folder) writes it"
+            f"({', '.join(partial.predictions) or 'nothing'}), and partial.save(folder) writes it"
         )
         assert self.folder is not None
         text = BNNError.of("out", f"room to write to in {self.folder.path}", reason(error), advice)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bnn.evaluation.comparison.record import NOT_AT_TEST_ROWS
+from ppl_bnn.evaluation.outside.outside import Outside
 from ppl_bnn.prediction.scores import paired_difference
 
 if TYPE_CHECKING:
@@ -159,18 +160,23 @@ def _distance(comparison: Comparison) -> str:
         took = f"; the fits took: {price}." if price else "."
         why = no_reference(reference, reference in comparison.failures)
         return f"{why}, so how far any method is from the posterior is not known{took}"
-    own, parts = seconds[reference], []
+    own, parts, others = seconds[reference], [], []
     floors: Any = table["gap_mean_floor"]
     for name in [each for each in seconds if each != reference]:
         row: Any = table.loc[name]
         gap, ratio = float(row["gap_mean"]), float(row["gap_sd_ratio"])
         price = f"{duration(seconds[name])} ({relative(seconds[name], own)})"
+        if row["ppl"] == Outside.ppl:
+            others.append(f"{name} in {price}")
+            continue
         if math.isnan(gap):
             parts.append(f"{name} could not be measured and took {price}")
             continue
         place = f"{gap:.2f} sd off in the mean" + (" (within sampling noise)" if gap <= floors[name] else "")
         spread = "without any spread" if ratio == 0.0 else f"with {ratio:.2f} times its spread"
         parts.append(f"{name} is {place} and {spread}, in {price}")
+    if others:
+        parts.append(f"from outside, so not approximations of it: {', '.join(others)}")
     if not parts:
         return f"Only the reference {reference} finished, in {duration(own)}."
     floor = float(floors[reference])

@@ -21,7 +21,7 @@ COLUMNS: dict[str, str] = {
     "reference": "'reference' where the gaps are measured against this method, with what keeps it from being one: "
     "'(not converged)', '(not converged at the test rows)', '(converged per mode only)', '(of another target)'",
     "kind": "'chains', 'iid' (an approximation that draws independently) or 'point'",
-    "ppl": "the system that ran the method",
+    "ppl": "the system that ran the method; 'stored' for a stored reference, 'outside' for an estimator from outside",
     "target": "what was fitted where it is not the posterior of the model: tempered, an approximate objective, stacked",
     "log_score": "mean over test rows of log p(y) under the predictive mixture; nats, original units; larger is better",
     "log_score_se": "standard error of log_score over test rows",

@@ -34,6 +34,7 @@ from ppl_bnn.core.errors import DamagedError, InputError, UnsupportedError
 from ppl_bnn.core.plain_values import encoded
 from ppl_bnn.core.warning_filters import ignored, recorded
 from ppl_bnn.evaluation.comparison.record import Record, fitted, reason
+from ppl_bnn.evaluation.outside.outside import Outside
 from ppl_bnn.inference.fingerprint import identity, source
 from ppl_bnn.inference.method import Method, versions
 from ppl_bnn.prediction import reliability
@@ -119,13 +120,14 @@ def of_model(model: Callable[..., Any], sketch: Sketch | None) -> dict[str, Any]
     }
 
 
-def of_method(method: Method, ppl: str) -> dict[str, Any]:
+def of_method(method: Method | Outside, ppl: str) -> dict[str, Any]:
     """Part of the key that identifies a method, and the versions that its results depend on in the system `ppl`."""
-    known = versions()
+    engines = method.packages if isinstance(method, Outside) else _ENGINES[ppl]
+    known = versions(*engines)
     return {
         "class": f"{type(method).__module__}.{type(method).__qualname__}",
         "fields": {each.name: identity(getattr(method, each.name)) for each in dataclasses.fields(method)},
-        "versions": {name: known[name] for name in ("ppl-bnn", *_ENGINES[ppl])},
+        "versions": {name: known[name] for name in ("ppl-bnn", *engines)},
     }
 
 

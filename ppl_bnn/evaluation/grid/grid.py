@@ -31,11 +31,13 @@ from ppl_bnn.core.progress import Progress, resolve
 from ppl_bnn.core.settings import whole
 from ppl_bnn.datasets import splits, tables
 from ppl_bnn.datasets.tables import Table
-from ppl_bnn.evaluation.comparison.run import bind_classes, check_method
+from ppl_bnn.evaluation.comparison.run import bind_classes, check_reference, check_row
 from ppl_bnn.evaluation.grid import cell as cells
 from ppl_bnn.evaluation.grid import engines
 from ppl_bnn.evaluation.grid.cell import Cell, Store
 from ppl_bnn.evaluation.grid.result import AXES, CELLS, FORMAT, KIND, MANIFEST, GridResult, read_manifest
+from ppl_bnn.evaluation.outside.known import ESTIMATORS
+from ppl_bnn.evaluation.outside.outside import Outside
 from ppl_bnn.inference.method import Method
 from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.zoo.support import named
@@ -64,7 +66,8 @@ class Grid:
     data : dict or sequence
         Names of data sets (`ppl_bnn.data.datasets()`), or tables.
     methods : dict or sequence
-        Methods, or names of the registry such as "nuts" and "laplace-kron", at their defaults in NumPyro.
+        Methods, or names of the registry such as "nuts" and "laplace-kron", at their defaults in NumPyro; estimators
+        from outside (`Outside`), or their names.
     splits : str, sequence of str or dict
         Names of splits (see `ppl_bnn.datasets.splits`), or a dict label of the data -> names.
     seeds : int or sequence of int
@@ -117,6 +120,7 @@ class Grid:
         else:
             settled["splits"] = splits.check(self.splits)
         check_known("reference", [] if self.reference is None else [self.reference], settled["methods"])
+        check_reference(self.reference, settled["methods"])
         if not isinstance(self.standardise, bool):
             raise InputError.of("standardise", "True or False", repr(self.standardise), "standardise=True")
         resolve_device(self.device)
@@ -309,10 +313,10 @@ def _data(where: str, given: Any) -> Any:
     return given
 
 
-def _method(where: str, given: Any) -> Method:
+def _method(where: str, given: Any) -> Method | Outside:
     if isinstance(given, str):
-        return named(given)
-    check_method(where, given)
+        return Outside(given) if given in ESTIMATORS else named(given)
+    check_row(where, given)
     if getattr(given, "checkpoint", None) is not None:
         expected = "a method without a checkpoint, as each cell is another fit"
         raise InputError.of(where, expected, "one with", "checkpoint=None")

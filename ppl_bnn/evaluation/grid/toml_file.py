@@ -2,7 +2,7 @@
 
     models = ["regression_mlp", "mine.py"]  # names of the zoo, files beside this one
     data = ["yacht", "concrete"]            # names of data sets
-    methods = ["nuts", "svi", "map"]        # names of the registry
+    methods = ["nuts", "svi", "gp"]         # names of the registry, and of estimators from outside
     splits = ["random:5@0.9"]               # see ppl_bnn.datasets.splits
     seeds = 2                               # how many, or which: [0, 1]
     reference = "nuts"
@@ -50,6 +50,8 @@ from ppl_bnn.backends.protocol import SYSTEMS
 from ppl_bnn.core.errors import BNNError, InputError, check_known
 from ppl_bnn.core.plain_values import read_toml
 from ppl_bnn.datasets import tables
+from ppl_bnn.evaluation.outside.known import ESTIMATORS
+from ppl_bnn.evaluation.outside.outside import Outside
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.method import Method
 from ppl_bnn.zoo.support import declared
@@ -142,7 +144,7 @@ class _Reader:
             check_known("data set", [name], tables.datasets())
             return tables.load(name, **options) if options else name
 
-    def _method(self, label: str, given: Mapping[str, Mapping[str, Any]]) -> Method:
+    def _method(self, label: str, given: Mapping[str, Mapping[str, Any]]) -> Method | Outside:
         """The method of that label, or of that row if the file has no such label."""
         entry, where = given.get(label, {}), f"methods.{label}"
         with self._at(where):
@@ -150,7 +152,11 @@ class _Reader:
             nested = " of ".join([*self._building, label])
             if label in self._building:
                 raise InputError.of("", "methods made of others", nested, "fewer of them")
-            row = registry.row(str(entry.get("method", label)))
+            name = str(entry.get("method", label))
+            if name in ESTIMATORS:
+                check_known(f"key of {name}, from outside", entry, ("method",))
+                return Outside(name)
+            row = registry.row(name)
             ppl = entry.get("ppl", declared().served(row.name)[0])
             for key in ("ppl", "member", "start"):
                 value = entry.get(key, "")

@@ -1,0 +1,1 @@
+"""Estimators from outside the library in comparisons and grids."""
