@@ -115,7 +115,7 @@ def reference_of(names: list[str], wanted: str | None) -> str | None:
     names = [name for name in names if name not in ESTIMATORS]
     if wanted is None:
         return REFERENCE if REFERENCE in names else None
-    name = row(wanted).name
+    name = wanted if wanted in ESTIMATORS else row(wanted).name
     expected, advice = f"one of the methods {', '.join(names)}", f"--methods {','.join([*names, name])}"
     InputError.check(name in names, "--reference", expected, name, advice)
     return name
@@ -156,7 +156,7 @@ def methods_of(
         if not any(size in _sizes_of(name) for name in systems):
             having = ", ".join(name for name in ROWS if size in _sizes_of(name))
             expected, advice = f"a method that has {size} ({having})", f"no --{size}, or another of --methods"
-            raise InputError.of(f"--{size}", expected, ", ".join(systems), advice)
+            raise InputError.of(f"--{size}", expected, ", ".join(names), advice)
     return {
         name: method_of(name, systems[name], quick, given) if name in systems else Outside(name)
         for name in names

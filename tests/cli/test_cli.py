@@ -446,6 +446,28 @@ def test_cells_that_failed_are_computed_anew_on_demand(csv: Path, monkeypatch: p
     assert "--retry-failed" not in out
 
 
+def test_estimators_from_outside_stand_beside_methods(csv: Path) -> None:
+    command = ("compare", "linear_regression", "--data", csv, "--target", "y", "--out", "run")
+    code, out, err = invoke(*command, "--methods", "map,bayesian-ridge", "--ppl", "pyro", "--report")
+    assert code == 0, out + err
+    assert "(pyro), bayesian-ridge (outside)" in " ".join(err.split())
+    assert ppl_bnn.Comparison.load("run").table["ppl"].tolist() == ["pyro", "outside"]
+    assert "bayesian-ridge" in Path("run/report.html").read_text()
+    code, out, err = invoke(*command, "--methods", "bayesian-ridge", "--report")
+    assert code == 0, out + err
+    assert Path("run/report.html").is_file()
+    for words, said in (
+        (
+            ["--methods", "map,gp", "--reference", "gp"],
+            "--reference: expected one of the methods map; got gp",
+        ),
+        (["--methods", "gp", "--draws", "5"], "expected a method that has draws"),
+        (["--methods", "gp", "--ppl", "svi=pyro"], "--ppl: expected methods among"),
+    ):
+        code, _, err = invoke(*command, *words)
+        assert (code, said in " ".join(err.split())) == (2, True), err
+
+
 def test_what_a_process_may_hold_is_a_size(csv: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 

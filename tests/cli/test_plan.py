@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 import ppl_bnn
 from ppl_bnn.cli import commands, complete, console, plan
 from ppl_bnn.core.errors import BNNError, InputError
+from ppl_bnn.evaluation.outside.known import ESTIMATORS
 from ppl_bnn.inference.registry import ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -211,7 +212,8 @@ def test_the_tab_key_completes_in_a_shell(csv: Path) -> None:
 def test_what_is_completed() -> None:
     assert complete.models("linear_r") == ["linear_regression"]
     assert complete.datasets("diab") == ["diabetes", "diabetes_levels"]
-    assert complete.methods("nuts,m") == [f"nuts,{name}" for name in ROWS if name.startswith("m")]
+    known = [*ROWS, *ESTIMATORS]
+    assert complete.methods("nuts,m") == [f"nuts,{name}" for name in known if name.startswith("m")]
     assert complete.methods("map,ma") == []
     assert complete.method("nu") == ["nuts"]
     assert complete.methods("svi,laplace-k") == ["svi,laplace-kron"]

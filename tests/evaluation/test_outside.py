@@ -34,8 +34,8 @@ from ppl_bnn.evaluation.outside import known, predictive
 from ppl_bnn.evaluation.outside.known import ESTIMATORS
 from ppl_bnn.inference.fingerprint import identity
 
-ROWS = np.random.default_rng(3)
-X, X_NEW = ROWS.normal(size=(60, 3)), ROWS.normal(size=(20, 3))
+X, X_NEW = np.split(np.random.default_rng(3).normal(size=(80, 3)), [60])
+NOISE, NOISE_NEW = np.split(3.0 * np.random.default_rng(4).normal(size=80), [60])
 QUICK = ("gp", "bayesian-ridge", "forest")
 
 
@@ -43,7 +43,7 @@ def wave(x: np.ndarray) -> np.ndarray:
     return 50.0 + 10.0 * np.sin(x[:, 0]) + 5.0 * x[:, 1]
 
 
-Y, Y_NEW = (wave(x) + 3.0 * ROWS.normal(size=len(x)) for x in (X, X_NEW))
+Y, Y_NEW = wave(X) + NOISE, wave(X_NEW) + NOISE_NEW
 LABELS, LABELS_NEW = (np.digitize(wave(x), [50.0, 55.0]) for x in (X, X_NEW))
 
 

@@ -83,7 +83,10 @@ def _boosting(columns: int, classes: bool = False) -> Any:
 def _forest(columns: int, classes: bool = False) -> Any:
     from sklearn import ensemble
 
-    return ensemble.RandomForestClassifier() if classes else ensemble.RandomForestRegressor()
+    # Single rows as leaves give many classes a probability of zero, and a log score of minus infinity.
+    return (
+        ensemble.RandomForestClassifier(min_samples_leaf=5) if classes else ensemble.RandomForestRegressor()
+    )
 
 
 def _mlp_ensemble(columns: int, classes: bool = False) -> Any:
