@@ -12,9 +12,9 @@ chosen on the other splits, by the mean log score, for both sides alike.
 
 Matched by cost: the cost of a method on a table is the time of a fit and of the predictions of the test rows, in
 seconds, of its second fit in one process, so that compilation is left out for all. It is measured on one split, by
-itself. A pair is matched where ours costs at most `MATCHED` times what theirs costs, or at most `SOON` seconds; of ours,
-the best is chosen among the methods that are matched with the dearest from outside. Pairs that are not matched stay
-undecided.
+itself. A pair is matched where ours costs at most `MATCHED` times what theirs costs, or at most `SOON` seconds; of
+ours, the best is chosen among the methods that are matched with the dearest from outside. Pairs that are not matched
+stay undecided.
 
     python comparisons/tabular.py [--tiny] [--tables NAME ...] [--splits N] [--checkpoint DIR] [--shared]
 
