@@ -96,7 +96,7 @@ class Sizes:
 
 
 FULL = Sizes()
-TINY = Sizes(("diabetes", "iris"), 2, 2, 10_000, 60, 3, 200, 200, 20, 2)
+TINY = Sizes(("diabetes",), 2, 2, 10_000, 60, 3, 100, 100, 20, 2)
 
 
 def methods(sizes: Sizes, classes: bool) -> dict[str, Any]:
