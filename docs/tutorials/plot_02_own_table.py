@@ -2,7 +2,7 @@
 Your own table, from CSV to report
 ==================================
 
-Read a CSV file, fit it by a few methods, and write a page that says which one to use.
+Read a CSV file, fit it by two methods, and write a page that says which one to use.
 """
 
 # %%
@@ -40,7 +40,7 @@ result = bnn.compare(
     bnn.zoo.load("regression_mlp", width=5),
     (table.x[train], table.y[train]),
     (table.x[test], table.y[test]),
-    {"nuts": bnn.NUTS(chains=4, warmup=300, draws=400), "laplace": bnn.Laplace(), "map": bnn.MAP()},
+    {"nuts": bnn.NUTS(chains=4, warmup=300, draws=400), "laplace": bnn.Laplace()},
     reference="nuts",
     standardise=True,
     feature_names=table.feature_names,

@@ -13,8 +13,8 @@ import ppl_bnn as bnn
 table = bnn.data.load("diabetes")
 train, test = table.split(seed=0)
 x, y, x_new = table.x[train], table.y[train], table.x[test]
-model = bnn.zoo.load("regression_mlp", width=5)
-method = bnn.NUTS(warmup=300, draws=200, until="rhat<1.01, ess>400", budget=60)
+model = bnn.zoo.load("linear_regression")
+method = bnn.NUTS(warmup=300, draws=100, until="rhat<1.01, ess>800", budget=60)
 posterior = bnn.fit(model, x, y, method, standardise=True)
 print(posterior.info.figures)
 
@@ -33,7 +33,7 @@ print(longer.shape, "chains and draws")
 # %%
 # A warm start saves most of the warm-up: the chains begin at draws of an approximation, whose variances are the first
 # mass matrix.
-warm = bnn.NUTS(start=bnn.Laplace(), warmup=100, draws=200, until="rhat<1.01, ess>400", budget=60)
+warm = bnn.NUTS(start=bnn.Laplace(), warmup=100, draws=100, until="rhat<1.01, ess>800", budget=60)
 started = bnn.fit(model, x, y, warm, standardise=True)
 for name, fitted in (("from the prior", posterior), ("from Laplace", started)):
     print(f"{name:16} {fitted.info.gradient_evaluations:9.0f} gradients")

@@ -18,7 +18,7 @@ from ppl_bnn.estimators import BNNClassifier, BNNRegressor
 table = bnn.data.load("diabetes")
 scale = make_column_transformer((StandardScaler(), list(range(table.x.shape[1]))))
 pipeline = make_pipeline(scale, BNNRegressor("linear_regression", method="laplace"))
-print(cross_val_score(pipeline, table.x, table.y, cv=3).round(3))
+print(cross_val_score(pipeline, table.x, table.y, cv=2).round(3))
 
 # %%
 # The method is a hyper-parameter like any other.

@@ -6,7 +6,7 @@ A grid is models by data by methods by splits by seeds. Each cell is computed on
 """
 
 # %%
-# Two models, one table, two methods, two splits. ``"local"``, the default engine, uses processes;
+# One model, one table, two methods, two splits. ``"local"``, the default engine, uses processes;
 # ``"dask://HOST:PORT"`` and ``"ray://HOST:PORT"`` a cluster.
 import tempfile
 from pathlib import Path
@@ -15,7 +15,7 @@ import ppl_bnn as bnn
 
 folder = Path(tempfile.mkdtemp()) / "grid"
 grid = bnn.Grid(
-    models=["linear_regression", "regression_mlp"],
+    models=["linear_regression"],
     data=["diabetes"],
     methods={"laplace": bnn.Laplace(), "map": bnn.MAP()},
     splits="random:2@0.9",
@@ -39,7 +39,7 @@ print(len(again.cells), "cells")
 #
 # .. code-block:: toml
 #
-#    models = ["linear_regression", "regression_mlp"]
+#    models = ["linear_regression"]
 #    data = ["diabetes"]
 #    splits = "random:2@0.9"
 #    reference = "laplace"
