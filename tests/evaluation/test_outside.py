@@ -413,6 +413,7 @@ def test_a_grid_computes_it_once_and_knows_its_settings(tmp_path: Path) -> None:
     found: Any = result.cells.set_index("method").loc["ridge"]
     assert found["ppl"].tolist() == ["outside"] * 2
     assert found["failure"].tolist() == [""] * 2
+    assert found["device"].tolist() == ["cpu"] * 2
     assert found["log_score"].notna().all()
     assert found["gap_mean"].isna().all()
     files = tmp_path / "grid" / CELLS

@@ -158,6 +158,7 @@ def computed(
             record, arrays = Record(failure=reason(error)), {}
     texts = [" ".join(str(each.message).split()) for each in caught if issubclass(each.category, UserWarning)]
     prediction = record.prediction
+    of_fit = record.fit if record.posterior is None else record.posterior
     words = {
         **{name: getattr(record, name) for name in ("figures", "notes", "failure", "ppl")},
         "warnings": list(dict.fromkeys(texts)),
@@ -167,7 +168,7 @@ def computed(
             "seconds": time.perf_counter() - clock,
             "begun": begun,
             "process": f"{socket.gethostname()}:{os.getpid()}",
-            "device": "" if record.posterior is None else record.posterior.info.device,
+            "device": "" if of_fit is None else of_fit.info.device,
         },
     }
     return packed(words, parts, arrays)
