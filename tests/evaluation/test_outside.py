@@ -209,6 +209,9 @@ def test_a_function_of_the_caller_takes_the_place_of_the_rules() -> None:
     own = fitted(bnn.Outside(BayesianRidge(), predict=doubled), standardise=True).predict(X_NEW)
     plain = fitted(BayesianRidge(), standardise=True).predict(X_NEW)
     np.testing.assert_allclose(own.std, 2.0 * plain.std, rtol=1e-12)
+    for wrong in (lambda estimator, x: estimator.predict(x), lambda estimator, x: doubled(estimator, x[:3])):
+        with pytest.raises(InputError, match="Outside, predict: expected a Prediction of 20 rows; got"):
+            fitted(bnn.Outside(BayesianRidge(), predict=wrong)).predict(X_NEW)
 
 
 def test_a_seed_is_given_to_what_has_none() -> None:

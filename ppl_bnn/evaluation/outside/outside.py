@@ -133,7 +133,9 @@ class Outside:
         observed: str | None = None,
         standardise: bool = False,
         class_names: tuple[str, ...] | None = None,
-        **unused: Any,
+        feature_names: tuple[str, ...] | None = None,
+        device: str = "cpu",
+        progress: Any = None,
     ) -> FittedOutside:
         """Fit a copy of the estimator.
 
@@ -151,8 +153,8 @@ class Outside:
             Whether to fit on standardised inputs and targets.
         class_names : tuple of str, optional
             Names of the classes.
-        **unused
-            Other arguments of the `fit` of a method: device, progress and names of columns.
+        feature_names, device, progress : optional
+            Not used: those of the `fit` of a method, in whose place this is called.
 
         Returns
         -------
@@ -223,12 +225,15 @@ class FittedOutside:
     standardisation: Standardisation | None = None
     class_names: tuple[str, ...] | None = None
 
-    def predict(self, x: Any, **unused: Any) -> Prediction:
-        """The prediction at inputs in original units."""
-        if self.standardisation is None:
-            found = self.predictive(x)
-        else:
-            found = self.standardisation.prediction(self.predictive(self.standardisation.inputs(x)))
+    def predict(self, x: Any, *, seed: int = 0, device: str = "cpu") -> Prediction:
+        """The prediction at inputs in original units; it has no draws to seed, and no device."""
+        rows = x if self.standardisation is None else self.standardisation.inputs(x)
+        found = self.predictive(rows)
+        good = isinstance(found, Prediction) and found.rows == len(rows)
+        expected, advice = f"a Prediction of {len(rows)} rows", "bnn.Prediction(family, parameters)"
+        InputError.check(good, "Outside, predict", expected, repr(found), advice)
+        if self.standardisation is not None:
+            found = self.standardisation.prediction(found)
         return found if self.class_names is None else replace(found, class_names=self.class_names)
 
 
