@@ -166,7 +166,7 @@ def _distance(comparison: Comparison) -> str:
         row: Any = table.loc[name]
         gap, ratio = float(row["gap_mean"]), float(row["gap_sd_ratio"])
         price = f"{duration(seconds[name])} ({relative(seconds[name], own)})"
-        if row["ppl"] == Outside.ppl:
+        if row.get("ppl") == Outside.ppl:
             others.append(f"{name} in {price}")
             continue
         if math.isnan(gap):
