@@ -442,7 +442,7 @@ def test_a_key_changes_with_all_that_a_result_depends_on(monkeypatch: pytest.Mon
     monkeypatch.undo()
     assert key(models={"called otherwise": line}, seeds=1) == first
     assert len({first, *changed.values()}) == 1 + len(changed), changed
-    monkeypatch.setattr(cells, "versions", lambda: {"ppl-bnn": "9", "torch": "1", "pyro-ppl": "1"})
+    monkeypatch.setattr(cells, "versions", lambda *names: {"ppl-bnn": "9", "torch": "1", "pyro-ppl": "1"})
     assert key() != first
 
 
