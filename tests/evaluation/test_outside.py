@@ -23,6 +23,8 @@ from sklearn.gaussian_process.kernels import RBF, WhiteKernel
 from sklearn.linear_model import BayesianRidge, LinearRegression, LogisticRegression, QuantileRegressor
 from sklearn.metrics import brier_score_loss, log_loss
 from sklearn.model_selection import PredefinedSplit, cross_val_predict
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeRegressor
 
 import ppl_bnn as bnn
@@ -222,6 +224,10 @@ def test_a_seed_is_given_to_what_has_none() -> None:
     kept = RandomForestRegressor(5, random_state=7)
     means = [fitted(kept, seed=seed).predict(X_NEW).mean for seed in (0, 1)]
     np.testing.assert_array_equal(*means)
+    piped = make_pipeline(StandardScaler(), RandomForestRegressor(5))
+    means = [fitted(piped, seed=seed).predict(X_NEW).mean for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(means[0], means[1])
+    assert not np.array_equal(means[0], means[2])
     # What the caller gave is not changed.
     assert forest.random_state is None
     assert not hasattr(forest, "estimators_")

@@ -35,9 +35,9 @@ class Outside:
     Parameters
     ----------
     estimator : object or str
-        An estimator with scikit-learn's interface. It is copied, and a `random_state` of None becomes the seed of the
-        fit. Or a name: "gp", "bayesian-ridge", "boosting", "forest" or "mlp-ensemble", all of scikit-learn; "lightgbm"
-        or "catboost" where they are installed.
+        An estimator with scikit-learn's interface. It is copied, and each `random_state` of None becomes the seed of
+        the fit. Or a name: "gp", "bayesian-ridge", "boosting", "forest" or "mlp-ensemble", all of scikit-learn;
+        "lightgbm" or "catboost" where they are installed.
     predict : callable, optional
         A function (fitted estimator, x) that returns a `Prediction`, in place of the rules in Notes.
     quantiles : int, optional

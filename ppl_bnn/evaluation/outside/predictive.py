@@ -22,14 +22,13 @@ Predict = Callable[[Any], Prediction]
 
 
 def fitted_copy(estimator: Any, x: np.ndarray, y: np.ndarray, seed: int, **settings: Any) -> Any:
-    """A fitted copy of an estimator, whose `random_state` is the seed if it has none."""
+    """A fitted copy of an estimator; each `random_state` of None, also of a part, is the seed."""
     from sklearn.base import clone
 
     copied: Any = clone(estimator, safe=False)
-    known = copied.get_params(deep=False) if hasattr(copied, "get_params") else {}
-    if known.get("random_state", seed) is None:
-        settings = {"random_state": seed, **settings}
-    if settings:
+    known = copied.get_params() if hasattr(copied, "get_params") else {}
+    unset = (name for name, value in known.items() if value is None and name.endswith("random_state"))
+    if settings := dict.fromkeys(unset, seed) | settings:
         copied.set_params(**settings)
     copied.fit(x, y)
     return copied
