@@ -19,8 +19,8 @@ LEVELS, MEMBERS, EPOCHS = 9, 5, 2000
 class Known:
     """An estimator that has a name.
 
-    `numbers` and `classes` build it for a number of columns; None where there is none for this task. `settings` are
-    further arguments of `Outside` for numbers. `module` and `package` are what it is imported from and installed by.
+    `numbers` and `classes` build it for a number of columns; `classes` is None for an estimator of numbers only.
+    `settings` are further arguments of `Outside` for numbers. It is imported from `module` and installed as `package`.
     """
 
     numbers: Callable[[int], Any]
