@@ -53,8 +53,6 @@ plt.show()
 # Averages over such chains weight the modes by how many chains went where, not by their probability. ``SMC`` weights
 # modes by their evidence, and ``Stacked`` by what they predict.
 #
-# The third fit is too short. The verdict says what to try.
-short = bnn.fit(
-    bnn.zoo.load("regression_mlp"), x, y, bnn.NUTS(chains=2, warmup=30, draws=30), standardise=True
-)
+# The third fit is that of the first model again, but too short. The verdict says what to try.
+short = bnn.fit(linear, x, y, bnn.NUTS(chains=4, warmup=20, draws=50), standardise=True)
 print(bnn.diagnose(short))

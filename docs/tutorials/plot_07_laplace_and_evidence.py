@@ -39,7 +39,7 @@ print(f"mode  log score {mode.predict(x_new).log_prob(y_new).mean():.3f}")
 
 # %%
 # The evidence as a function of the prior scale, and the scale that ``tune="global"`` finds.
-sigmas = np.geomspace(0.2, 3.0, 4)
+sigmas = np.geomspace(0.2, 3.0, 3)
 models = [bnn.zoo.load("regression_mlp", width=10, sigma=float(sigma)) for sigma in sigmas]
 method = bnn.Laplace(start=posterior)
 evidence = [bnn.fit(each, x, y, method, standardise=True).log_evidence for each in models]

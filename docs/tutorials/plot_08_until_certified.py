@@ -29,11 +29,3 @@ for name, values in posterior.info.history.items():
 print(bnn.diagnose(posterior, x=x_new))
 longer = bnn.extend(posterior, draws=200)
 print(longer.shape, "chains and draws")
-
-# %%
-# A warm start needs a shorter warm-up: the chains begin at draws of an approximation, whose variances are the first
-# mass matrix. What it saves in all depends on the posterior; on a linear model it is little.
-warm = bnn.NUTS(start=bnn.Laplace(), warmup=100, draws=100, until="rhat<1.01, ess>800", budget=60)
-started = bnn.fit(model, x, y, warm, standardise=True)
-for name, fitted in (("from the prior", posterior), ("from Laplace", started)):
-    print(f"{name:16} {fitted.info.gradient_evaluations:9.0f} gradients")

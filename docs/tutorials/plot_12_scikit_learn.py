@@ -49,5 +49,3 @@ parts = BNNRegressor("linear_regression", method="laplace", standardise=False)
 for rows in np.array_split(np.arange(len(y)), 2):
     parts.partial_fit(x[rows], y[rows])
     print(rows[-1] + 1, "rows: R^2 of all", round(parts.score(x, y), 3))
-whole = BNNRegressor("linear_regression", method="laplace", standardise=False).fit(x, y)
-print("all at once:", round(whole.score(x, y), 3))
