@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ppl_bnn.backends.numpyro import as_numpyro, enable_compilation_cache
     from ppl_bnn.backends.pyro import as_pyro
     from ppl_bnn.core import errors
+    from ppl_bnn.core.progress import Step
     from ppl_bnn.datasets import tables as data
     from ppl_bnn.diagnostics.diagnose import diagnose
     from ppl_bnn.diagnostics.prior_check import check_prior
@@ -112,6 +113,7 @@ def fit(
     seed: int = 0,
     device: str = "auto",
     progress: Any = None,
+    callback: Any = None,
     observed: str | None = None,
     standardise: bool = False,
 ) -> Posterior:
@@ -131,8 +133,10 @@ def fit(
         The same seed on the same machine gives the same bits.
     device : str
         "auto", "cpu", "cuda" or "cuda:1".
-    progress : bool, callable or Progress, optional
+    progress : bool or Progress, optional
         Whether, and to whom, progress is reported.
+    callback : callable, optional
+        Called with a `Step` a few times a second; returning True ends that part of the fit (see `Method.fit`).
     observed : str, optional
         The observed site of a NumPyro or Pyro model that has several.
     standardise : bool
@@ -169,9 +173,8 @@ def fit(
         raise InputError.of("", "an instance of a method", got, advice)
     if not isinstance(method, Method):
         raise InputError.of("", "a method", repr(method), "bnn.NUTS(), bnn.SVI(), bnn.Laplace() or bnn.MAP()")
-    return method.fit(
-        model, x, y, seed=seed, device=device, progress=progress, observed=observed, standardise=standardise
-    )
+    given = {"seed": seed, "device": device, "progress": progress, "callback": callback}
+    return method.fit(model, x, y, observed=observed, standardise=standardise, **given)
 
 
 def __getattr__(name: str) -> Any:

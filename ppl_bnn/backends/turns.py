@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from ppl_bnn.core.progress import Progress, Silent, Task
@@ -94,7 +94,7 @@ class Turn:
 
 def progress_outside(progress: Progress, outside: Callable[[], AbstractContextManager[None]]) -> Progress:
     """Wrap a progress so that each of its calls runs in `outside()`: it may be a user's own object and run any code."""
-    harmless = isinstance(progress, Silent | _ProgressOutside)
+    harmless = outside is nullcontext or isinstance(progress, Silent | _ProgressOutside)
     return progress if harmless else _ProgressOutside(progress, outside)
 
 
@@ -108,9 +108,9 @@ class _ProgressOutside:
         with self._outside():
             return _ProgressOutside(self._inner.task(title, total), self._outside)
 
-    def update(self, done: int, **figures: float) -> None:
+    def update(self, done: int, **figures: Any) -> bool | None:
         with self._outside():
-            self._inner.update(done, **figures)
+            return self._inner.update(done, **figures)
 
     def close(self) -> None:
         with self._outside():

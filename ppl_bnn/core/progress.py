@@ -1,22 +1,29 @@
-"""Progress reports of long computations. Every method receives a `Progress`, so no method prints."""
+"""Progress reports of long computations, and callbacks, which may end them.
+
+Every method receives a `Progress`, so no method prints.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from types import SimpleNamespace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ppl_bnn.core.errors import InputError
+import numpy as np
+
+from ppl_bnn.core.errors import BudgetError, InputError
 from ppl_bnn.core.notebook.bars import NotebookTask, in_notebook
 
 
 class Task(Protocol):
-    """One progress bar: any number of calls of `update`, with finished units and current figures, then `close`."""
+    """One progress bar: any number of calls of `update`, with finished units and current figures, then `close`.
 
-    def update(self, done: int, **figures: float) -> None: ...
+    `update` returns True if a callback asks for the end.
+    """
+
+    def update(self, done: int, **figures: Any) -> bool | None: ...
 
     def close(self) -> None: ...
 
@@ -33,7 +40,7 @@ class Silent:
     def task(self, title: str, total: int) -> Task:
         return self
 
-    def update(self, done: int, **figures: float) -> None:
+    def update(self, done: int, **figures: Any) -> None:
         pass
 
     def close(self) -> None:
@@ -86,33 +93,119 @@ class Bars:
         return NotebookTask(title, total) if in_notebook() else _BarTask(title, total)
 
 
-@dataclass
-class _Calls:
-    """A progress that calls a function at every update of a task."""
+@dataclass(frozen=True)
+class Step:
+    """What a callback of `fit` is called with.
 
-    call: Callable[[str, int, int, dict[str, float]], Any]
+    Parameters
+    ----------
+    title : str
+        The part of the fit that reports, such as "SVI (numpyro)". An ensemble has one for each member, and a start by
+        another method has its own.
+    done, total : int
+        Finished steps, and all. A sampler counts the transitions of all chains, with the warm-up.
+    figures : dict of str to float
+        Current figures, such as "loss", "elbo" or "divergences".
+    draws : callable
+        Returns the draws so far, of which every chain has the same number: a dict of the name of a site to an array
+        (chains, draws, ...) in the units of the fit. It is empty during the warm-up, for methods that do not sample,
+        and for chains of Pyro.
+
+    Attributes
+    ----------
+    loss : float or None
+        The mean loss of the latest steps, in nats; minus the ELBO of a variational fit. None for a sampler.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> table = bnn.data.load("diabetes")
+    >>> model = bnn.zoo.load("linear_regression")
+    >>> method = bnn.SVI(steps=20_000)
+    >>> def enough(step):
+    ...     return step.done >= 400
+    >>> posterior = bnn.fit(model, table.x, table.y, method, standardise=True, callback=enough)
+    >>> len(posterior.info.history["loss"]) < method.steps
+    True
+    """
+
+    title: str
+    done: int
+    total: int
+    figures: Mapping[str, float]
+    draws: Callable[[], Mapping[str, np.ndarray]] = field(default=dict, repr=False)
+
+    @property
+    def loss(self) -> float | None:
+        """The mean loss of the latest steps; minus the ELBO of a variational fit; None for a sampler."""
+        bound = self.figures.get("elbo")
+        return self.figures.get("loss") if bound is None else -bound
+
+
+@dataclass
+class Watched:
+    """A progress that also calls `callback` with a `Step`, and records in `ended` which tasks it ended, and where."""
+
+    inner: Progress
+    callback: Callable[[Step], bool | None]
+    ended: list[str] = field(default_factory=list)
 
     def task(self, title: str, total: int) -> Task:
-        def update(done: int, **figures: float) -> None:
-            self.call(title, done, total, figures)
-
-        calling: Any = SimpleNamespace(update=update, close=Silent().close)
-        return calling
+        return WatchedTask(self, self.inner.task(title, total), title, total)
 
 
-def resolve(progress: Any) -> Progress:
-    """The `Progress` for a caller's argument: True gives bars, False or None no output.
+@dataclass
+class WatchedTask:
+    """A task of `Watched`; a sampler sets `draws`, from which a `Step` has the draws so far."""
 
-    A function is called as ``progress(title, done, total, figures)``, with figures a dict of floats, at every update.
-    An object with `task` is a progress itself.
+    progress: Watched
+    inner: Task
+    title: str
+    total: int
+    draws: Callable[[], Mapping[str, np.ndarray]] = dict
+    asked: bool = False
+
+    def update(self, done: int, **figures: Any) -> bool:
+        self.inner.update(done, **figures)
+        if self.asked:
+            return True
+        answer = self.progress.callback(Step(self.title, done, self.total, figures, self.draws))
+        good = answer is None or isinstance(answer, bool | np.bool)
+        InputError.check(good, "callback", "True to end, or None", repr(answer), "return bool(...)")
+        self.asked = bool(answer)
+        # The last step is an end by itself.
+        if self.asked and done < self.total:
+            self.progress.ended.append(f"{self.title} was ended by the callback after {done} of {self.total}")
+        return self.asked
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def ended_by_callback(progress: Progress) -> tuple[str, ...]:
+    """Where a callback ended parts of a fit, in words."""
+    return tuple(progress.ended) if isinstance(progress, Watched) else ()
+
+
+def ended_early(name: str, done: str, first: str = "the first draw of every chain") -> BudgetError:
+    """The error for a callback that ends a fit before there is anything to keep."""
+    return BudgetError.of(f"{name} callback", f"True after {first}", f"True after {done}", "a later end")
+
+
+def resolve(progress: Any, callback: Callable[[Step], bool | None] | None = None) -> Progress:
+    """The `Progress` for a caller's arguments: True gives bars, False or None no output.
+
+    An object with `task` is a progress itself. A callback makes it `Watched`.
     """
+    if callback is not None:
+        good = callable(callback) and not isinstance(callback, type)
+        InputError.check(good, "callback", "a function of one step", repr(callback), "callback=print")
+        return Watched(resolve(progress), callback)
     if progress is None or progress is False:
         return Silent()
     if progress is True:
         return Bars()
     if hasattr(progress, "task") and not isinstance(progress, type):
         return progress
-    if callable(progress) and not isinstance(progress, type):
-        return _Calls(progress)
-    expected = "True, False, a function (title, done, total, figures) or a Progress"
-    raise InputError.of("progress", expected, repr(progress), "progress=True")
+    advice = "progress=True, or callback= for a function"
+    raise InputError.of("progress", "True, False or a Progress", repr(progress), advice)

@@ -10,7 +10,7 @@ import dataclasses
 import importlib.metadata
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Self, final
@@ -26,7 +26,7 @@ from ppl_bnn.core import checks
 from ppl_bnn.core.arrays import map_data, row_count, rows_at
 from ppl_bnn.core.errors import BNNError, InputError, UnsupportedError, unknown_name
 from ppl_bnn.core.names import clean_all
-from ppl_bnn.core.progress import Progress, Silent, resolve
+from ppl_bnn.core.progress import Progress, Silent, Step, ended_by_callback, resolve
 from ppl_bnn.core.settings import OneOf, check_settings, flag, setting
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.inference.cost import Effort, Size
@@ -205,6 +205,7 @@ class Method(ABC):
         seed: int = 0,
         device: str = "auto",
         progress: bool | Progress | None = None,
+        callback: Callable[[Step], bool | None] | None = None,
         observed: str | None = None,
         standardise: bool = False,
         feature_names: tuple[str, ...] | None = None,
@@ -228,6 +229,10 @@ class Method(ABC):
             "auto", "cpu", "cuda" or "cuda:i".
         progress : bool, Progress or None
             True shows progress bars.
+        callback : callable or None
+            Called with a `Step` a few times a second. Returning True ends the part of the fit that reports, which keeps
+            what it has and is recorded in `info.warnings`. A sampler can end after its first draws, SMC after its
+            first run, and SWAG after two collections; `BudgetError` is raised before.
         observed : str or None
             The observed site of a NumPyro or Pyro model.
         standardise : bool, default False
@@ -253,7 +258,9 @@ class Method(ABC):
         """
         # Before anything is computed: a wrong name would lose the fit.
         feature_names, class_names = clean_all(feature_names), clean_all(class_names)
-        shown = resolve(progress)
+        shown = resolve(progress, callback)
+        if isinstance(progress, _DryRun):
+            shown = progress
         prepared = self.prepared(model, x, y, seed, device, observed, standardise)
         with prepared as (method, problem, standardisation, original):
             if isinstance(shown, _DryRun):
@@ -268,7 +275,9 @@ class Method(ABC):
             "compile_seconds": outcome.compile_seconds + seconds,
             "run_seconds": max(0.0, outcome.run_seconds - seconds),
         }
-        outcome = dataclasses.replace(outcome, warnings=(*outcome.warnings, *notes), **spent)
+        outcome = dataclasses.replace(
+            outcome, warnings=(*ended_by_callback(shown), *outcome.warnings, *notes), **spent
+        )
         if original is not None and class_names is None:
             class_names = tuple(map(str, original))
         program = problem.program

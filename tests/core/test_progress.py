@@ -1,4 +1,4 @@
-"""What a caller may give for `progress`."""
+"""What a caller may give for `progress` and `callback`."""
 
 from __future__ import annotations
 
@@ -7,33 +7,75 @@ from typing import Any
 import numpy as np
 import pytest
 
-import ppl_bnn as bnn
 from ppl_bnn.core.errors import InputError
-from ppl_bnn.core.progress import Bars, Silent, resolve
+from ppl_bnn.core.progress import Bars, Silent, Step, ended_by_callback, resolve
 from ppl_bnn.datasets.tables import Table
 
 
-def test_a_function_is_called_with_the_news() -> None:
-    told: list[tuple[str, int, int, dict[str, float]]] = []
+class _Recorder:
+    """A progress, and its own task."""
 
-    def tell(*news: Any) -> None:
-        told.append(news)  # type: ignore[arg-type]
+    def __init__(self) -> None:
+        self.told: list[Any] = []
 
-    task = resolve(tell).task("Chains", 100)
-    task.update(30, divergences=2.0)
+    def task(self, title: str, total: int) -> _Recorder:
+        self.told.append((title, total))
+        return self
+
+    def update(self, done: int, **figures: float) -> None:
+        self.told.append((done, figures))
+
+    def close(self) -> None:
+        self.told.append("closed")
+
+
+def test_a_callback_is_called_beside_a_progress() -> None:
+    steps: list[Step] = []
+    recorder = _Recorder()
+    task = resolve(recorder, steps.append).task("Chains", 100)
+    assert not task.update(30, divergences=2.0)
     task.close()
-    assert told == [("Chains", 30, 100, {"divergences": 2.0})]
-    x = np.linspace(-1.0, 1.0, 12)[:, None]
-    bnn.fit(
-        bnn.zoo.load("linear_regression"),
-        x,
-        x[:, 0],
-        bnn.MAP(ppl="pyro", steps=200),
-        device="cpu",
-        progress=tell,  # type: ignore[arg-type]
-    )
-    assert len(told) > 1
-    assert all(title and 0 <= done <= total for title, done, total, _ in told)
+    assert recorder.told == [("Chains", 100), (30, {"divergences": 2.0}), "closed"]
+    assert steps == [Step("Chains", 30, 100, {"divergences": 2.0})]
+    assert steps[0].loss is None
+    assert steps[0].draws() == {}
+
+
+@pytest.mark.parametrize(
+    ("figures", "loss"), [({"loss": 3.0}, 3.0), ({"elbo": -4.0, "k": 1.0}, 4.0), ({}, None)]
+)
+def test_the_loss_of_a_step(figures: dict[str, float], loss: float | None) -> None:
+    assert Step("SVI", 1, 2, figures).loss == loss
+
+
+def test_a_callback_that_has_asked_for_the_end_is_not_called_again() -> None:
+    calls: list[int] = []
+
+    def enough(step: Step) -> bool:
+        calls.append(step.done)
+        return step.done >= 20
+
+    shown = resolve(None, enough)
+    task = shown.task("Chains", 30)
+    assert [task.update(done) for done in (10, 20, 21, 30)] == [False, True, True, True]
+    assert calls == [10, 20]
+    # Another part of the fit has its own end, and the last step is an end by itself.
+    assert shown.task("Chains, again", 20).update(20)
+    assert ended_by_callback(shown) == ("Chains was ended by the callback after 20 of 30",)
+    assert ended_by_callback(Silent()) == ()
+
+
+@pytest.mark.parametrize("answer", [1, "yes", 0.0, np.array([True])])
+def test_a_callback_answers_true_or_nothing(answer: Any) -> None:
+    with pytest.raises(InputError, match="callback: expected True to end, or None"):
+        resolve(None, lambda step: answer).task("Chains", 30).update(1)
+    assert resolve(None, lambda step: np.True_).task("Chains", 30).update(1)
+
+
+@pytest.mark.parametrize("wrong", [5, "print", Bars])
+def test_a_callback_is_a_function(wrong: Any) -> None:
+    with pytest.raises(InputError, match="callback: expected a function of one step"):
+        resolve(None, wrong)
 
 
 def test_what_else_may_be_given() -> None:
@@ -42,8 +84,8 @@ def test_what_else_may_be_given() -> None:
     assert isinstance(resolve(False), Silent)
     bars = Bars()
     assert resolve(bars) is bars
-    for wrong in (5, "bar", Bars):
-        with pytest.raises(InputError, match="progress: expected True, False, a function"):
+    for wrong in (5, "bar", Bars, print):
+        with pytest.raises(InputError, match=r"progress: expected True, False or a Progress.*callback= for"):
             resolve(wrong)
 
 

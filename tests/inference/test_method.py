@@ -37,6 +37,8 @@ CASES = [
 ]
 
 
+# What the callbacks of the fixture `posteriors` were called with.
+STEPS: dict[tuple[str, str], list[bnn.Step]] = {}
 # Each method once: in Pyro, or in NumPyro where Pyro does not have it.
 ONCE = [case for case in CASES if case.values[1] == "pyro" or "pyro" not in case.values[0].systems]
 
@@ -64,10 +66,10 @@ def posteriors():
         if key not in cache:
             # The exact Hessian of a network is not definite where a quick run stops; on a linear model it is. Those
             # of the slow tests in NumPyro share the programs of the fits in standard units.
-            if row.name == "laplace-guide" or (ppl == "numpyro" and row.name in LATER):
-                cache[key] = fit(row, ppl, linear_model)
-            else:
-                cache[key] = fit(row, ppl)
+            linear = row.name == "laplace-guide" or (ppl == "numpyro" and row.name in LATER)
+            steps: list[bnn.Step] = []
+            cache[key] = fit(row, ppl, linear_model if linear else small_network, callback=steps.append)
+            STEPS[key] = steps
         return cache[key]
 
     return get
@@ -120,6 +122,20 @@ def test_posterior_has_draws_and_a_history_of_itself(row, ppl, posteriors):
     assert len(info.data_hash) == 64
     assert info.versions["ppl-bnn"]
     assert repr(posterior)
+
+
+@pytest.mark.parametrize(("row", "ppl"), CASES)
+def test_callbacks_are_called(row, ppl, posteriors):
+    posteriors(row, ppl)
+    steps = STEPS[row.name, ppl]
+    assert steps
+    for title in {step.title for step in steps}:
+        part = [step for step in steps if step.title == title]
+        assert len({step.total for step in part}) == 1
+        done = [step.done for step in part]
+        assert done == sorted(done)
+        assert 0 <= done[0] <= done[-1] <= part[0].total
+    assert all(step.loss is None or np.isfinite(step.loss) for step in steps)
 
 
 @pytest.mark.parametrize(("row", "ppl"), CASES)

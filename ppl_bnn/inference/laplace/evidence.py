@@ -385,9 +385,9 @@ def alternate(
     """
     # Factors and, last, the scale.
     at, state = np.append(start, 1.0), evidence_at(start, 1.0)
-    values, change, stuck = [state.value], np.inf, False
+    values, change, stuck, ended = [state.value], np.inf, False, False
     with closing((progress or Silent()).task("evidence", rounds)) as task:
-        while change >= tolerance and len(values) <= rounds:
+        while change >= tolerance and len(values) <= rounds and not ended:
             inner = tune(state.evidence, at)
             end = np.append(inner.factors, inner.scale)
             step = np.log(end / at)
@@ -403,7 +403,7 @@ def alternate(
             at, state = trial, there
             values.append(state.value)
             done = rounds if change < tolerance else len(values) - 1
-            task.update(done, log_evidence=values[-1], change=change)
+            ended = bool(task.update(done, log_evidence=values[-1], change=change))
     found: tuple[str, ...] = ()
     if stuck and change > 0.1:
         found += (
@@ -412,8 +412,8 @@ def alternate(
         )
     elif change >= tolerance and not stuck:
         found += (
-            f"the factors had not settled after {rounds} rounds: the last changed a log factor by {change:.3g}; "
-            "give more rounds",
+            f"the factors had not settled after {len(values) - 1} rounds: the last changed a log factor by "
+            f"{change:.3g}; give more rounds",
         )
     best = int(np.argmax(values))
     if values[best] > values[-1] + 0.01:

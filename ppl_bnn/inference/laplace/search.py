@@ -7,7 +7,7 @@ The objective is a held-out score (`by_validation`), or the evidence at the mode
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import cache
 from typing import NamedTuple
 
@@ -21,6 +21,10 @@ from ppl_bnn.inference.laplace.evidence import listed
 # An outer search stops if one step gains fewer nats than this.
 FLAT = 1e-6
 _GOLDEN = (np.sqrt(5.0) - 1.0) / 2.0
+
+
+class _Ended(Exception):
+    """A callback asks for the end of a search."""
 
 
 class SearchResult(NamedTuple):
@@ -65,11 +69,12 @@ def by_validation(
             got = f"{found} at factors {np.array(factors)}"
             raise _diverged("validation", "a score that is a number", got)
         history.append((*factors, found))
-        task.update(len(history), score=found, best=max(row[-1] for row in history))
+        if task.update(len(history), score=found, best=max(row[-1] for row in history)):
+            raise _Ended
         return found
 
-    best, moved, edges = np.log(start), np.inf, dict[str, str]()
-    with closing((progress or Silent()).task("validation", total)) as task:
+    best, moved, edges, ended = np.log(start), np.inf, dict[str, str](), True
+    with suppress(_Ended), closing((progress or Silent()).task("validation", total)) as task:
         for _ in range(rounds):
             before = best
             for label, axis in zip(names, axes, strict=True):
@@ -86,16 +91,22 @@ def by_validation(
             moved = float(np.max(np.abs(best - before)))
             if moved <= tolerance:
                 break
-    winner = value(*np.exp(best))
+        ended = False
+    if ended:
+        *found, winner = max(history, key=lambda row: row[-1])
+        point = np.array(found)
+    else:
+        point = np.exp(best)
+        winner = value(*point)
     if winner == -np.inf:
         raise _diverged("validation", "a finite score somewhere on the grid", "-inf everywhere")
     text = "the best score of {!r} is at the {} end of the grid: widen the grid"
     warnings = [text.format(label, edge) for label, edge in edges.items() if edge]
-    converged = len(axes) == 1 or moved <= tolerance
-    if not converged:
+    converged = not ended and (len(axes) == 1 or moved <= tolerance)
+    if not converged and not ended:
         text = f"the factors still moved by {moved:.3g} in the last of {rounds} sweeps: give more sweeps"
         warnings.append(text)
-    return SearchResult(np.exp(best), winner, converged, tuple(warnings), np.array(history))
+    return SearchResult(point, winner, converged, tuple(warnings), np.array(history))
 
 
 def marginal_mode(
@@ -127,16 +138,15 @@ def marginal_mode(
             at = dict(zip(labels, phi.tolist(), strict=True))
             raise _diverged("marginal", "a finite log evidence", f"{value} at {at}")
         history.append(np.append(phi, value))
-        task.update(len(history), log_evidence=value, best=max(row[-1] for row in history))
+        if task.update(len(history), log_evidence=value, best=max(row[-1] for row in history)):
+            raise _Ended
         return -value
 
     begin, best = centre.copy(), -np.inf
-    settled, flat, rising = False, False, np.zeros(centre.size, bool)
-    with closing((progress or Silent()).task("evidence", evaluations)) as task:
+    settled, flat, rising, ended = False, False, np.zeros(centre.size, bool), True
+    with suppress(_Ended), closing((progress or Silent()).task("evidence", evaluations)) as task:
         best = -negative(centre)
-        if best == -np.inf:
-            raise _diverged("marginal", "a finite log evidence at the start", "-inf")
-        while (not settled or rising.any()) and not flat and len(history) < evaluations:
+        while best > -np.inf and (not settled or rising.any()) and not flat and len(history) < evaluations:
             low, high = centre - step, centre + step
             options = {"initial_tr_radius": step / 2.0, "final_tr_radius": tolerance / 2.0}
             options["maxfev"] = evaluations - len(history)
@@ -154,12 +164,20 @@ def marginal_mode(
                 worst = int(np.argmax(distance))
                 got = f"one still rising at {labels[worst]} = {centre[worst]:.4g}, {distance[worst]:.3g} from start"
                 raise _diverged("marginal", "a log evidence with a maximum", got)
-    converged = settled and not rising.any()
+        ended = False
+    if ended:
+        row = max(history, key=lambda row: row[-1])
+        best, centre = row[-1], row[:-1]
+    if best == -np.inf:
+        raise _diverged("marginal", "a finite log evidence at the start", "-inf")
+    converged = settled and not rising.any() and not ended
     text = f"the budget of {evaluations} evaluations was spent before the maximum was reached: give more evaluations"
     if flat:
         named = listed([label for label, there in zip(labels, rising, strict=True) if there])
         text = f"the log evidence rises by less than {FLAT:g} nats over a step in {named}: undetermined"
-    return SearchResult(centre, float(best), converged, () if converged else (text,), np.array(history))
+    return SearchResult(
+        centre, float(best), converged, () if converged or ended else (text,), np.array(history)
+    )
 
 
 def _diverged(what: str, expected: str, got: str) -> DivergenceError:

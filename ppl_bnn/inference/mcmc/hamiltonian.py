@@ -30,7 +30,7 @@ from ppl_bnn.backends.systems import system
 from ppl_bnn.core import processes
 from ppl_bnn.core.arrays import cores, map_data, ravel, site_seed
 from ppl_bnn.core.errors import UnsupportedError
-from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.progress import Progress, ended_early
 from ppl_bnn.core.settings import OneOf, between, flag, optional, setting
 from ppl_bnn.inference.flat_vector import latent_names
 from ppl_bnn.inference.method import Outcome, Stopwatch
@@ -230,7 +230,10 @@ class Hamiltonian(Sampler):
         # Of a chain in another process, whose session this is not.
         noted = dict.fromkeys(text for result in results for text in result.pop("notes"))
         warnings += tuple(text for text in noted if text not in problem.system.recorded()[1])
-        kept = {name: np.stack([result[name] for result in results]) for name in results[0]}
+        draws = min(len(result["lp"]) for result in results)
+        if not draws:
+            raise ended_early(self.name, "those of some chains only")
+        kept = {name: np.stack([result[name][:draws] for result in results]) for name in results[0]}
         return self.outcome(Sampled(problem, started, kept, gradients, warnings=warnings), watch())
 
 
@@ -309,12 +312,17 @@ class _PyroJob:
     blocks: list[MassBlock]
 
 
-def _report(meter: Meter, chains: Any, done: Any, acceptance: Any, divergences: Any, step: Any) -> None:
+def _report(meter: Meter, chains: Any, done: Any, acceptance: Any, divergences: Any, step: Any) -> bool:
+    """Report figures of some chains; whether a callback has asked for the end."""
     meter.tell(chains, done=done, accept_prob=acceptance, divergences=divergences, step_size=step)
+    return meter.ended
 
 
-def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..., None]) -> dict[str, Any]:
-    """One chain of Pyro's kernel inside a session: name -> (draws, ...), and the number of gradients."""
+def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..., bool]) -> dict[str, Any]:
+    """One chain of Pyro's kernel inside a session: name -> (draws, ...), and the number of gradients.
+
+    It ends early, perhaps without a draw, if `report` returns true.
+    """
     import pyro.infer
     import torch
     from pyro.ops.integrator import potential_grad
@@ -389,9 +397,10 @@ def _pyro_chain(job: _PyroJob, problem: Problem, chain: int, report: Callable[..
             draw = {"u": u, "lp": -float(kernel._potential_energy_last), "step_size": step_size}
             draw |= {"acceptance_rate": acceptance, "mean_accept_prob": kernel._mean_accept_prob}
             kept.append(draw | {"n_steps": gradients - before})
-        report(done + 1, acceptance, len(kernel._divergences), kernel.step_size)
-    result = {name: np.array([draw[name] for draw in kept]) for name in kept[0]}
-    diverging = np.isin(np.arange(method.draws), kernel._divergences)
+        if report(done + 1, acceptance, len(kernel._divergences), kernel.step_size):
+            break
+    result = {name: np.array([draw[name] for draw in kept]) for name in (*kept, {"lp": ()})[0]}
+    diverging = np.isin(np.arange(len(kept)), kernel._divergences)
     return {**result, "diverging": diverging, "gradients": gradients, "notes": system.recorded()[1]}
 
 
@@ -425,12 +434,15 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> list[dict[st
     except Exception as error:
         raise _NoProcesses(f"{type(error).__name__}: {error}") from None
     with tempfile.TemporaryDirectory(prefix="ppl-bnn-") as folder:
-        # One row of figures per chain, which its process writes through a memory map; NaN before the first.
+        # One row of figures per chain, which its process writes through a memory map; NaN before the first. In the last
+        # column is 1 once a callback has asked for the end.
         path = Path(folder) / "progress.npy"
-        np.save(path, np.full((count, 4), np.nan))
+        np.save(path, np.full((count, 5), np.nan))
 
         def show() -> None:
-            _report(meter, slice(None), *np.load(path).T)
+            board = np.lib.format.open_memmap(path, mode="r+")
+            if _report(meter, slice(None), *np.array(board[:, :4]).T):
+                board[:, 4] = 1.0
 
         calls = [(blob, chain, str(path)) for chain in range(count)]
         running = processes.unordered(_pyro_worker, calls, min(count, cores()), show)
@@ -452,8 +464,9 @@ def _pyro_worker(blob: bytes, chain: int, path: str) -> dict[str, Any]:
         raise _NoProcesses(f"{type(error).__name__}: {error}") from None
     board = np.lib.format.open_memmap(path, mode="r+")
 
-    def report(*figures: float) -> None:
-        board[chain] = figures
+    def report(*figures: float) -> bool:
+        board[chain, :4] = figures
+        return bool(board[chain, 4] == 1.0)
 
     chosen = system("pyro")
     with chosen.session(bare.dtype, bare.device, compiled=job.method.compile):

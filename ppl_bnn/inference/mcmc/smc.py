@@ -16,7 +16,7 @@ from ppl_bnn.backends.many_draws import CACHE, DENSITY_MEMORY
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import site_seed
 from ppl_bnn.core.errors import BudgetError, DivergenceError, UnsupportedError
-from ppl_bnn.core.progress import Progress, Task
+from ppl_bnn.core.progress import Progress, Task, ended_early
 from ppl_bnn.core.settings import between, optional, setting, whole
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size
@@ -204,11 +204,14 @@ class SMC(Method):
             swarm = _Swarm(self, problem)
             compile_seconds = compiling()
             while len(ended) < self.runs or look is not None:
-                path = self._pass(swarm, len(ended), checkpoint_of(len(ended)), task, watch)
+                path, asked = self._pass(swarm, len(ended), checkpoint_of(len(ended)), task, watch)
                 if path.inverse_temperature < 1.0:
-                    stopped = "budget"
+                    stopped = "callback" if asked else "budget"
                     break
                 ended.append(path)
+                if asked:
+                    stopped = "callback"
+                    break
                 if look is None or len(ended) < self.runs:
                     continue
                 error = f"{self._estimate}_se"
@@ -220,6 +223,8 @@ class SMC(Method):
                     stopped = "rule"
                     break
         if not ended:
+            if stopped == "callback":
+                raise ended_early(self.name, "a part of the first", "a run")
             got = f"{self.budget:g} s, spent before its end"
             advice = "a longer budget (with checkpoint= nothing is lost), or fewer particles"
             raise BudgetError.of("budget", "seconds enough for one run", got, advice)
@@ -275,21 +280,31 @@ class SMC(Method):
 
     def _pass(
         self, swarm: _Swarm, index: int, checkpoint: Checkpoint, task: Task, watch: Stopwatch
-    ) -> _Particles:
-        """Advance the particles of a run to the end, or until the budget is spent; what is done is always stored."""
+    ) -> tuple[_Particles, bool]:
+        """Advance the particles of a run to the end, or until the budget is spent or a callback ends it.
+
+        What is done is always stored. Returns the particles, and whether a callback asked for the end.
+        """
+        asked = False
         seed, before = site_seed(f"smc run {index}", swarm.seed), checkpoint.load()
         path = self._beginning(swarm, seed) if before is None else _Particles.from_arrays(before)
         try:
-            while path.inverse_temperature < 1.0 and (self.budget is None or watch() < self.budget):
+            while (
+                path.inverse_temperature < 1.0
+                and not asked
+                and (self.budget is None or watch() < self.budget)
+            ):
                 path = self._next(swarm, path, seed)
                 checkpoint.keep(path.arrays)
                 latest = dict(zip(RECORD, path.told[-1], strict=True))
                 shown = {name: latest[name] for name in ("inverse_temperature", "acceptance", "ess")}
-                task.update(100 * index + int(100 * path.inverse_temperature), run=index + 1, **shown)
+                asked = bool(
+                    task.update(100 * index + int(100 * path.inverse_temperature), run=index + 1, **shown)
+                )
         finally:
             checkpoint.keep(path.arrays, last=True)
-        task.update(100 * index + int(100 * path.inverse_temperature))
-        return path
+        asked = bool(task.update(100 * index + int(100 * path.inverse_temperature))) or asked
+        return path, asked
 
     def _beginning(self, swarm: _Swarm, seed: int) -> _Particles:
         particles = np.asarray(swarm.drawn((swarm.keys(seed),)), np.float64)

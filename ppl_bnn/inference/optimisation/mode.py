@@ -132,11 +132,11 @@ def find_mode(problem: Problem, *, held: Collection[str] = (), restart: int = 0,
     # Held values are part of the compiled steps, so these cannot be reused for another start.
     adam = descent(problem, loss, u0, key=None if held else ("adam", jacobian), fused=False)
     plateau = Plateau(search.learning_rate, search.tolerance)
-    done = 0
+    done, ended = 0, False
     losses: list[np.ndarray] = []
     watch = Stopwatch()
     with closing(search.progress.task(f"{search.title} ({problem.system.name})", steps)) as task:
-        while done < steps and not plateau.reached:
+        while done < steps and not plateau.reached and not ended:
             rates = np.full(STRETCH, plateau.rate)
             values = adam.advance(rates, np.zeros(STRETCH), np.ones(STRETCH))[:, 0]
             losses.append(values)
@@ -145,10 +145,11 @@ def find_mode(problem: Problem, *, held: Collection[str] = (), restart: int = 0,
             if not np.isfinite(mean):
                 raise search.diverged(mean, done)
             plateau.see(mean)
-            task.update(steps if plateau.reached else done, loss=mean, learning_rate=plateau.rate)
+            now = steps if plateau.reached else done
+            ended = bool(task.update(now, loss=mean, learning_rate=plateau.rate))
         found = {"converged": plateau.reached, "compile_seconds": adam.compile_seconds}
-        trail = np.concatenate(losses)
-        mode = Refinement(problem, jacobian).found(adam.latest(), trail, search.polish, held, **found)
+        trail, polish = np.concatenate(losses), search.polish and not ended
+        mode = Refinement(problem, jacobian).found(adam.latest(), trail, polish, held, **found)
     return replace(mode, run_seconds=watch() - adam.compile_seconds)
 
 

@@ -53,10 +53,10 @@ def find_modes(
     running = np.array([each is None for each in found])
     ended, best_steps = np.zeros((2, count), dtype=int)
     trails = np.empty((0, count))
-    done = 0
+    done, halted = 0, False
     title = f"{search.title} x {count} ({first.system.name})"
     with closing(search.progress.task(title, steps)) as task:
-        while done < steps and running.any():
+        while done < steps and running.any() and not halted:
             rates = np.array([each.rate for each in plateaus]) * running
             losses = loop.advance({"rate": np.tile(rates, (STRETCH, 1))})
             trails = np.concatenate([trails, losses])
@@ -74,7 +74,8 @@ def find_modes(
                 running[index] = found[index] is None and not plateau.reached
             good = losses[:, [each is None for each in found]]
             loss = float(good.mean()) if good.size else float("nan")
-            task.update(done if running.any() else steps, loss=loss, running=float(running.sum()))
+            now = done if running.any() else steps
+            halted = bool(task.update(now, loss=loss, running=float(running.sum())))
     flats = read("flat" if validation is None else "best")
     scores = None if validation is None else read("score")
     for index, problem in enumerate(problems):
@@ -83,7 +84,7 @@ def find_modes(
         found[index] = Refinement(problem, jacobian).found(
             by_site(problem, flats[index]),
             trails[: ended[index], index],
-            search.polish and validation is None,
+            search.polish and validation is None and not halted,
             converged=plateaus[index].reached,
             compile_seconds=loop.compile_seconds / count,
             held_score=None if scores is None else float(scores[index]),

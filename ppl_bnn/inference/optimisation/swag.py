@@ -14,7 +14,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, ravel, site_seed, unravel
 from ppl_bnn.core.errors import DivergenceError, InputError
-from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.progress import Progress, ended_early
 from ppl_bnn.core.settings import OneOf, between, optional, setting, whole
 from ppl_bnn.inference.cost import Effort, Size, effort_of_start
 from ppl_bnn.inference.curvature.conditioning import conditioning
@@ -283,7 +283,6 @@ class SWAG(Method):
         total = self.burn_in + self.collections
         for path in paths:
             path.moments, path.losses = _Moments(len(path.flat), self.rank), np.full(total, np.nan)
-            path.gradient_evaluations += total * every * size / first.rows + (self.learning_rate is None)
         with closing(progress.task(f"{self.name} x {count} ({first.system.name})", total * every)) as task:
             for stretch in range(total):
                 values = []
@@ -304,7 +303,14 @@ class SWAG(Method):
                 running = [path.error is None for path in paths]
                 if not any(running):
                     break
-                task.update((stretch + 1) * every, loss=float(losses[running].mean()))
+                if task.update((stretch + 1) * every, loss=float(losses[running].mean())):
+                    total = stretch + 1
+                    break
+        if total < self.burn_in + 2:
+            raise ended_early(self.name, f"{total * every} steps", f"{(self.burn_in + 2) * every} steps")
+        for path in paths:
+            path.losses = path.losses[:total]
+            path.gradient_evaluations += total * every * size / first.rows + (self.learning_rate is None)
         return loop.compile_seconds
 
     def _diverged(self, path: _Trajectory, stretch: int, every: int) -> DivergenceError:
@@ -349,7 +355,7 @@ class SWAG(Method):
                 f"{self.name}: {still} of {len(variance)} coordinates did not move, as no row has a gradient there: "
                 "they have no spread, and the density is over the others"
             )
-        figures = {"learning_rate": path.rate, "collections": float(self.collections)}
+        figures = {"learning_rate": path.rate, "collections": float(moments.count)}
         figures |= {"converged": float(settled), "log_joint": log_joint}
         return Outcome(
             approximation,

@@ -9,6 +9,7 @@ chains (`mcmc/hamiltonian.py`) are processes.
 from __future__ import annotations
 
 import functools
+import math
 import queue
 import threading
 import time
@@ -22,7 +23,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import cores, site_seed
 from ppl_bnn.core.errors import BudgetError, DivergenceError, InputError
-from ppl_bnn.core.progress import Progress, Silent
+from ppl_bnn.core.progress import Progress, Silent, WatchedTask, ended_early
 from ppl_bnn.inference.method import Stopwatch
 from ppl_bnn.inference.sampling.initialisation import PRIOR_ATTEMPTS, Beginning
 from ppl_bnn.inference.sampling.stopping import Rule, Watch
@@ -100,9 +101,15 @@ def no_finite_start(chain: int, log_joint: float, from_prior: bool) -> Divergenc
 class Meter:
     """The progress of all chains, reported to a task from the main thread only."""
 
-    def __init__(self, progress: Progress, title: str, chains: int, total: int):
+    def __init__(
+        self, progress: Progress, title: str, chains: int, total: int, draws: Callable[..., Any] = dict
+    ):
         self._task = progress.task(title, chains * total)
         self._chains = chains
+        # Whether a callback may ask for the end, and whether it has.
+        self.watched, self.ended = isinstance(self._task, WatchedTask), False
+        if isinstance(self._task, WatchedTask):
+            self._task.draws = draws
         # Name -> a number for each chain; NaN before its first report.
         self._values: dict[str, np.ndarray] = {}
 
@@ -117,7 +124,7 @@ class Meter:
             shown: dict[str, Any] = {name: float(value[told].mean()) for name, value in self._values.items()}
             for name in {"done", "divergences"} & set(shown):
                 shown[name] = int(self._values[name][told].sum())
-            self._task.update(shown.pop("done"), **shown)
+            self.ended = bool(self._task.update(shown.pop("done"), **shown)) or self.ended
 
     def close(self) -> None:
         self._task.close()
@@ -374,7 +381,7 @@ class Engine:
         self._begin()
         if self.how == "devices":
             self._over_devices()
-        self.meter = Meter(self.progress, self.method.name, self.chains, warmup + more)
+        self.meter = Meter(self.progress, self.method.name, self.chains, warmup + more, self._draws_so_far)
         stopped, looks, goal = "draws", [], warmup + more
         try:
             while self._advance_all(goal):
@@ -389,7 +396,7 @@ class Engine:
                     break
                 goal += more
             else:
-                stopped = "budget"
+                stopped = "callback" if self.meter.ended else "budget"
         finally:
             for strand in self.strands:
                 strand.save()
@@ -397,6 +404,8 @@ class Engine:
         draws = min(goal - warmup, *(strand.drawn for strand in self.strands))
         if draws < 1:
             done = min(strand.done for strand in self.strands)
+            if stopped == "callback":
+                raise ended_early(self.method.name, f"{done} of {warmup} transitions of the warm-up")
             wanted = "seconds enough for the warm-up and a draw"
             got = f"{self.method.budget:g} s, spent after {done} of {warmup} transitions of the warm-up"
             advice = "a longer budget (with checkpoint= nothing is lost), or a shorter warmup"
@@ -414,19 +423,20 @@ class Engine:
         return found
 
     def _advance_all(self, goal: int) -> bool:
-        """Advance all strands to `goal` transitions; False if the budget is spent first."""
+        """Advance all strands to `goal` transitions; False if the budget is spent or a callback ends the fit first."""
         at = min(strand.done for strand in self.strands)
         budget = self.method.budget
         size = 1
         while at < goal:
-            if budget is not None and self.watch() >= budget:
+            if self.meter.ended or (budget is not None and self.watch() >= budget):
                 return False
-            # A rule has a budget, too.
-            at = goal if budget is None else min(goal, at + size)
+            # A rule has a budget, too. With a callback, too, all chains get to their first draws soon.
+            at = goal if budget is None and not self.meter.watched else min(goal, at + size)
             clock = time.perf_counter()
             self._to(at)
             seconds = max(time.perf_counter() - clock, 1e-6)
             size = max(1, min(2 * size, int(size * SECONDS_PER_ROUND / seconds)))
+        # An end at the last transition is the end anyway.
         return True
 
     def _to(self, goal: int) -> None:
@@ -519,6 +529,22 @@ class Engine:
             self.meter.tell(slice(None), ess_of_lp=size)
 
     # -- draws that are kept
+
+    def _draws_so_far(self) -> Arrays:
+        """The draws so far of all chains by site, (chains, draws, ...), for a callback."""
+        count = min(strand.drawn for strand in self.strands)
+        # Several fits have one task.
+        if count < 1 or len(self.begun) > 1:
+            return {}
+        (problem, begin), u = self.begun[0], self._kept(count)["u"]
+        flat = u.reshape(-1, self.dimension)
+        # A power of two of them, as another number would be compiled again.
+        padded = np.resize(flat, (2 ** math.ceil(math.log2(len(flat))), self.dimension))
+        sites = self.method.sites(problem, padded[None], begin.fixed)
+        w = problem.program.constrain_draws(
+            {name: value[0] for name, value in sites.items()}, problem.x, problem.y
+        )
+        return {name: value[: len(flat)].reshape(*u.shape[:2], *value.shape[1:]) for name, value in w.items()}
 
     def _kept(self, draws: int) -> Arrays:
         parts = [strand.kept(0, draws) for strand in self.strands]

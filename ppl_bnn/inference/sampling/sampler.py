@@ -6,7 +6,7 @@ import dataclasses
 import math
 import os
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,7 +16,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.core.arrays import ravel, site_seed
 from ppl_bnn.core.errors import DivergenceError, InputError, UnsupportedError, unknown_name
-from ppl_bnn.core.progress import Progress, resolve
+from ppl_bnn.core.progress import Progress, Step, ended_by_callback, resolve
 from ppl_bnn.core.settings import OneOf, between, is_number, optional, setting, whole
 from ppl_bnn.inference import registry
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
@@ -386,7 +386,13 @@ def tempered(temperature: float) -> str:
     return "" if temperature == 1.0 else f"tempered: the posterior to the power 1/T with T={temperature:g}"
 
 
-def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None = None) -> Posterior:
+def extend(
+    posterior: Posterior,
+    draws: int,
+    *,
+    progress: bool | Progress | None = None,
+    callback: Callable[[Step], bool | None] | None = None,
+) -> Posterior:
     """Add draws to every chain, from where the chains stopped and without a warm-up.
 
     The result has the bits of a run of that length. Saved and loaded posteriors can be extended too. Seconds and
@@ -400,6 +406,8 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
         Additional draws per chain.
     progress : bool, Progress or None
         Whether, or how, to show progress.
+    callback : callable or None
+        As for `Method.fit`; returning True ends the extension.
 
     Returns
     -------
@@ -431,6 +439,7 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
         raise UnsupportedError.of("extend", "chains with a stored state", got, advice)
     equal, advice = posterior.weights is None, "extending them first, bnn.stack after"
     UnsupportedError.check(equal, "extend", "chains of equal weight", "stacked chains", advice)
+    shown = resolve(progress, callback)
     longer = dataclasses.replace(method, draws=posterior.shape[1] + draws)
 
     def continued(problem: Problem) -> Outcome:
@@ -447,7 +456,7 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
             part = {name: value[index * size : (index + 1) * size] for name, value in kept.items()}
             strands.append((states[f"strand{index}"], part))
         fixed = {site.name: approximation.u[site.name][0, 0] for site in problem.program.params}
-        return longer.run(problem, resolve(progress), Beginning(fixed=fixed, before=strands))
+        return longer.run(problem, shown, Beginning(fixed=fixed, before=strands))
 
     outcome = posterior.with_problem(continued)
     info = posterior.info
@@ -457,7 +466,11 @@ def extend(posterior: Posterior, draws: int, *, progress: bool | Progress | None
     }
     settings = {**info.settings, "draws": longer.draws}
     info = dataclasses.replace(
-        info, **both, settings=settings, warnings=outcome.warnings, figures=outcome.figures
+        info,
+        **both,
+        settings=settings,
+        warnings=(*ended_by_callback(shown), *outcome.warnings),
+        figures=outcome.figures,
     )
     return dataclasses.replace(
         posterior, approximation=outcome.approximation, statistics=outcome.statistics, info=info

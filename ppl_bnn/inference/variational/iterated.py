@@ -115,7 +115,7 @@ class IteratedMethod(Method):
         begin = {name: system.asarray(np.asarray(value, dtype=float)) for name, value in start.items()}
         data = (problem.x, problem.y)
         loop = loops.loop_of(problem, step, begin, data, seed=problem.seed, stops=True)
-        losses = np.empty(0)
+        losses, steps = np.empty(0), self.steps
         with closing(progress.task(f"{self.name} ({system.name})", self.steps)) as task:
             for done, end in chunks(self.steps, loops.STRETCH):
                 given = {name: np.asarray(value[done:end], dtype=float) for name, value in inputs.items()}
@@ -125,20 +125,22 @@ class IteratedMethod(Method):
                 losses = np.concatenate([losses, latest])
                 if error := loops.divergence(self.name, losses, self.advice):
                     raise error
-                task.update(end, loss=float(latest.mean()))
+                if task.update(end, loss=float(latest.mean())):
+                    steps = end
+                    break
         state = {name: np.array(system.to_numpy(value)) for name, value in loop.state.items()}
-        # A single step has no second half.
-        for part in self.averaged if self.steps > 1 else ():
-            state[part] = state[f"total {part}"] / (self.steps - half)
+        # A single step has no second half, nor has a fit that is ended before.
+        for part in self.averaged if steps > half else ():
+            state[part] = state[f"total {part}"] / (steps - half)
         ended = plan.finish(state)
         # A rule other than descent may converge from either side. After the first half, any loss looks flat.
         flat = loops.plateau(losses[:half], self.steps // 10, rising=False)
         enough, warnings = ended.figures.get("converged", 1.0), ended.warnings
         if not flat and (enough or not self.explains):
             unsettled = (
-                f"{self.name} has not converged: of {self.steps} steps the loss was still falling or rising after the "
-                f"{half} at the full learning_rate={self.learning_rate:g}; try steps={2 * self.steps} or a larger "
-                "learning rate"
+                f"{self.name} has not converged: of {steps} steps the loss was still falling or rising after the "
+                f"{min(steps, half)} at the full learning_rate={self.learning_rate:g}; try steps={2 * self.steps} or a "
+                "larger learning rate"
             )
             warnings = (unsettled, *warnings)
         return replace(
@@ -146,9 +148,7 @@ class IteratedMethod(Method):
             history={"loss": losses},
             compile_seconds=loop.compile_seconds,
             run_seconds=watch() - loop.compile_seconds,
-            gradient_evaluations=self.steps
-            * self.count(problem.program.parameter_count)
-            / self.scale(problem),
+            gradient_evaluations=steps * self.count(problem.program.parameter_count) / self.scale(problem),
             warnings=warnings,
             figures=ended.figures | {"converged": float(flat and enough)},
         )

@@ -399,7 +399,8 @@ class Pathfinder(Method):
             for index, point in enumerate(points):
                 arrived = compiled(point, jax.random.fold_in(root, index), data)
                 found.append(_Path.of(*jax.tree.map(np.asarray, arrived)))
-                task.update(index + 1, elbo=max(path.best for path in found))
+                if task.update(index + 1, elbo=max(path.best for path in found)):
+                    break
         return found, seconds
 
 

@@ -446,12 +446,15 @@ class _Fit:
                 looks = method.stop == "plateau" and done < constant
                 if looks and loops.plateau(judged, method.steps // 10):
                     constant, total = done, 2 * done
+                shown = method.steps if done == total else done
+                ended = task.update(shown, elbo=-float(latest[:, 0].mean()))
                 checkpoint.keep(
                     lambda: loop.state() | {"losses": losses, "held_total": np.array([constant, total])},  # noqa: B023
-                    last=done == total,
+                    last=ended or done == total,
                 )
-                task.update(method.steps if done == total else done, elbo=-float(latest[:, 0].mean()))
-        return losses, constant
+                if ended:
+                    break
+        return losses, min(constant, len(losses))
 
     def _refuse_divergence(self, losses: np.ndarray) -> None:
         if math.isfinite(losses[-1, 0]):

@@ -11,6 +11,7 @@ from scipy.optimize import minimize, minimize_scalar, root
 from scipy.stats import multivariate_normal
 
 from ppl_bnn.core.errors import CurvatureError, DivergenceError
+from ppl_bnn.core.progress import ended_by_callback, resolve
 from ppl_bnn.inference.laplace import evidence as evidence_module
 from ppl_bnn.inference.laplace.evidence import (
     LIMITS,
@@ -648,6 +649,11 @@ def test_searches_report_to_a_progress_and_close_it():
     alternate(lambda *point: linear.evidence(*point).at(*point), np.ones(3), progress=recorder)
     assert recorder.closed == 3
     assert "log_evidence" in recorder.updates[-1][1]
+    watched = resolve(None, lambda step: step.done >= 2)
+    short = alternate(lambda *point: linear.evidence(*point).at(*point), np.ones(3), progress=watched)
+    assert ended_by_callback(watched) == ("evidence was ended by the callback after 2 of 50",)
+    assert not short.converged
+    assert any("had not settled after 2 rounds" in text for text in short.warnings)
 
 
 # --- groups -----------------------------------------------------------------------------------------
