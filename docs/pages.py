@@ -22,7 +22,7 @@ from typing import Any
 from formulas import block
 
 import ppl_bnn as bnn
-from ppl_bnn import estimators, references, zoo
+from ppl_bnn import botorch, estimators, references, zoo
 from ppl_bnn.cli.plan import sketch_of
 from ppl_bnn.datasets import tables
 from ppl_bnn.evaluation.comparison.table import COLUMNS
@@ -50,7 +50,7 @@ GROUPS = {
         "ppl_bnn.reporting",
     ),
     "Write a model": ("ppl_bnn.language", "ppl_bnn.backends", "ppl_bnn.zoo"),
-    "Data": ("ppl_bnn.datasets", "ppl_bnn.core"),
+    "Data": ("ppl_bnn.datasets",),
 }
 
 
@@ -274,7 +274,7 @@ def public_modules() -> dict[str, types.ModuleType]:
     """Name in the reference -> module, of all public modules."""
     found = {name: getattr(bnn, name) for name in bnn.__all__}
     modules = {name: value for name, value in found.items() if isinstance(value, types.ModuleType)}
-    return modules | {"estimators": estimators}
+    return modules | {"botorch": botorch, "estimators": estimators}
 
 
 def names_of(module: types.ModuleType) -> list[str]:

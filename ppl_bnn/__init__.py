@@ -76,6 +76,7 @@ if TYPE_CHECKING:
     from ppl_bnn.language.modules.module import module
     from ppl_bnn.language.primitives import conv, coupled, deterministic, linear, observe, param, rows, sample
     from ppl_bnn.language.transforms import noncentred, student_of, with_prior
+    from ppl_bnn.posterior.function_draws import FunctionDraws
     from ppl_bnn.posterior.loading import load
     from ppl_bnn.posterior.posterior import Posterior
     from ppl_bnn.posterior.stacking import stack

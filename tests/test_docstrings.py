@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import doctest
 import functools
+import importlib.util
 import inspect
 import socket
 import types
@@ -59,6 +60,8 @@ SLOW = {
 
 MODULES = {name: value for name in bnn.__all__ if inspect.ismodule(value := getattr(bnn, name))}
 MODULES["estimators"] = estimators
+if importlib.util.find_spec("botorch") is not None:
+    MODULES["botorch"] = importlib.import_module("ppl_bnn.botorch")
 NAMES = {f"bnn.{name}": getattr(bnn, name) for name in bnn.__all__ if name not in MODULES} | {
     f"{module}.{name}": getattr(value, name) for module, value in MODULES.items() for name in value.__all__
 }

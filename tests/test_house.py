@@ -30,7 +30,7 @@ BOUNDS = {
     "arrows between rooms": 80,
     "lines of a file": 700,
     "lines of the median file": 220,
-    "lines of code of the package": 34900,
+    "lines of code of the package": 35050,
 }
 # The tables that name modules as text: the public names, and the registry of methods and approximations.
 TABLES = {"ppl_bnn", "ppl_bnn.inference.registry"}
@@ -371,7 +371,8 @@ def test_every_package_that_is_imported_is_a_declared_dependency():
     for module, found in IMPORTS.items():
         for name, _ in found:
             root = name.split(".")[0]
-            if _own(name) or root in sys.stdlib_module_names:
+            # The module that an extra is for may import it.
+            if _own(name) or root in sys.stdlib_module_names or module == f"ppl_bnn.{root}":
                 continue
             assert BROUGHT_BY.get(root, root) in declared, f"{module} imports {root}"
     required = {

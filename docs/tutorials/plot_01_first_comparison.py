@@ -44,8 +44,8 @@ result = bnn.compare(
     (x_test, y_test),
     {
         "nuts": bnn.NUTS(chains=4, warmup=300, draws=400),
-        "laplace": bnn.Laplace(),
         "svi": bnn.SVI(steps=10_000, learning_rate=0.02),
+        "map": bnn.MAP(),
     },
     reference="nuts",
 )

@@ -40,7 +40,7 @@ result = bnn.compare(
     bnn.zoo.load("regression_mlp", width=5),
     (table.x[train], table.y[train]),
     (table.x[test], table.y[test]),
-    {"nuts": bnn.NUTS(chains=4, warmup=300, draws=400), "laplace": bnn.Laplace()},
+    {"nuts": bnn.NUTS(chains=2, warmup=300, draws=600), "svi": bnn.SVI(steps=3000, learning_rate=0.02)},
     reference="nuts",
     standardise=True,
     feature_names=table.feature_names,

@@ -51,7 +51,7 @@ x_new = rng.uniform(-2.0, 2.0, 200)[:, None]
 y_new = np.sin(2.0 * x_new[:, 0]) + 0.05 * np.exp(x_new[:, 0]) * rng.normal(size=200)
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.5), sharey=True, layout="constrained")
 for ax, model in zip(axes, (line, network, own_noise), strict=True):
-    posterior = bnn.fit(model, x, y, bnn.SVI(steps=8000, learning_rate=0.02))
+    posterior = bnn.fit(model, x, y, bnn.Laplace())
     score = posterior.predict(x_new).log_prob(y_new).mean()
     bnn.plot.predictive(posterior, ax=ax)
     ax.set_title(f"{model.__name__}: log score {score:.2f}")

@@ -7,14 +7,12 @@ exported tree and the predictions agree, and two purposes never share a stream o
 
 from __future__ import annotations
 
-import inspect
 import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy
@@ -32,6 +30,9 @@ from ppl_bnn.posterior.approximation import Approximation, Chains, Draws, flat_d
 from ppl_bnn.posterior.fit_info import FitInfo
 from ppl_bnn.prediction.prediction import JointPrediction, Prediction
 from ppl_bnn.prediction.standardisation import Standardisation
+
+if TYPE_CHECKING:
+    from ppl_bnn.posterior.function_draws import FunctionDraws
 
 IID_DRAWS = 1000
 # Kinds of prediction that are made of draws of the predictor; the others approximate an average over it.
@@ -185,6 +186,8 @@ class Posterior:
         return card(repr(self), facts, info.warnings, *parts)
 
     def __getstate__(self) -> dict[str, Any]:
+        from ppl_bnn.posterior.storage import check_importable
+
         check_importable(self.model)
         return {**self.__dict__, "programs": {}}
 
@@ -375,6 +378,32 @@ class Posterior:
         covariance = np.atleast_2d(np.cov(functions, rowvar=False, aweights=weights, ddof=degrees))
         mean = np.average(functions, axis=0, weights=weights)
         return JointPrediction(mean, covariance, None if noise is None else covariance + noise)
+
+    def function_draws(self, count: int, *, seed: int = 0, kind: str | None = None) -> FunctionDraws:
+        """Functions drawn from the posterior, which can be called at any inputs, as often as wanted.
+
+        Parameters
+        ----------
+        count : int
+            Number S of functions, at most that of stored draws, unless these have weights.
+        seed : int, default 0
+            The same seed gives the same functions.
+        kind : str, optional
+            A kind with draws, as in `predict`.
+
+        Returns
+        -------
+        FunctionDraws
+            A function of x that returns (S, N), or (S, N, K) for K outputs, in the units of the targets.
+
+        Raises
+        ------
+        UnsupportedError
+            The likelihood has no location, or the kind no draws.
+        """
+        from ppl_bnn.posterior.function_draws import FunctionDraws
+
+        return FunctionDraws.of(self, count, seed, self.drawn_kind(kind))
 
     def log_likelihood(
         self, x: Any = None, y: Any = None, *, kind: str | None = None, u: Draws | None = None
@@ -663,33 +692,9 @@ class Posterior:
             return action(Problem(self.programs[actual], *data, streamed))
 
 
-def check_importable(model: Model) -> None:
-    """Refuse to pickle a function that another process could not import. cloudpickle sends such functions by value."""
-    function = getattr(model, "func", model)
-    name, home = getattr(function, "__qualname__", None), getattr(function, "__module__", None)
-    if name is None or not inspect.isfunction(function):
-        return
-    found: Any = sys.modules.get(home or "")
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if found is function or _in_cloudpickle():
-        return
-    expected = "a posterior whose model can be imported, a function at the top of a module"
-    raise UnsupportedError.of("pickle", expected, f"{home}.{name}", "posterior.save(folder) and bnn.load")
-
-
-def _in_cloudpickle() -> bool:
-    """Whether cloudpickle is among the callers."""
-    frame = sys._getframe(1)
-    while frame is not None and not str(frame.f_globals.get("__name__", "")).startswith("cloudpickle"):
-        frame = frame.f_back
-    return frame is not None
-
-
 def _noise_over_rows(prediction: Prediction) -> np.ndarray:
     """Cov(y) given the functions, (N K, N K): rows are independent, outputs of a row may be dependent."""
     if prediction.family != "MultivariateNormal":
         return np.diag(np.ravel(prediction.aleatoric))
     weights = prediction.weights.reshape(prediction.draws, -1, 1, 1)
-    blocks = np.sum(weights * prediction.law().covariance(), axis=0)
-    return np.asarray(scipy.linalg.block_diag(*blocks))
+    return np.asarray(scipy.linalg.block_diag(*np.sum(weights * prediction.law().covariance(), axis=0)))

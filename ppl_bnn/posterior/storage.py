@@ -11,7 +11,9 @@ A model is code and is not stored. It is passed to `load`, which compares it wit
 
 from __future__ import annotations
 
+import inspect
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ppl_bnn.backends.program import Program
+from ppl_bnn.backends.protocol import Model
 from ppl_bnn.core import stored
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.core.files import staged, write_arrays, write_tree
@@ -160,3 +163,26 @@ def _check_free(path: Path) -> None:
         free = not names or own
     got = f"{path}: {'a folder with other things in it' if path.is_dir() else 'a file or a link'}"
     InputError.check(free, "path", "a new folder, or a saved posterior to replace", got, "another name")
+
+
+def check_importable(model: Model) -> None:
+    """Refuse to pickle a function that another process could not import. cloudpickle sends such functions by value."""
+    function = getattr(model, "func", model)
+    name, home = getattr(function, "__qualname__", None), getattr(function, "__module__", None)
+    if name is None or not inspect.isfunction(function):
+        return
+    found: Any = sys.modules.get(home or "")
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is function or _in_cloudpickle():
+        return
+    expected = "a posterior whose model can be imported, a function at the top of a module"
+    raise UnsupportedError.of("pickle", expected, f"{home}.{name}", "posterior.save(folder) and bnn.load")
+
+
+def _in_cloudpickle() -> bool:
+    """Whether cloudpickle is among the callers."""
+    frame = sys._getframe(1)
+    while frame is not None and not str(frame.f_globals.get("__name__", "")).startswith("cloudpickle"):
+        frame = frame.f_back
+    return frame is not None
