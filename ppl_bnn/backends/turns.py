@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from ppl_bnn.core.progress import Progress, Silent, Task
+from ppl_bnn.core.progress import Progress, Silent, Task, ended_by_callback
 
 # Seconds for which a thread keeps its turn while others wait: a change of threads costs some microseconds.
 SLICE = 0.005
@@ -103,6 +103,10 @@ class _ProgressOutside:
 
     def __init__(self, inner: Any, outside: Callable[[], AbstractContextManager[None]]):
         self._inner, self._outside = inner, outside
+
+    @property
+    def ended(self) -> tuple[str, ...]:
+        return ended_by_callback(self._inner)
 
     def task(self, title: str, total: int) -> Task:
         with self._outside():

@@ -109,7 +109,7 @@ class Step:
     draws : callable
         Returns the draws so far, of which every chain has the same number: a dict of the name of a site to an array
         (chains, draws, ...) in the units of the fit. It is empty during the warm-up, for methods that do not sample,
-        and for chains of Pyro.
+        for chains of Pyro, and for those of several fits at once.
 
     Attributes
     ----------
@@ -184,7 +184,7 @@ class WatchedTask:
 
 def ended_by_callback(progress: Progress) -> tuple[str, ...]:
     """Where a callback ended parts of a fit, in words."""
-    return tuple(progress.ended) if isinstance(progress, Watched) else ()
+    return tuple(getattr(progress, "ended", ()))
 
 
 def ended_early(name: str, done: str, first: str = "the first draw of every chain") -> BudgetError:

@@ -186,6 +186,15 @@ def test_members_fitted_together() -> None:
     assert_same(short.info.history["member_loss"], whole.info.history["member_loss"][:200])
 
 
+@pytest.mark.parametrize("ppl", ["numpyro", "pyro"])
+def test_members_that_a_callback_ends_are_not_stored(ppl: str, tmp_path) -> None:
+    method = bnn.Ensemble(bnn.MAP(ppl=ppl, steps=600), size=2, ppl=ppl, checkpoint=str(tmp_path))
+    ended(method, after(200))
+    assert_same(
+        bnn.fit(linear, X, Y, method).draws, bnn.fit(linear, X, Y, replace(method, checkpoint=None)).draws
+    )
+
+
 def test_a_start_is_a_part_of_its_own() -> None:
     seen = set()
 

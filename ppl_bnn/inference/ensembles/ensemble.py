@@ -19,7 +19,7 @@ import numpy as np
 from ppl_bnn.backends.program import Problem
 from ppl_bnn.core.arrays import map_data, site_seed, unprefixed
 from ppl_bnn.core.errors import BNNError, CurvatureError, DivergenceError, InputError, UnsupportedError
-from ppl_bnn.core.progress import Progress
+from ppl_bnn.core.progress import Progress, ended_by_callback
 from ppl_bnn.core.settings import flag, optional, setting, whole
 from ppl_bnn.inference.checkpoint import Checkpoint, fingerprint
 from ppl_bnn.inference.cost import Effort, Size
@@ -174,7 +174,9 @@ class Ensemble(OfMember):
         for index, found in self._fits(problems, waiting, progress):
             if isinstance(found, Outcome):
                 outcomes[index] = found
-                kept[index].keep(partial(_stored, found), last=True)
+                # What a callback may have ended is fitted again by the next run.
+                if not ended_by_callback(progress):
+                    kept[index].keep(partial(_stored, found), last=True)
                 continue
             failed[index] = found
             if len(failed) > self.tolerate:
