@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.posterior.posterior import Posterior
@@ -79,8 +81,10 @@ class BNNModel(EnsembleModel):
     ) -> None:
         super().__init__()
         self.functions = posterior.function_draws(draws, seed=seed, kind=kind)
-        shape = posterior.targets.shape
-        self._num_outputs = shape[1] if len(shape) > 1 else 1
+        shape = getattr(posterior.inputs, "shape", (1, 1))
+        # What has no functions of tensors is refused here, and not by the first acquisition function.
+        found = self.functions(torch.zeros(1, *shape[1:], dtype=torch.float64))
+        self._num_outputs = found.shape[-1] if found.ndim > 2 else 1
 
     def forward(self, X: Any) -> Any:
         """The functions at X, (batch, q, F): values (batch, S, q, K).

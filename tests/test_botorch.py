@@ -6,8 +6,10 @@ import sys
 from typing import Any
 
 import numpy as np
+import pyro
 import pytest
 import torch
+from pyro.distributions import Normal
 
 import ppl_bnn as bnn
 from ppl_bnn.core.errors import UnsupportedError
@@ -153,6 +155,24 @@ def test_a_posterior_without_a_location_is_refused(rows: tuple[np.ndarray, np.nd
     fitted = bnn.fit(classes, rows[0], (rows[1] > -0.1).astype(int), bnn.MAP(ppl="pyro", steps=50))
     with pytest.raises(UnsupportedError, match="function_draws: expected a likelihood predicted as"):
         BNNModel(fitted)
+
+
+def test_what_has_no_functions_of_tensors_is_refused_before_it_is_used(
+    rows: tuple[np.ndarray, np.ndarray],
+) -> None:
+    def written_in_pyro(x: Any, y: Any = None) -> None:
+        slope = pyro.sample("slope", Normal(torch.zeros(2, dtype=x.dtype), 1.0).to_event(1))
+        with pyro.plate("rows", len(x)):
+            pyro.sample("y", Normal(x @ slope, 0.1), obs=y)
+
+    of_pyro = bnn.fit(written_in_pyro, *rows, bnn.MAP(ppl="pyro", steps=50))
+    with pytest.raises(UnsupportedError, match="expected a model in the language"):
+        BNNModel(of_pyro, draws=1)
+    two = bnn.Ensemble(bnn.Laplace(ppl="pyro", steps=50), size=2)
+    mixture = bnn.fit(bnn.zoo.load("linear_regression"), *rows, two)
+    with pytest.raises(UnsupportedError, match="expected one Gaussian; got Members; try kind='sampled'"):
+        BNNModel(mixture)
+    assert BNNModel(mixture, draws=4, kind="sampled").posterior(BOUNDS).mean.shape == (2, 1)
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
