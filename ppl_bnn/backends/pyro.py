@@ -293,6 +293,11 @@ class Pyro(protocol.System):
         quiet, quieter = ignored(category=FutureWarning), ignored(category=DeprecationWarning)
         return quiet(quieter(super().hessian(function)))
 
+    def jvp(self, function: Function, at: Any, direction: Any) -> tuple[Any, Any]:
+        # As in `hessian`.
+        with ignored(category=FutureWarning), ignored(category=DeprecationWarning):
+            return super().jvp(function, at, direction)
+
     def vmap(self, function: Function, in_axes: Any = 0) -> Function:
         # Without randomness="different" torch.func.vmap refuses a program that draws random numbers, as Pyro's do.
         return resting(torch.func.vmap(function, in_dims=in_axes, randomness="different"))

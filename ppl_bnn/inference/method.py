@@ -275,9 +275,9 @@ class Method(ABC):
             "compile_seconds": outcome.compile_seconds + seconds,
             "run_seconds": max(0.0, outcome.run_seconds - seconds),
         }
-        outcome = dataclasses.replace(
-            outcome, warnings=(*ended_by_callback(shown), *outcome.warnings, *notes), **spent
-        )
+        # A posterior that was fitted on the way may have said the same.
+        warnings = tuple(dict.fromkeys((*ended_by_callback(shown), *outcome.warnings, *notes)))
+        outcome = dataclasses.replace(outcome, warnings=warnings, **spent)
         if original is not None and class_names is None:
             class_names = tuple(map(str, original))
         program = problem.program

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from ppl_bnn.backends.program import Problem
+from ppl_bnn.backends.systems import system
 from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.language import ops
@@ -137,22 +138,20 @@ class FunctionDraws:
 
     def _predictor_in_torch(self, x: Any) -> Any:
         """eta (S, N, D) at inputs in the units of the fit."""
-        import torch
-
-        model = self.posterior.approximation.program(self.posterior.model)
+        model, chosen = self.posterior.approximation.program(self.posterior.model), system("pyro")
 
         def eta(w: Mapping[str, Any]) -> Any:
             return network_output(model, w, x).predictor
 
         base, moves = (map_data(lambda a: ops.asarray(a, like=x), part) for part in self._values)
         if not base:
-            return torch.func.vmap(eta)(moves)
+            return chosen.vmap(eta)(moves)
 
         def linearised(move: Mapping[str, Any]) -> Any:
-            value_and_tangent: Any = torch.func.jvp(eta, (base,), (move,))
-            return value_and_tangent[0] + value_and_tangent[1]
+            value, tangent = chosen.jvp(eta, base, move)
+            return value + tangent
 
-        return torch.func.vmap(linearised)(moves)
+        return chosen.vmap(linearised)(moves)
 
     @cached_property
     def _values(self) -> tuple[Draws, Draws]:
