@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.posterior.posterior import Posterior
@@ -79,6 +77,8 @@ class BNNModel(EnsembleModel):
     def __init__(
         self, posterior: Posterior, draws: int = 128, *, seed: int = 0, kind: str | None = None
     ) -> None:
+        import torch
+
         super().__init__()
         self.functions = posterior.function_draws(draws, seed=seed, kind=kind)
         shape = getattr(posterior.inputs, "shape", (1, 1))

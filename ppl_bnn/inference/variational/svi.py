@@ -427,6 +427,10 @@ class _Fit:
         batches = None
         if self.batch is not None:
             batches = islice(loops.batch_indices(problem.rows, self.batch, seed), len(losses), None)
+
+        def state() -> dict[str, Any]:
+            return loop.state() | {"losses": losses, "held_total": np.array([constant, total])}
+
         name = "SVI" if method.restarts == 1 else f"SVI {index + 1} of {method.restarts}"
         with closing(self.progress.task(f"{name} ({problem.system.name})", method.steps)) as task:
             while (done := len(losses)) < total:
@@ -446,13 +450,10 @@ class _Fit:
                 looks = method.stop == "plateau" and done < constant
                 if looks and loops.plateau(judged, method.steps // 10):
                     constant, total = done, 2 * done
+                checkpoint.keep(state, last=done == total)
                 shown = method.steps if done == total else done
-                ended = task.update(shown, elbo=-float(latest[:, 0].mean()))
-                checkpoint.keep(
-                    lambda: loop.state() | {"losses": losses, "held_total": np.array([constant, total])},  # noqa: B023
-                    last=ended or done == total,
-                )
-                if ended:
+                if task.update(shown, elbo=-float(latest[:, 0].mean())):
+                    checkpoint.keep(state, last=True)
                     break
         return losses, min(constant, len(losses))
 
