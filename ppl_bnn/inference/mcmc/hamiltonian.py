@@ -441,7 +441,9 @@ def _in_processes(job: _PyroJob, problem: Problem, meter: Meter) -> list[dict[st
 
         def show() -> None:
             board = np.lib.format.open_memmap(path, mode="r+")
-            if _report(meter, slice(None), *np.array(board[:, :4]).T):
+            asked = _report(meter, slice(None), *np.array(board[:, :4]).T)
+            # Processes begin at different times, which a callback does not see.
+            if asked and np.all(board[:, 0] > job.method.warmup):
                 board[:, 4] = 1.0
 
         calls = [(blob, chain, str(path)) for chain in range(count)]
