@@ -133,7 +133,7 @@ class Step:
     done: int
     total: int
     figures: Mapping[str, float]
-    draws: Callable[[], Mapping[str, np.ndarray]] = field(default=dict, repr=False)
+    draws: Callable[[], Mapping[str, np.ndarray]] = field(default_factory=lambda: dict, repr=False)
 
     @property
     def loss(self) -> float | None:
