@@ -41,11 +41,5 @@ classifier = BNNClassifier("classification_mlp", method=bnn.Laplace())
 print(classifier.fit(iris.x, iris.y).predict_proba(iris.x[:2]).round(3))
 
 # %%
-# Rows that arrive in parts: the posterior becomes the prior of the next fit. Data are scaled beforehand, because rows
-# to come do not change the units. For a linear model the end is that of one fit to all rows, up to the Gaussian
-# approximation of the noise.
-x, y = table.x / table.x.std(axis=0), (table.y - table.y.mean()) / table.y.std()
-parts = BNNRegressor("linear_regression", method="laplace", standardise=False)
-for rows in np.array_split(np.arange(len(y)), 2):
-    parts.partial_fit(x[rows], y[rows])
-    print(rows[-1] + 1, "rows: R^2 of all", round(parts.score(x, y), 3))
+# ``partial_fit`` takes rows that arrive in parts: the posterior becomes the prior of the next fit. It needs
+# ``standardise=False``, because rows to come do not change the units.
