@@ -137,7 +137,7 @@ def fit(
     progress : bool or Progress, optional
         Whether, and to whom, progress is reported.
     callback : callable, optional
-        Called with a `Step` a few times a second; returning True ends that part of the fit (see `Method.fit`).
+        Called with a `Step` at each report of progress; returning True ends that part of the fit (see `Method.fit`).
     observed : str, optional
         The observed site of a NumPyro or Pyro model that has several.
     standardise : bool

@@ -28,8 +28,8 @@ y = measure(x[:, 0])
 
 
 # %%
-# Any method fits the network, in either system; few rows can afford NUTS. ``BNNModel`` is a model of BoTorch: its
-# posterior is joint over points, and has gradients.
+# Any method fits the network, in either system; with few rows NUTS is cheap enough. ``BNNModel`` is a model of
+# BoTorch: its posterior is joint over points, and has gradients.
 def network(x, y=None):
     noise = bnn.sample("noise", dist.HalfNormal(0.05))
     f = bnn.mlp(x, [20, 1], activation="tanh", prior=priors.Normal(0.0, "fan_in", 3.0))

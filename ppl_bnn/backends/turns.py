@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from ppl_bnn.core.progress import Progress, Silent, Task, ended_by_callback
+from ppl_bnn.core.progress import Progress, Recording, Silent, Task, ended_by_callback
 
 # Seconds for which a thread keeps its turn while others wait: a change of threads costs some microseconds.
 SLICE = 0.005
@@ -98,7 +98,7 @@ def progress_outside(progress: Progress, outside: Callable[[], AbstractContextMa
     return progress if harmless else _ProgressOutside(progress, outside)
 
 
-class _ProgressOutside:
+class _ProgressOutside(Recording):
     """A progress, or one of its tasks."""
 
     def __init__(self, inner: Any, outside: Callable[[], AbstractContextManager[None]]):

@@ -142,8 +142,12 @@ class Step:
         return self.figures.get("loss") if bound is None else -bound
 
 
+class Recording:
+    """A progress whose `ended` lists which of its tasks a callback has ended, and where."""
+
+
 @dataclass
-class Watched:
+class Watched(Recording):
     """A progress that also calls `callback` with a `Step`, and records in `ended` which tasks it ended, and where."""
 
     inner: Progress
@@ -184,7 +188,9 @@ class WatchedTask:
 
 def ended_by_callback(progress: Progress) -> tuple[str, ...]:
     """Where a callback ended parts of a fit, in words."""
-    return tuple(getattr(progress, "ended", ()))
+    # An object of a caller may have an attribute of this name.
+    record: Any = progress
+    return tuple(record.ended) if isinstance(progress, Recording) else ()
 
 
 def ended_early(name: str, done: str, first: str = "the first draw of every chain") -> BudgetError:

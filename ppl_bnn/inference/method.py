@@ -230,9 +230,9 @@ class Method(ABC):
         progress : bool, Progress or None
             True shows progress bars.
         callback : callable or None
-            Called with a `Step` a few times a second. Returning True ends the part of the fit that reports, which keeps
-            what it has and is recorded in `info.warnings`. A sampler can end after its first draws, SMC after its
-            first run, and SWAG after two collections; `BudgetError` is raised before.
+            Called with a `Step` whenever the fit reports its progress. Returning True ends the part of the fit that
+            reports, which keeps what it has and is recorded in `info.warnings`. A sampler can end after its first
+            draws, SMC after its first run, and SWAG after two collections; `BudgetError` is raised before.
         observed : str or None
             The observed site of a NumPyro or Pyro model.
         standardise : bool, default False
@@ -259,11 +259,9 @@ class Method(ABC):
         # Before anything is computed: a wrong name would lose the fit.
         feature_names, class_names = clean_all(feature_names), clean_all(class_names)
         shown = resolve(progress, callback)
-        if isinstance(progress, _DryRun):
-            shown = progress
         prepared = self.prepared(model, x, y, seed, device, observed, standardise)
         with prepared as (method, problem, standardisation, original):
-            if isinstance(shown, _DryRun):
+            if isinstance(progress, _DryRun):
                 # The fit stops at its first random draw. All else works, as methods look at curvatures to refuse.
                 dry: Any = copy.copy(problem.system)
                 dry.seeds = shown.task

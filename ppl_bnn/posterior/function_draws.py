@@ -16,6 +16,7 @@ from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.core.errors import InputError, UnsupportedError
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import COMPUTED, network_output
+from ppl_bnn.language.likelihoods.base import Likelihood
 from ppl_bnn.posterior.approximation import Draws
 
 if TYPE_CHECKING:
@@ -83,11 +84,10 @@ class FunctionDraws:
             index = rng.choice(total, size=count, replace=weights is not None, p=shares)
             draws = posterior.unconstrained_draws.items()
             found = cls(posterior, {name: u.reshape(total, *u.shape[2:])[index] for name, u in draws}, kind)
-        likelihood = posterior.with_problem(lambda problem: problem.program.likelihood)
+        likelihood = found._likelihood
         # The parameters of one row tell the family.
-        family = likelihood.mixture_parameters(found._predictor(map_data(lambda x: x[:1], posterior.inputs)))[
-            0
-        ]
+        eta = found._predictor(map_data(lambda x: x[:1], posterior.inputs))
+        family, _ = likelihood.mixture_parameters(eta)
         got = f"{type(likelihood).__name__}, predicted as {family}"
         wanted, advice = f"a likelihood predicted as {', '.join(WITH_LOCATION)}", "posterior.predictor(x)"
         UnsupportedError.check(family in WITH_LOCATION, "function_draws", wanted, got, advice)
@@ -101,13 +101,16 @@ class FunctionDraws:
             return self._in_torch(x)
         return self._location(self._predictor(self.posterior.fit_inputs(x)))
 
+    @cached_property
+    def _likelihood(self) -> Likelihood:
+        return self.posterior.with_problem(lambda problem: problem.program.likelihood)
+
     def _predictor(self, x: Any) -> np.ndarray:
         return self.posterior._predictor(self.u, x, self.kind, MEMORY)
 
     def _location(self, eta: Any) -> Any:
         """The location in the units of the targets, for eta (S, N, D)."""
-        likelihood = self.posterior.with_problem(lambda problem: problem.program.likelihood)
-        location = likelihood.mixture_parameters(eta)[1]["loc"]
+        location = self._likelihood.mixture_parameters(eta)[1]["loc"]
         units = self.posterior.standardisation
         if units is None or units.y_mean is None or units.y_scale is None:
             return location
@@ -117,12 +120,9 @@ class FunctionDraws:
 
     def _in_torch(self, x: Any) -> Any:
         posterior, inputs = self.posterior, self.posterior.inputs
-        expected = "a model in the language whose inputs are one array, and that has no variables per row"
-        local = posterior.with_problem(lambda problem: problem.program.has_local)
-        good = posterior.language and isinstance(inputs, np.ndarray) and not local
-        UnsupportedError.check(
-            good, "function_draws of tensors", expected, "another model", "arrays of NumPy"
-        )
+        good, got = posterior.language and isinstance(inputs, np.ndarray), "another"
+        expected = "a model in the language whose inputs are one array"
+        UnsupportedError.check(good, "function_draws of tensors", expected, got, "arrays of NumPy")
         shape = tuple(inputs.shape[1:])
         lead = x.ndim - len(shape)
         good = lead > 0 and tuple(x.shape[lead:]) == shape
@@ -156,6 +156,9 @@ class FunctionDraws:
     @cached_property
     def _values(self) -> tuple[Draws, Draws]:
         """Values w of all sites at which to linearise, and tangents; or nothing, and draws of w."""
+        local = self.posterior.with_problem(lambda problem: problem.program.has_local)
+        expected, got = "a model without per-row latent variables", "bnn.rows in the model"
+        UnsupportedError.check(not local, "function_draws of tensors", expected, got, "arrays of NumPy")
         found = self.posterior.with_problem(self._linearised if self.kind == "linearised" else self._sampled)
         # Arrays of JAX cannot be written to, of which torch warns.
         return map_data(np.array, found[0]), map_data(np.array, found[1])

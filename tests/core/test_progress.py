@@ -16,17 +16,17 @@ class _Recorder:
     """A progress, and its own task."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.calls: list[Any] = []
 
     def task(self, title: str, total: int) -> _Recorder:
-        self.told.append((title, total))
+        self.calls.append((title, total))
         return self
 
     def update(self, done: int, **figures: float) -> None:
-        self.told.append((done, figures))
+        self.calls.append((done, figures))
 
     def close(self) -> None:
-        self.told.append("closed")
+        self.calls.append("closed")
 
 
 def test_a_callback_is_called_beside_a_progress() -> None:
@@ -35,7 +35,7 @@ def test_a_callback_is_called_beside_a_progress() -> None:
     task = resolve(recorder, steps.append).task("Chains", 100)
     assert not task.update(30, divergences=2.0)
     task.close()
-    assert recorder.told == [("Chains", 100), (30, {"divergences": 2.0}), "closed"]
+    assert recorder.calls == [("Chains", 100), (30, {"divergences": 2.0}), "closed"]
     assert steps == [Step("Chains", 30, 100, {"divergences": 2.0})]
     assert steps[0].loss is None
     assert steps[0].draws() == {}
@@ -63,6 +63,10 @@ def test_a_callback_that_has_asked_for_the_end_is_not_called_again() -> None:
     assert shown.task("Chains, again", 20).update(20)
     assert ended_by_callback(shown) == ("Chains was ended by the callback after 20 of 30",)
     assert ended_by_callback(Silent()) == ()
+    # An object of a caller may have an attribute of the same name.
+    recorder: Any = _Recorder()
+    recorder.ended = False
+    assert ended_by_callback(recorder) == ()
 
 
 @pytest.mark.parametrize("answer", [1, "yes", 0.0, np.array([True])])

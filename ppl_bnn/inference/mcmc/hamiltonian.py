@@ -232,7 +232,7 @@ class Hamiltonian(Sampler):
         warnings += tuple(text for text in noted if text not in problem.system.recorded()[1])
         draws = min(len(result["lp"]) for result in results)
         if not draws:
-            raise ended_early(self.name, "those of some chains only")
+            raise ended_early(self.name, "the first draws of some chains only")
         kept = {name: np.stack([result[name][:draws] for result in results]) for name in results[0]}
         return self.outcome(Sampled(problem, started, kept, gradients, warnings=warnings), watch())
 
