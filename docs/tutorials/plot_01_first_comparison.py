@@ -22,9 +22,9 @@ def truth(x):
 
 
 x = np.concatenate([rng.uniform(-2.0, -0.7, 20), rng.uniform(0.6, 2.0, 20)])[:, None]
-y = truth(x[:, 0]) + 0.1 * rng.normal(size=len(x))
+y = truth(x[:, 0]) + 0.2 * rng.normal(size=len(x))
 x_test = rng.uniform(-2.0, 2.0, 60)[:, None]
-y_test = truth(x_test[:, 0]) + 0.1 * rng.normal(size=len(x_test))
+y_test = truth(x_test[:, 0]) + 0.2 * rng.normal(size=len(x_test))
 
 
 # %%
@@ -32,7 +32,7 @@ y_test = truth(x_test[:, 0]) + 0.1 * rng.normal(size=len(x_test))
 # the targets.
 def model(x, y=None):
     noise = bnn.sample("noise", dist.HalfNormal(0.3))
-    f = bnn.mlp(x, [10, 1], activation="tanh", prior=priors.Normal(0.0, "fan_in", 2.0))
+    f = bnn.mlp(x, [10, 1], activation="tanh", prior=priors.Normal(0.0, "fan_in", 1.5))
     bnn.observe(y, f, likelihoods.Gaussian(noise))
 
 
@@ -43,7 +43,7 @@ result = bnn.compare(
     (x, y),
     (x_test, y_test),
     {
-        "nuts": bnn.NUTS(chains=4, warmup=300, draws=400),
+        "nuts": bnn.NUTS(chains=4, warmup=200, draws=400),
         "svi": bnn.SVI(steps=10_000, learning_rate=0.02),
         "map": bnn.MAP(),
     },

@@ -10,7 +10,7 @@ import numpy as np
 
 from ppl_bnn.backends.protocol import Function
 from ppl_bnn.core import arrays
-from ppl_bnn.core.arrays import Array, chunks, map_data, padded, row_count
+from ppl_bnn.core.arrays import Array, chunks, map_data, padded, power_of_two, row_count
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import recorded_linear
 
@@ -28,6 +28,9 @@ CACHE, CACHE_ROWS = 2**24, 2000
 # The same if every core has its own chunk, whose size is at least a multiple of the weights of a draw, because
 # weights are read again for every chunk of rows.
 OWN_CACHE, OWN_CACHE_ROWS, OWN_CACHE_WEIGHTS = 2**21, 500, 4
+# Bytes of activations and weights, over all draws and rows, that take less time to compute than a program to compile.
+# Draws in one call of such a program.
+SMALL, SMALL_DRAWS = 2**26, 512
 
 
 def chunked_draws(
@@ -66,6 +69,10 @@ def chunked_draws(
     if row_chunk == rows and count * rows * per_row >= threads * OWN_CACHE:
         draw_chunk = min(draw_chunk, -(-count // threads))
     draw_chunk = int(np.clip(draw_chunk, batch, count))
+    if not program.coupled and count * rows * (per_row + weights) <= min(SMALL, memory // 4):
+        # Predictions with other numbers of rows and draws share the program.
+        row_chunk, batch = power_of_two(rows), min(power_of_two(count), SMALL_DRAWS)
+        draw_chunk = batch
 
     def columns(w: Mapping[str, Array], given: tuple[Any, Any]) -> Array:
         # Each column of eta is contiguous, because predictions are read column by column.

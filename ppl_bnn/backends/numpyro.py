@@ -30,7 +30,7 @@ from ppl_bnn.backends import interpretation, protocol
 from ppl_bnn.backends.native import Model
 from ppl_bnn.backends.protocol import Function, Given, Site, TracedSite
 from ppl_bnn.backends.turns import Turn
-from ppl_bnn.core.arrays import cores, whole
+from ppl_bnn.core.arrays import cores, power_of_two, whole
 from ppl_bnn.core.processes import refuse_forked
 from ppl_bnn.language.distributions import Distribution, censored_log_prob
 
@@ -315,7 +315,8 @@ class NumPyro(protocol.System):
         return found[-1]
 
     def seeds(self, seed: int, count: int) -> Any:
-        return jax.random.split(jax.random.PRNGKey(seed), count)
+        # A key does not depend on how many there are. In NumPy, a part of them is taken without a compilation.
+        return np.asarray(jax.random.split(jax.random.PRNGKey(seed), power_of_two(max(count, 16))))[:count]
 
     def batched(self, function: Function, size: int) -> Callable[..., None]:
         compiled = self.compile(lambda w, x: jax.lax.map(lambda one: function(one, x), w, batch_size=size))

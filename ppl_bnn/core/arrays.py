@@ -126,6 +126,11 @@ def padded(array: np.ndarray, size: int) -> np.ndarray:
     return array if missing == 0 else np.concatenate([array, np.repeat(array[:1], missing, axis=0)])
 
 
+def power_of_two(size: int) -> int:
+    """The least power of two that is not below the size: sizes that are padded to it share a compiled program."""
+    return 1 << (size - 1).bit_length()
+
+
 def iterate_seeds(seeds: Any) -> Iterator[Any]:
     """Iterate over seeds."""
     for index in range(len(seeds)):

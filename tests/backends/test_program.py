@@ -15,6 +15,7 @@ from scipy.special import expit
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops, priors
+from ppl_bnn.backends import many_draws
 from ppl_bnn.backends.program import Program
 from ppl_bnn.backends.systems import system, written_in
 from ppl_bnn.core.arrays import map_data
@@ -105,6 +106,7 @@ def test_memory_does_not_change_a_prediction(rng, ppl: str) -> None:
 def test_cores_do_not_change_a_prediction(rng, monkeypatch: pytest.MonkeyPatch) -> None:
     new = rng.normal(size=(1800, FEATURES))
     found = {}
+    monkeypatch.setattr(many_draws, "SMALL", 0)
     with system("numpyro").session("float64", "cpu"):
         _, program, x, y = program_of("numpyro", model)
         w = program.constrain_draws(program.prior_draws(x, y, 0, 300), x, y)
@@ -116,6 +118,39 @@ def test_cores_do_not_change_a_prediction(rng, monkeypatch: pytest.MonkeyPatch) 
     for one, two, three in zip(*found.values(), strict=True):
         np.testing.assert_allclose(two, one, rtol=1e-12)
         np.testing.assert_allclose(three, one, rtol=1e-12)
+
+
+def test_small_predictions_share_a_program_and_larger_ones_compute_no_row_twice(
+    rng, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows and draws are padded where their bytes, of values and of weights, are at most the limit."""
+    new, system_, shapes = rng.normal(size=(65, FEATURES)), system("numpyro"), []
+    compile_for = type(system_).compile_for
+
+    def recorded(self: Any, function: Any, arguments: Any, quick: bool = False) -> Any:
+        draws, (rows, _) = arguments
+        shapes.append((len(draws["noise"]), len(rows)))
+        return compile_for(self, function, arguments, quick)
+
+    with system_.session("float64", "cpu"):
+        _, program, x, y = program_of("numpyro", model)
+        w = program.constrain_draws(program.prior_draws(x, y, 0, 600), x, y)
+        first = {name: value[:1] for name, value in w.items()}
+        per_row, _ = many_draws._bytes_per_row(program, {name: value[0] for name, value in w.items()}, new)
+        work = 600 * 33 * (per_row + 8 * program.parameter_count)
+        monkeypatch.setattr(type(system_), "compile_for", recorded)
+        whole = program.predictor_draws(w, new)
+        for rows in (33, 50, 64):
+            np.testing.assert_allclose(program.predictor_draws(w, new[:rows]), whole[:, :rows], rtol=1e-12)
+        program.predictor_draws(first, new[:1])
+        assert shapes == [(512, 128), (512, 64), (1, 1)]
+        shapes.clear()
+        monkeypatch.setenv("NPROC", "1")
+        for limit in (work, work - 1):
+            program._compiled.clear()
+            monkeypatch.setattr(many_draws, "SMALL", limit)
+            program.predictor_draws(w, new[:33])
+        assert shapes == [(512, 64), (600, 33)]
 
 
 @pytest.mark.parametrize("threads", [1, 3])

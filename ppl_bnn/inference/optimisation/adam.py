@@ -70,9 +70,10 @@ class Descent:
         """Continue from a state that `state` returned."""
         raise NotImplementedError
 
-    def _named(self, total: Any, count: int = 1) -> dict[str, Any]:
-        """The mean of `count` iterates, or one of them, by name."""
-        raise NotImplementedError
+    def _named(self, total: Any, count: int = 1) -> dict[str, np.ndarray]:
+        """The mean of `count` iterates, or one of them, by name; in NumPy, for which nothing is compiled."""
+        found = total if isinstance(total, dict) else self._unravel(self.problem.system.to_numpy(total))
+        return {name: value / count for name, value in self._numpy(found).items()}
 
     def _arrays(self, values: Mapping[str, Any]) -> dict[str, Any]:
         asarray = self.problem.system.asarray
@@ -111,18 +112,18 @@ class Descent:
         if np.isfinite(trail[-1, 0]):
             self._count += int(averaged.sum())
         else:
-            self.failed = self._numpy(self._named(self._go_back(lost)))
+            self.failed = self._named(self._go_back(lost))
         return trail
 
     def average(self) -> dict[str, np.ndarray]:
         """The mean of the averaged iterates; the latest iterate if there are none yet."""
         if not self._count:
             return self.latest()
-        return self._numpy(self._named(self._loop.state[2], self._count))
+        return self._named(self._loop.state[2], self._count)
 
     def latest(self) -> dict[str, np.ndarray]:
         """The current parameters; after a loss that was not finite, those of the last step with a finite loss."""
-        return self._numpy(self._named(self._loop.state[0]))
+        return self._named(self._loop.state[0])
 
 
 def descent(problem: Problem, *arguments: Any, **options: Any) -> Descent:
@@ -139,21 +140,20 @@ class _JaxDescent(Descent):
 
     def _begun(self, parameters: Mapping[str, np.ndarray]) -> tuple[Any, ...]:
         import jax
-        import jax.numpy as jnp
         import optax
-        from jax.flatten_util import ravel_pytree
 
-        begun: Any = self._arrays(parameters)
+        # In NumPy, for which nothing is compiled. The flat vector has the order of JAX, which is that of the names.
+        given: Any = {name: np.asarray(parameters[name], dtype=float) for name in sorted(parameters)}
         self._unravel: Any = dict
         if self.fused:
-            begun, self._unravel = ravel_pytree(begun)
+            self._unravel = functools.partial(
+                unravel, shapes={name: value.shape for name, value in given.items()}
+            )
+            given = np.concatenate([value.ravel() for value in given.values()])
+        begun = jax.tree.map(self.problem.system.asarray, given)
+        total = jax.tree.map(self.problem.system.asarray, jax.tree.map(np.zeros_like, given))
         self._adam = optax.scale_by_adam()
-        return begun, self._adam.init(begun), jax.tree.map(jnp.zeros_like, begun), begun, begun
-
-    def _named(self, total: Any, count: int = 1) -> dict[str, Any]:
-        import jax
-
-        return self._unravel(jax.tree.map(lambda array: array / count, total))
+        return begun, self._adam.init(begun), total, begun, begun
 
     def _step(self, state: Any, given: Mapping[str, Any], key: Any, x: Any, y: Any) -> tuple[Any, Any]:
         import jax
@@ -260,9 +260,6 @@ class _TorchDescent(Descent):
         failed = (before if lost else iterate).clone()
         iterate.copy_(before)
         return failed
-
-    def _named(self, total: Any, count: int = 1) -> dict[str, Any]:
-        return self._unravel(total / count)
 
     def _kept(self) -> dict[str, Any]:
         """The part of the state that the next step depends on."""
