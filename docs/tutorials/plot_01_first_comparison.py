@@ -23,7 +23,7 @@ def truth(x):
 
 x = np.concatenate([rng.uniform(-2.0, -0.7, 20), rng.uniform(0.6, 2.0, 20)])[:, None]
 y = truth(x[:, 0]) + 0.2 * rng.normal(size=len(x))
-x_test = rng.uniform(-2.0, 2.0, 60)[:, None]
+x_test = rng.uniform(-2.0, 2.0, 40)[:, None]
 y_test = truth(x_test[:, 0]) + 0.2 * rng.normal(size=len(x_test))
 
 

@@ -17,7 +17,7 @@ table = bnn.data.load("diabetes")
 train, test = table.split(seed=0)
 x, y = table.x[train], table.y[train]
 linear = bnn.zoo.load("linear_regression")
-converged = bnn.fit(linear, x, y, bnn.NUTS(chains=4, warmup=500, draws=1000), standardise=True)
+converged = bnn.fit(linear, x, y, bnn.NUTS(chains=4, warmup=300, draws=500), standardise=True)
 print(bnn.diagnose(converged, x=table.x[test]))
 
 # %%

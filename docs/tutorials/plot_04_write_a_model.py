@@ -47,8 +47,8 @@ for site in bnn.zoo.sketch(network, 1).sites:
 
 # %%
 # Two of them by the same method, scored on fresh rows.
-x_new = rng.uniform(-2.0, 2.0, 200)[:, None]
-y_new = np.sin(2.0 * x_new[:, 0]) + 0.05 * np.exp(x_new[:, 0]) * rng.normal(size=200)
+x_new = rng.uniform(-2.0, 2.0, 120)[:, None]
+y_new = np.sin(2.0 * x_new[:, 0]) + 0.05 * np.exp(x_new[:, 0]) * rng.normal(size=120)
 figure, axes = plt.subplots(1, 2, figsize=(9, 3.5), sharey=True, layout="constrained")
 for ax, model in zip(axes, (network, own_noise), strict=True):
     posterior = bnn.fit(model, x, y, bnn.Laplace())
