@@ -1,0 +1,222 @@
+"""Bayesian optimisation: networks as surrogates beside BoTorch's Gaussian process, on two test functions.
+
+Branin (2 inputs) and Hartmann (6), both on the unit cube and without noise, are maximised: two points per input from a
+scrambled Sobol sequence, then one measurement per step, where the logarithm of the expected improvement is largest. It
+is estimated over functions that the surrogate draws. Everything but the surrogate is the same for all: the points to begin with, the
+acquisition function, its maximiser and the number of its starts. Surrogates:
+
+- BoTorch's `SingleTaskGP` with standardised targets, its kernel and priors as they are by default, fitted by BoTorch;
+- a network of one hidden layer with the zoo's priors by Laplace, its functions linearised at the mode;
+- a deep ensemble of that network, whose members are its functions;
+- none: random search.
+
+Networks are fitted anew at each step, in Pyro, which compiles nothing for another number of rows. The simple regret is
+the largest value that a function has less the best one measured. Regrets below 1e-4 count as 1e-4.
+
+What had been seen before the claims were written: eight steps on Branin with one seed, where the Gaussian process ended
+nearer to the maximum than Laplace did.
+
+Li, Rudner and Wilson 2024, A study of Bayesian neural network surrogates for Bayesian optimization, find on synthetic
+functions of few inputs that Gaussian processes do well, and that ensembles fall behind.
+
+    python comparisons/bayesian_optimisation.py [--tiny] [--out DIR] [--checkpoint DIR] [--seeds N] [--figures]
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from claims import Referee, Verdict, mean, read_claims
+from study import Study, command_line, kept, panels, run
+
+import ppl_bnn as bnn
+
+PROCESS, LAPLACE, ENSEMBLE, RANDOM = "Gaussian process", "Laplace", "deep ensemble", "random search"
+# As the keys of the claims name them.
+KEYS = {LAPLACE: "laplace", ENSEMBLE: "ensemble", PROCESS: "process", RANDOM: "random"}
+FLOOR = 1e-4
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much is computed.
+
+    begin: points to begin with, per input. steps: measurements after them, per input. width: hidden units. mode_steps:
+    at most, of a mode. draws: functions of a surrogate. raw, restarts: of the maximiser of the acquisition function.
+    """
+
+    functions: tuple[str, ...] = ("branin", "hartmann")
+    seeds: int = 20
+    begin: int = 2
+    steps: int = 8
+    width: int = 50
+    mode_steps: int = 3000
+    members: int = 5
+    draws: int = 128
+    raw: int = 128
+    restarts: int = 4
+
+
+FULL = Sizes()
+TINY = Sizes(("branin",), 2, 2, 1, 5, 50, 2, 8, 16, 2)
+
+
+def function_of(name: str) -> tuple[Any, int, float]:
+    """A function of points (N, F) of the unit cube that is to be maximised, F, and its largest value."""
+    import torch
+    from botorch.test_functions import Branin, Hartmann
+    from botorch.utils.transforms import unnormalize
+
+    problem: Any = (Branin if name == "branin" else Hartmann)(negate=True, dtype=torch.float64)
+    bounds = problem.bounds
+
+    def measured(x: np.ndarray) -> np.ndarray:
+        return problem(unnormalize(torch.as_tensor(x), bounds)).numpy()
+
+    return measured, problem.dim, float(problem.optimal_value)
+
+
+def surrogate(label: str, x: np.ndarray, y: np.ndarray, sizes: Sizes, seed: int) -> Any:
+    """A model of BoTorch of the measurements so far."""
+    import torch
+    from botorch.fit import fit_gpytorch_mll
+    from botorch.models import SingleTaskGP
+    from gpytorch.mlls import ExactMarginalLogLikelihood
+
+    from ppl_bnn.botorch import BNNModel
+
+    if label == PROCESS:
+        process = SingleTaskGP(torch.as_tensor(x), torch.as_tensor(y)[:, None])
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(process.likelihood, process))
+        return process
+    network = bnn.zoo.load("regression_mlp", width=sizes.width)
+    method: Any = bnn.Laplace(steps=sizes.mode_steps, ppl="pyro")
+    if label == ENSEMBLE:
+        method = bnn.Ensemble(bnn.MAP(steps=sizes.mode_steps, ppl="pyro"), size=sizes.members)
+    posterior = bnn.fit(network, x, y, method, seed=seed, standardise=True)
+    return BNNModel(posterior, draws=sizes.members if label == ENSEMBLE else sizes.draws, seed=seed)
+
+
+def proposed(label: str, x: np.ndarray, y: np.ndarray, sizes: Sizes, seed: int) -> np.ndarray:
+    """The point to be measured next."""
+    import torch
+    from botorch.acquisition import qLogExpectedImprovement
+    from botorch.optim import optimize_acqf
+    from botorch.sampling.normal import SobolQMCNormalSampler
+
+    model = surrogate(label, x, y, sizes, seed)
+    # Functions of a network are the samples; of a process samples are drawn.
+    draw: Any = SobolQMCNormalSampler(torch.Size([sizes.draws]), seed=seed) if label == PROCESS else None
+    improvement = qLogExpectedImprovement(model, best_f=float(y.max()), sampler=draw)
+    bounds = torch.stack([torch.zeros(x.shape[1]), torch.ones(x.shape[1])]).double()
+    options = {"seed": seed, "batch_limit": sizes.restarts}
+    point, _ = optimize_acqf(
+        improvement, bounds, q=1, num_restarts=sizes.restarts, raw_samples=sizes.raw, options=options
+    )
+    return point.detach().numpy()
+
+
+def part(name: str, label: str, seed: int, sizes: Sizes) -> dict[str, Any]:
+    """The simple regret of one run: after the points to begin with, and after each step."""
+    import torch
+
+    measured, inputs, largest = function_of(name)
+    engine = torch.quasirandom.SobolEngine(inputs, scramble=True, seed=seed)
+    x = engine.draw(sizes.begin * inputs, dtype=torch.float64).numpy()
+    y = measured(x)
+    rng = np.random.default_rng(seed)
+    regrets = [largest - y.max()]
+    for step in range(sizes.steps * inputs):
+        torch.manual_seed(1000 * seed + step)
+        new = rng.random((1, inputs)) if label == RANDOM else proposed(label, x, y, sizes, 1000 * seed + step)
+        x, y = np.concatenate([x, new]), np.concatenate([y, measured(new)])
+        regrets.append(largest - y.max())
+    return {"regrets": [float(regret) for regret in regrets]}
+
+
+def logarithm(regrets: Sequence[float] | np.ndarray) -> np.ndarray:
+    """log10 of regrets, of which those below the floor count as the floor."""
+    return np.log10(np.maximum(regrets, FLOOR))
+
+
+# --- verdicts and figures -----------------------------------------------------------------------------
+
+
+def judge(study: Study) -> list[Verdict]:
+    """The verdicts from the stored table of regrets."""
+    sizes = study.sizes
+    words = f"{sizes.begin} points and {sizes.steps} steps per input, {sizes.width} hidden units"
+    referee = Referee(read_claims("bayesian_optimisation"), words)
+    last: dict[tuple[str, str, int], float] = {}
+    for row in sorted(study.tables["regrets"], key=lambda row: row["step"]):
+        last[row["function"], row["surrogate"], row["seed"]] = float(logarithm(row["regret"]))
+    for name in FULL.functions:
+        for ours in (LAPLACE, ENSEMBLE):
+            for other in (PROCESS, RANDOM):
+                key = f"{name}-{KEYS[ours]}-{KEYS[other]}"
+                seeds = sorted({seed for of, label, seed in last if (of, label) == (name, ours)})
+                if not seeds:
+                    referee.not_run(key, f"{name} is not part of this run")
+                    continue
+                mine, theirs = ([last[name, label, seed] for seed in seeds] for label in (ours, other))
+                numbers = f"log10 regret {np.mean(mine):.2f} and {np.mean(theirs):.2f}"
+                referee.measured(key, mean(np.subtract(mine, theirs)), numbers)
+    return referee.verdicts()
+
+
+def draw(study: Study) -> None:
+    """Medians and quartiles of the regret over seeds, by step."""
+    names = list(dict.fromkeys(row["function"] for row in study.tables["regrets"]))
+    figure, axes = panels(4.5 * len(names), 3.4, columns=len(names))
+    for ax, name in zip(axes.flat, names, strict=True):
+        for number, label in enumerate((PROCESS, LAPLACE, ENSEMBLE, RANDOM)):
+            rows = [
+                row for row in study.tables["regrets"] if (row["function"], row["surrogate"]) == (name, label)
+            ]
+            steps = sorted({row["step"] for row in rows})
+            at = [np.maximum([row["regret"] for row in rows if row["step"] == step], FLOOR) for step in steps]
+            low, middle, high = (np.array([np.quantile(each, q) for each in at]) for q in (0.25, 0.5, 0.75))
+            ax.plot(steps, middle, color=f"C{number}", label=label)
+            ax.fill_between(steps, low, high, color=f"C{number}", alpha=0.2, linewidth=0)
+        ax.set(yscale="log", xlabel="measurements after the first points", title=name.capitalize())
+    axes[0, 0].set_ylabel("simple regret: median, quartiles")
+    axes[0, -1].legend(fontsize="small", frameon=False)
+    figure.savefig(study.out / "regrets.png", dpi=150)
+
+
+def main(
+    tiny: bool = False,
+    out: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    seeds: int | None = None,
+) -> Study:
+    """Run all surrogates on all functions; write the table `regrets`, the figure and the verdicts."""
+    study = Study.begin(TINY if tiny else FULL, "bayesian_optimisation", tiny, out, seeds=seeds)
+    sizes = study.sizes
+    study.tables["regrets"] = []
+    for name in sizes.functions:
+        for seed in range(sizes.seeds):
+            for label in (PROCESS, LAPLACE, ENSEMBLE, RANDOM):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    compute = partial(part, name, label, seed, sizes)
+                    found = kept(checkpoint, f"{name}_{KEYS[label]}_{seed}", sizes, compute)
+                same = {"function": name, "surrogate": label, "seed": seed}
+                study.tables["regrets"] += [
+                    same | {"step": step, "regret": regret} for step, regret in enumerate(found["regrets"])
+                ]
+                study.say(f"{name}, {label}, seed {seed}: regret {found['regrets'][-1]:.3g}")
+    study.conclude(judge)
+    draw(study)
+    study.say(f"written to {study.out}")
+    return study
+
+
+if __name__ == "__main__":
+    run(command_line(__doc__, "checkpoint", "seeds", "figures"), main, "bayesian_optimisation", FULL, draw)
