@@ -2,8 +2,8 @@
 
 Branin (2 inputs) and Hartmann (6), both on the unit cube and without noise, are maximised: two points per input from a
 scrambled Sobol sequence, then one measurement per step, where the logarithm of the expected improvement is largest. It
-is estimated over functions that the surrogate draws. Everything but the surrogate is the same for all: the points to begin with, the
-acquisition function, its maximiser and the number of its starts. Surrogates:
+is estimated over functions that the surrogate draws. Everything but the surrogate is the same for all: the points to
+begin with, the acquisition function, its maximiser and the number of its starts. Surrogates:
 
 - BoTorch's `SingleTaskGP` with standardised targets, its kernel and priors as they are by default, fitted by BoTorch;
 - a network of one hidden layer with the zoo's priors by Laplace, its functions linearised at the mode;
