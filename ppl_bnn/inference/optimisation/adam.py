@@ -40,6 +40,8 @@ class Descent:
 
     def __post_init__(self) -> None:
         data = (None, None) if self.streamed else (self.problem.x, self.problem.y)
+        # From an iterate to its arrays by name.
+        self._unravel: Any = dict
         state = self._begun(self.start)
         options: dict[str, Any] = {"seed": 0, "stops": True, "key": self.key, "recorded": False}
         self._loop = loop_of(self.problem, self._step, state, data, **options)
@@ -144,7 +146,6 @@ class _JaxDescent(Descent):
 
         # In NumPy, for which nothing is compiled. The flat vector has the order of JAX, which is that of the names.
         given: Any = {name: np.asarray(parameters[name], dtype=float) for name in sorted(parameters)}
-        self._unravel: Any = dict
         if self.fused:
             self._unravel = functools.partial(
                 unravel, shapes={name: value.shape for name, value in given.items()}
