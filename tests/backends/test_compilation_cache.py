@@ -51,6 +51,18 @@ def noisier(x: Any, y: Any = None) -> None:
     bnn.observe(y, f, bnn.likelihoods.Gaussian(noise))
 
 
+def test_keys_are_those_of_jax_and_one_program_makes_any_number_of_them(compiled: list[str]) -> None:
+    with SYSTEM.session("float64", "cpu"):
+        for count in (1, 5, 16, 17, 40):
+            wanted = jax.random.split(jax.random.PRNGKey(7), count)
+            np.testing.assert_array_equal(SYSTEM.seeds(7, count), wanted)
+        SYSTEM.seeds(0, 16)
+        compiled.clear()
+        for count in (2, 3, 15):
+            assert len(SYSTEM.seeds(count, count)) == count
+    assert compiled == []
+
+
 def test_programs_that_differ_in_a_constant_are_different() -> None:
     with SYSTEM.session("float64", "cpu"):
         x = np.arange(5.0)
