@@ -815,8 +815,7 @@ STEPS = (
 )
 
 
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
-@pytest.mark.parametrize("among", [False, True])
+@pytest.mark.parametrize(("error", "among"), [(OSError, False), (KeyboardInterrupt, True)])
 @pytest.mark.parametrize("step", [*STEPS, "replace"])
 def test_a_save_that_fails_leaves_what_was_there(
     step: str,
