@@ -30,10 +30,6 @@ from ppl_bnn.posterior.posterior import Posterior
 # Largest gain of mean log score, in nats, that may remain when the weights are returned.
 TOLERANCE = 1e-9
 STEPS = 20_000
-# What is added to the weights of L-BFGS-B, some of which are 0, so that EM can still change them.
-INSIDE = 1e-9
-# The smallest weight during the steps.
-LEAST = 1e-100
 
 
 def stack(posterior: Posterior, x: Any = None, y: Any = None) -> Posterior:
@@ -118,10 +114,10 @@ def stacking_weights(log_densities: np.ndarray) -> np.ndarray:
 
         mean_i log sum_k v_k p_ik - mean_i log sum_k w_k p_ik <= max_k D_k(w) - 1.
 
-    Steps of EM, w_k <- w_k D_k(w), follow SciPy's L-BFGS-B until the right-hand side is below 1e-9. EM moves slowly
-    between parts with nearly equal predictions. So each step is also tried with a power of D_k, which doubles while it
-    gives a larger mean. Parts with equal predictions get equal weights. Raises InputError for invalid values or a row
-    to which no part gives any density, and DivergenceError if the bound was not reached.
+    SciPy's L-BFGS-B comes near to the optimum. Then weight moves from the part with the smallest D_k to that with the
+    largest, as much as is best, until the right-hand side is below 1e-9. Unlike steps of EM, these are not short where
+    parts have nearly equal predictions. Parts with equal predictions get equal weights. Raises InputError for invalid
+    values or a row to which no part gives any density, and DivergenceError if the bound was not reached.
     """
     values = np.asarray(log_densities, dtype=np.float64)
     if values.ndim != 2 or 0 in values.shape:
@@ -132,29 +128,45 @@ def stacking_weights(log_densities: np.ndarray) -> np.ndarray:
     got = f"none for row {int(np.argmin(top))}"
     check(np.isfinite(top).all(), "log_densities", expected, got, "leaving it out")
     densities = np.exp(values - top[:, None])
-    weights, slopes, power = _near_optimum(densities), np.full(densities.shape[1], np.inf), 1.0
+    different, group, alike = np.unique(densities, axis=1, return_inverse=True, return_counts=True)
+    return (_optimum(different) / alike)[group]
+
+
+def _optimum(densities: np.ndarray) -> np.ndarray:
+    """The weights (K,) of parts with different densities (N, K)."""
+    weights, slopes = _near_optimum(densities), np.full(densities.shape[1], np.inf)
     for _ in range(STEPS):
-        slopes = (densities / (densities @ weights)[:, None]).mean(axis=0)
+        mixture = _positive(densities @ weights)
+        slopes = (densities / mixture[:, None]).mean(axis=0)
         if slopes.max() - 1.0 <= TOLERANCE:
             return weights / weights.sum()
-        step = weights * slopes
-        # Relative to the largest, so that no power overflows; a weight of 0 could not grow again.
-        longer = np.maximum(weights * (slopes / slopes.max()) ** power, LEAST)
-        longer /= longer.sum()
-        climbs = np.log(densities @ longer).mean() >= np.log(densities @ step).mean()
-        weights, power = (longer, 2.0 * power) if climbs else (step, 1.0)
+        gains, loses = int(slopes.argmax()), int(np.where(weights > 0.0, slopes, np.inf).argmin())
+        way = densities[:, gains] - densities[:, loses]
+
+        def slope(moved: float, way: np.ndarray = way, mixture: np.ndarray = mixture) -> float:
+            return float((way / _positive(mixture + moved * way)).mean())
+
+        moved = weights[loses]
+        if slope(moved) < 0.0:
+            moved = scipy.optimize.brentq(slope, 0.0, moved, xtol=1e-18, rtol=1e-15)
+        weights[gains] += moved
+        weights[loses] = max(weights[loses] - moved, 0.0)
     expected, got = f"weights within {TOLERANCE} nats of the best", f"a bound of {slopes.max() - 1.0:.2g}"
-    raise DivergenceError.of("stacking", expected, f"{got} after {STEPS} steps of EM", "fewer parts")
+    raise DivergenceError.of("stacking", expected, f"{got} after {STEPS} steps", "fewer parts")
+
+
+def _positive(mixture: np.ndarray) -> np.ndarray:
+    return np.maximum(mixture, np.finfo(np.float64).tiny)
 
 
 def _near_optimum(densities: np.ndarray) -> np.ndarray:
-    """Positive weights (K,) near the maximum of mean log(densities @ weights), by L-BFGS-B.
+    """Weights (K,) near the maximum of mean log(densities @ weights), by L-BFGS-B.
 
     Subtracting the sum of the weights makes the constraint on it redundant: its multiplier is 1.
     """
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
-        mixture = np.maximum(densities @ weights, np.finfo(np.float64).tiny)
+        mixture = _positive(densities @ weights)
         gradient = 1.0 - (densities / mixture[:, None]).mean(axis=0)
         return float(weights.sum() - np.log(mixture).mean()), gradient
 
@@ -162,7 +174,7 @@ def _near_optimum(densities: np.ndarray) -> np.ndarray:
     options = {"ftol": 0.0, "gtol": 1e-10, "maxiter": 1000}
     start, bounds = np.full(parts, 1.0 / parts), [(0.0, 1.0)] * parts
     settings: Any = {"jac": True, "method": "L-BFGS-B", "bounds": bounds, "options": options}
-    weights = scipy.optimize.minimize(loss, start, **settings).x + INSIDE
+    weights = scipy.optimize.minimize(loss, start, **settings).x
     return weights / weights.sum()
 
 
