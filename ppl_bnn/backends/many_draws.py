@@ -69,8 +69,9 @@ def chunked_draws(
     if row_chunk == rows and count * rows * per_row >= threads * OWN_CACHE:
         draw_chunk = min(draw_chunk, -(-count // threads))
     draw_chunk = int(np.clip(draw_chunk, batch, count))
-    if not program.coupled and count * rows * (per_row + weights) <= min(SMALL, memory // 4):
-        # Predictions with other numbers of rows and draws share the program.
+    small = count * rows * (per_row + weights) <= min(SMALL, memory // 4)
+    if small and system.static_shapes and not program.coupled:
+        # Predictions with similar numbers of rows and draws share the program.
         row_chunk, batch = power_of_two(rows), min(power_of_two(count), SMALL_DRAWS)
         draw_chunk = batch
 

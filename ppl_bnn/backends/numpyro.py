@@ -269,6 +269,7 @@ class NumPyro(protocol.System):
 
     name = "numpyro"
     maps_randomness = True
+    static_shapes = True
     turn = Turn()
     transforms = jax
     biject_to = staticmethod(biject_to)
@@ -315,7 +316,7 @@ class NumPyro(protocol.System):
         return found[-1]
 
     def seeds(self, seed: int, count: int) -> Any:
-        # A key does not depend on how many there are. In NumPy, a part of them is taken without a compilation.
+        # By JAX's default a key does not depend on how many there are. A part of them in NumPy compiles nothing.
         return np.asarray(jax.random.split(jax.random.PRNGKey(seed), power_of_two(max(count, 16))))[:count]
 
     def batched(self, function: Function, size: int) -> Callable[..., None]:

@@ -101,15 +101,17 @@ class Given:
 class System(Protocol):
     """A probabilistic programming system with its array library: a base class with all that two systems share.
 
-    `maps_randomness`: whether `vmap` supports sampling, each element with its own seed. `turn` is held by the one
-    thread that traces a program or computes eagerly, because a system has one stack of handlers for all threads. `run`
-    and sessions acquire it; other code that uses the handlers of a system has to acquire it too. `transforms` is the
-    module with the derivatives, which have the same names and arguments in jax and torch.func. `all_rows(N)` is the
-    handler that makes plates be over all N rows.
+    `maps_randomness`: whether `vmap` supports sampling, each element with its own seed. `static_shapes`: whether a
+    function is compiled again for arguments of other shapes. `turn` is held by the one thread that traces a program
+    or computes eagerly, because a system has one stack of handlers for all threads. `run` and sessions acquire it;
+    other code that uses the handlers of a system has to acquire it too. `transforms` is the module with the
+    derivatives, which have the same names and arguments in jax and torch.func. `all_rows(N)` is the handler that
+    makes plates be over all N rows.
     """
 
     name: str
     maps_randomness: bool
+    static_shapes: bool
     turn: Turn
     transforms: Any
     biject_to: Any

@@ -216,6 +216,7 @@ class Pyro(protocol.System):
     """The system `ppl="pyro"`."""
 
     name = "pyro"
+    static_shapes = False
     maps_randomness = False  # its samplers write in place, which torch.func.vmap refuses
     turn = TURN
     transforms = torch.func

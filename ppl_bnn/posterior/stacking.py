@@ -141,21 +141,24 @@ def _optimum(densities: np.ndarray) -> np.ndarray:
         if slopes.max() - 1.0 <= TOLERANCE:
             return weights / weights.sum()
         gains, loses = int(slopes.argmax()), int(np.where(weights > 0.0, slopes, np.inf).argmin())
-        way = densities[:, gains] - densities[:, loses]
-
-        def slope(moved: float, way: np.ndarray = way, mixture: np.ndarray = mixture) -> float:
-            return float((way / _positive(mixture + moved * way)).mean())
-
-        moved = weights[loses]
-        if slope(moved) < 0.0:
-            moved = scipy.optimize.brentq(slope, 0.0, moved, xtol=1e-18, rtol=1e-15)
+        moved = _best_move(mixture, densities[:, gains] - densities[:, loses], weights[loses])
         weights[gains] += moved
         weights[loses] = max(weights[loses] - moved, 0.0)
     expected, got = f"weights within {TOLERANCE} nats of the best", f"a bound of {slopes.max() - 1.0:.2g}"
     raise DivergenceError.of("stacking", expected, f"{got} after {STEPS} steps", "fewer parts")
 
 
+def _best_move(mixture: np.ndarray, way: np.ndarray, most: float) -> float:
+    """The t from 0 to `most` with the largest mean log(mixture + t way), which is concave and grows at 0."""
+
+    def slope(t: float) -> float:
+        return float((way / _positive(mixture + t * way)).mean())
+
+    return most if slope(most) >= 0.0 else scipy.optimize.brentq(slope, 0.0, most, xtol=1e-18, rtol=1e-15)
+
+
 def _positive(mixture: np.ndarray) -> np.ndarray:
+    """The densities of a mixture, by which one may divide."""
     return np.maximum(mixture, np.finfo(np.float64).tiny)
 
 

@@ -153,6 +153,22 @@ def test_small_predictions_share_a_program_and_larger_ones_compute_no_row_twice(
         assert shapes == [(512, 64), (600, 33)]
 
 
+def test_nothing_is_padded_where_shapes_cost_nothing(rng, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, sizes = system("pyro"), []
+    batched = type(found).batched
+
+    def recorded(self: Any, function: Any, size: int) -> Any:
+        sizes.append(size)
+        return batched(self, function, size)
+
+    monkeypatch.setattr(type(found), "batched", recorded)
+    with found.session("float64", "cpu"):
+        _, program, x, y = program_of("pyro", model)
+        w = program.constrain_draws(program.prior_draws(x, y, 0, 37), x, y)
+        program.predictor_draws(w, rng.normal(size=(33, FEATURES)))
+    assert sizes == [37]
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 def test_of_the_calls_on_threads_few_are_held_and_an_error_ends_them(ppl: str, threads: int) -> None:
     made, ended = 0, []

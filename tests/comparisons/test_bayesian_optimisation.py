@@ -57,7 +57,7 @@ def test_functions_are_to_be_maximised_on_the_unit_cube(
     study: Any, name: str, inputs: int, best: float
 ) -> None:
     """The points of the maxima are those of the functions' authors."""
-    pytest.importorskip("botorch")
+    pytest.importorskip("botorch", reason="the extra botorch is not installed")
     measured, dimension, largest = study.function_of(name)
     where = {
         "branin": [(np.pi + 5.0) / 15.0, 2.275 / 15.0],
@@ -71,7 +71,7 @@ def test_functions_are_to_be_maximised_on_the_unit_cube(
 
 @pytest.mark.slow
 def test_a_tiny_run_and_its_checkpoint(study: Any, tmp_path: Path) -> None:
-    pytest.importorskip("botorch")
+    pytest.importorskip("botorch", reason="the extra botorch is not installed")
     folder = tmp_path / "parts"
     first = study.main(tiny=True, out=tmp_path / "first", checkpoint=folder)
     table = first.tables["regrets"]

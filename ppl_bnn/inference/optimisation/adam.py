@@ -74,8 +74,9 @@ class Descent:
 
     def _named(self, total: Any, count: int = 1) -> dict[str, np.ndarray]:
         """The mean of `count` iterates, or one of them, by name; in NumPy, for which nothing is compiled."""
-        found = total if isinstance(total, dict) else self._unravel(self.problem.system.to_numpy(total))
-        return {name: value / count for name, value in self._numpy(found).items()}
+        to_numpy = self.problem.system.to_numpy
+        found = total if isinstance(total, dict) else self._unravel(to_numpy(total))
+        return {name: np.asarray(to_numpy(value) / count) for name, value in found.items()}
 
     def _arrays(self, values: Mapping[str, Any]) -> dict[str, Any]:
         asarray = self.problem.system.asarray
