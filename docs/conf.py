@@ -87,8 +87,15 @@ sphinx_gallery_conf = {
 }
 
 
+def items_of_lists(app, pagename, templatename, context, doctree):
+    """Make references items of their list, which the role that docutils gives them no longer does in ARIA."""
+    if "body" in context:
+        context["body"] = context["body"].replace('role="doc-biblioentry"', 'role="listitem"')
+
+
 def setup(app):
     """Read docstrings as plain text, before numpydoc does; write the pages that are made."""
     app.connect("autodoc-process-docstring", docstrings.plain, priority=400)
     app.connect("autodoc-process-signature", docstrings.signature)
+    app.connect("html-page-context", items_of_lists)
     pages.write_all()

@@ -100,6 +100,12 @@ def test_the_recipe_has_the_dependencies_and_their_bounds():
     assert set(shown) == {"python", "h5py"}
 
 
+def test_the_guide_names_every_extra():
+    text = (ROOT / "docs" / "guide" / "install.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`([\w-]+)`", " ".join(rows))) == sorted(PROJECT["optional-dependencies"])
+
+
 def test_workflows_and_forms_are_valid_and_test_each_python_that_is_declared():
     files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"]
     assert len(files) >= 7
