@@ -26,9 +26,8 @@ and 0.03 in other architectures instead of 0.01, held for half of the steps and 
 later iterates; predictions are of 500 draws, 250 in other architectures, instead of 5000. Rows are the source's split,
 standardised on the training part.
 
-With --splits N the fits of (a), from both starts, and the other architectures are repeated on N - 1 random splits. On
-each split the fit with the largest ELBO is held to the best fit, and to those that a fifth of the training rows or a
-leave-one-out value picks. --checkpoint keeps what is finished.
+With --splits N the other architectures are repeated on N - 1 random splits. The choice of a network by its ELBO over
+splits is `empirical_bayes_selection.py`. --checkpoint keeps what is finished.
 
     PPL_BNN_DATA=... python comparisons/empirical_bayes_alzheimers.py [--tiny] [--out DIR] [--splits N] [--cache DIR]
                                                                       [--checkpoint DIR]
@@ -985,19 +984,7 @@ def plan(sizes: Sizes) -> list[tuple[str, dict[str, Any]]]:
     ]
     tasks += [("modes", {"width": width}) for width in sorted(sizes.mode_widths, reverse=True)]
     tasks += [("architecture", {"name": name}) for name in sizes.architectures]
-    fits: list[dict[str, Any]] = [
-        {"width": width, "seed": seed} | start
-        for widths, start in ((wide_first, {}), (sizes.start_widths, {"start": "prior"}))
-        for width in widths
-        for seed in range(sizes.seeds)
-    ]
-    tasks += [("empirical Bayes", fit | {"held": True}) for fit in fits]
     for split in range(1, sizes.splits):
-        tasks += [
-            ("empirical Bayes", fit | {"split": split} | held)
-            for fit in fits
-            for held in ({}, {"held": True})
-        ]
         tasks += [("architecture", {"name": name, "split": split}) for name in sizes.architectures]
     return tasks
 
@@ -1278,21 +1265,17 @@ def judge_correlation(referee: Referee, bayes: Sequence[Row], other: Sequence[Ro
     )
 
 
-def selection(tables: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
+def selection(fits: Sequence[Row], checked: Mapping[tuple[Any, ...], float]) -> list[dict[str, Any]]:
     """What each rule picks from the fits of one start on one split, with the scores on the test rows.
 
     The rules are the largest ELBO; the best log score on a validation part, by a fit of the same width and seed to the
-    other training rows; and the largest leave-one-out value. "best" and "median" are of the test scores themselves.
+    other training rows, of which `checked` has the score by split, start, width and seed; and the largest leave-one-out
+    value. "best" and "median" are of the test scores themselves.
     """
-    checked = {
-        (row["split"], row["start"], row["width"], row["seed"]): row["log_score_validation"]
-        for row in tables.get("validation", ())
-    }
     results = []
-    every = [*tables["empirical_bayes"], *(row for row in tables["relatives"] if row["start"] == "prior")]
-    for split in sorted({row.get("split", 0) for row in every}):
+    for split in sorted({row.get("split", 0) for row in fits}):
         for start in ("source", "prior"):
-            found = [row for row in of_split(every, split) if row["start"] == start]
+            found = [row for row in of_split(fits, split) if row["start"] == start]
             if not found:
                 continue
             keys = [(split, start, row["width"], row["seed"]) for row in found]
@@ -1313,46 +1296,27 @@ def selection(tables: Mapping[str, Sequence[Row]]) -> list[dict[str, Any]]:
     return results
 
 
-def judge_selection(
-    referee: Referee, start: str, chosen: Sequence[Row], test_rows: float, train_rows: float, note: str = ""
-) -> None:
-    """Regret of the ELBO's choice over splits, on the source's split alone, and against two rivals.
+def regrets(chosen: Sequence[Row], score: str) -> tuple[np.ndarray, np.ndarray]:
+    """Test scores that the fit of the largest ELBO and the median fit lack to the best one, by split."""
+    best, median, elbo = (column(chosen, f"{score}_{of}") for of in ("best", "median", "elbo"))
+    return best - elbo, best - median
 
-    chosen: the rows of `selection` of one start; note: what is to be known of the source's split.
-    """
-    first = [row for row in chosen if row["split"] == 0]
+
+def judge_this_split(referee: Referee, start: str, chosen: Sequence[Row], note: str = "") -> None:
+    """Regret of the ELBO's choice on the source's split alone. chosen: the rows of `selection` of one start."""
     for score in SCORES:
-        over, alone = f"selection-{score}-{start}", f"this-split-{score}-{start}"
-        if not first:
-            referee.not_run(over, "no fits from this start")
-            referee.not_run(alone, "no fits from this start")
+        key = f"this-split-{score}-{start}"
+        if not chosen:
+            referee.not_run(key, "no fits from this start")
             continue
-        best, median, elbo = (column(chosen, f"{score}_{of}") for of in ("best", "median", "elbo"))
-        excess = (best - elbo) - 0.5 * (best - median)
-        text = f"mean regret {(best - elbo).mean():.4f}, of the median fit {(best - median).mean():.4f}"
-        referee.measured(over, mean_over_splits(excess, test_rows, train_rows), text)
-        row = first[0]
-        at = next(k for k, each in enumerate(chosen) if each is row)
+        row, (own, median) = chosen[0], regrets(chosen, score)
         referee.measured(
-            alone,
-            exact(float(excess[at])),
+            key,
+            exact(float(own[0] - 0.5 * median[0])),
             f"of {row['fits']} fits the one with the largest ELBO (width {row['width_elbo']}) has "
             f"{row[f'{score}_elbo']:.4f}, the best {row[f'{score}_best']:.4f}, the median "
             f"{row[f'{score}_median']:.4f}{note}",
         )
-    for rule, why in (
-        ("validation", "no fits that leave a validation part out are stored"),
-        ("loo", "no leave-one-out values of the fits are stored"),
-    ):
-        key = f"{rule}-{start}"
-        if not chosen or not all(f"log_score_{rule}" in row for row in chosen):
-            referee.not_run(key, why)
-            continue
-        gains = {
-            score: column(chosen, f"{score}_elbo") - column(chosen, f"{score}_{rule}") for score in SCORES
-        }
-        estimate = mean_over_splits(gains["log_score"], test_rows, train_rows)
-        referee.measured(key, estimate, f"in AUC {gains['auc'].mean():+.4f}")
 
 
 def of_both_starts(found: Sequence[Row]) -> str:
@@ -1570,15 +1534,13 @@ def judge(study: Study) -> list[Verdict]:
     bayes, other, classic, decay = parts(study)
     least = 4 if max(sizes.widths) > 4 else min(sizes.widths)
     train_rows, test_rows = numbers["train_rows"], numbers["test_rows"]
-    choices = selection(tables)
     edge = at_edge(decay, sizes.decays)
     together = of_both_starts([*bayes, *other]) if other else ""
-    for start, found, name in ((SOURCE, bayes, "source"), (OTHER, other, "prior")):
+    for start, found in ((SOURCE, bayes), (OTHER, other)):
         judge_overfitting(referee, start, found, classic, least)
         judge_range(referee, f"above-classic-{start}", found, classic)
         judge_range(referee, f"above-decay-{start}", found, decay, edge)
-        chosen = [row for row in choices if row["start"] == name]
-        judge_selection(referee, start, chosen, test_rows, train_rows, together)
+        judge_this_split(referee, start, selection(found, {}), together)
     judge_correlation(referee, bayes, other)
     judge_shuffled(referee, tables["relatives"], bayes)
     judge_start(referee, bayes, other)
@@ -1604,7 +1566,7 @@ def describe(study: Study) -> None:
     tables["correlations"] = correlations(bayes)
     if other:
         tables["correlations_other_start"] = correlations(other)
-    tables["selection"] = selection(tables)
+    tables["selection"] = selection([*bayes, *other], {})
     ones = int(data.y_test.sum())
     area = float(column(bayes, "auc_test").mean())
     study.numbers |= {
