@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 FOLDER = Path(__file__).parents[2] / "comparisons"
 TABLES = (
     *("empirical_bayes", "departures", "classic", "baselines"),
-    *("reference", "correlations", "validation", "selection"),
+    *("reference", "correlations", "selection"),
 )
 FIGURES = ("loss", "roc_auc", "correlation", "departures")
 
@@ -358,104 +358,55 @@ def test_correlation_is_judged_over_optima(script, kind):
     assert outcome(script, "pearson-label", "judge_correlation", correlated(LINE), []) == UNDECIDED
 
 
-def selected(splits: int, picked: float, start: str = "source", **more: Any) -> dict[str, Any]:
-    """Five fits a split, with regrets of about 0, 0.01, ... 0.04; the largest ELBO is that of `picked`."""
-    rows, validation = [], []
-    for split in range(splits):
-        for index in range(5):
-            loss = 0.01 * index + 0.0002 * index * (split - 0.5 * (splits - 1))
-            rows.append(
-                {
-                    "split": split,
-                    "start": start,
-                    "width": index + 1,
-                    "seed": 0,
-                    "elbo": -abs(0.01 * index - picked) - 1e-6 * index,
-                    "auc_test": 0.9 - loss,
-                    "log_score_test": -loss,
-                }
-                | {name: values[index] for name, values in more.items() if name != "log_score_validation"}
-            )
-            if "log_score_validation" in more:
-                score = more["log_score_validation"][index]
-                where = {"split": split, "start": start, "width": index + 1, "seed": 0}
-                validation.append(where | {"log_score_validation": score})
-    tables = {"source": "empirical_bayes", "prior": "relatives"}
-    found: dict[str, Any] = {"empirical_bayes": [], "relatives": [], "validation": validation}
-    return found | {tables[start]: rows}
+def selected(picked: float, split: int = 0) -> list[dict[str, Any]]:
+    """Five fits with regrets of 0, 0.01, ... 0.04; the largest ELBO is that of `picked`."""
+    return [
+        {
+            "split": split,
+            "start": "source",
+            "width": index + 1,
+            "seed": 0,
+            "elbo": -abs(0.01 * index - picked),
+        }
+        | {"auc_test": 0.9 - 0.01 * index, "log_score_test": -0.01 * index}
+        for index in range(5)
+    ]
 
 
-@pytest.mark.parametrize(("start", "table"), [("source", "source"), ("other", "prior")])
+@pytest.mark.parametrize("start", ["source", "other"])
 @pytest.mark.parametrize("score", ["auc", "log_score"])
-def test_the_elbo_is_held_to_the_best_fit_by_its_regret(script, start, table, score):
-    def found(key: str, splits: int, picked: float) -> Any:
-        chosen = script.selection(selected(splits, picked, table))
-        assert len(chosen) == splits
-        return verdict(script, f"{key}-{score}-{start}", "judge_selection", start, chosen, 20, 80)
+def test_the_elbo_is_held_to_the_best_fit_of_this_split(script, start, score):
+    def found(picked: float) -> Any:
+        chosen = script.selection(selected(picked), {})
+        return verdict(script, f"this-split-{score}-{start}", "judge_this_split", start, chosen)
 
-    # The median fit has a regret of 0.02, so that half of it is between the second and the third fit.
-    assert found("selection", 10, 0.0).verdict == REPRODUCED
-    assert found("selection", 10, 0.02).verdict == REFUTED
-    assert found("selection", 1, 0.0).verdict == found("selection", 1, 0.03).verdict == UNDECIDED
-    assert found("this-split", 1, 0.01).verdict == REPRODUCED
-    assert found("this-split", 3, 0.02).verdict == REFUTED
-    assert found("selection", 1, 0.03).estimate == pytest.approx(0.03 - 0.01)
-    assert outcome(script, f"selection-{score}-{start}", "judge_selection", start, [], 20, 80) == NOT_RUN
+    # The median fit has a regret of 0.02, so that half of it is that of the second fit.
+    assert found(0.0).verdict == REPRODUCED
+    assert found(0.02).verdict == REFUTED
+    assert found(0.03).estimate == pytest.approx(0.03 - 0.01)
+    assert outcome(script, f"this-split-{score}-{start}", "judge_this_split", start, []) == NOT_RUN
 
 
 def test_the_fit_of_the_largest_elbo_is_told_for_both_starts_together(script):
-    first, second = (selected(1, picked)["empirical_bayes"] for picked in (0.03, 0.02))
+    first, second = (selected(picked) for picked in (0.03, 0.02))
     told = script.of_both_starts([*first, *({**row, "elbo": row["elbo"] + 9.0} for row in second)])
     assert "of the 10 fits" in told
     assert "AUC 0.8800 (best 0.9000) and log score -0.0200 (best 0.0000)" in told.replace("-0.0000", "0.0000")
-    chosen = script.selection(selected(1, 0.0))
+    chosen = script.selection(selected(0.0), {})
     for key in ("this-split-auc-source", "this-split-log_score-source"):
-        assert verdict(script, key, "judge_selection", "source", chosen, 20, 80, told).numbers.endswith(told)
-
-
-def test_a_selection_that_differs_between_splits_is_undecided(script):
-    good, bad = (script.selection(selected(6, picked)) for picked in (0.0, 0.03))
-    mixed = [*good[:3], *bad[3:]]
-    key = "selection-log_score-source"
-    assert outcome(script, key, "judge_selection", "source", mixed, 20, 80) == UNDECIDED
-
-
-@pytest.mark.parametrize(("start", "table"), [("source", "source"), ("other", "prior")])
-@pytest.mark.parametrize("rule", ["validation", "loo"])
-def test_the_elbo_is_held_to_what_validation_and_leave_one_out_pick(script, start, table, rule):
-    column = {"validation": "log_score_validation", "loo": "elpd_loo"}[rule]
-
-    def found(picked: float, best: int, splits: int = 10) -> str:
-        values = {column: [-abs(index - best) for index in range(5)]}
-        chosen = script.selection(selected(splits, picked, table, **values))
-        return outcome(script, f"{rule}-{start}", "judge_selection", start, chosen, 20, 80)
-
-    assert found(0.0, 3) == REPRODUCED
-    assert found(0.03, 0) == REFUTED
-    # A hundredth of a nat is the margin.
-    assert found(0.01, 0) == UNDECIDED
-    assert found(0.0, 3, splits=1) == UNDECIDED
-    without = script.selection(selected(10, 0.0, table))
-    assert outcome(script, f"{rule}-{start}", "judge_selection", start, without, 20, 80) == NOT_RUN
+        assert verdict(script, key, "judge_this_split", "source", chosen, told).numbers.endswith(told)
 
 
 def test_a_choice_is_that_of_the_fits_own_split_and_start(script):
     """Stored rows name no split: they are of the source's."""
-    tables = selected(1, 0.02, log_score_validation=[0.0, -1.0, -1.0, -1.0, -1.0])
-    for row in tables["empirical_bayes"]:
+    first, other = selected(0.02), [row | {"start": "prior"} for row in selected(0.03, 1)]
+    checked = {(0, "source", row["width"], 0): float(row["width"] == 1) for row in first}
+    for row in first:
         row.pop("split")
-    tables["relatives"] = selected(2, 0.03, "prior")["relatives"]
-    tables["relatives"].append(
-        tables["relatives"][0] | {"start": "source", "labels": "shuffled", "elbo": 99.0}
-    )
-    found = {(row["split"], row["start"]): row for row in script.selection(tables)}
-    assert {key: row["width_elbo"] for key, row in found.items()} == {
-        (0, "source"): 3,
-        (0, "prior"): 4,
-        (1, "prior"): 4,
-    }
+    found = {(row["split"], row["start"]): row for row in script.selection([*first, *other], checked)}
+    assert {key: row["width_elbo"] for key, row in found.items()} == {(0, "source"): 3, (1, "prior"): 4}
     assert found[0, "source"]["width_validation"] == 1
-    assert "width_validation" not in found[0, "prior"]
+    assert "width_validation" not in found[1, "prior"]
 
 
 def shuffled(*excess: float) -> list[dict[str, Any]]:
@@ -618,13 +569,7 @@ def test_chains_are_a_reference_where_they_have_converged_at_the_test_rows(scrip
 def test_the_stored_results_have_a_verdict_on_each_claim(script):
     found = {each.key: each.verdict for each in script.judge(stored(script))}
     assert list(found) == list(claims(script))
-    # One split, no validation, departures on the way to their optimum, and not the source's settings.
-    assert {
-        found[f"selection-{score}-{start}"] for score in script.SCORES for start in ("source", "other")
-    } == {UNDECIDED}
-    assert {found[f"{rule}-{start}"] for rule in ("validation", "loo") for start in ("source", "other")} == {
-        NOT_RUN
-    }
+    # Departures on the way to their optimum, and not the source's settings.
     assert {found[key] for key in script.DEPARTURES.values()} == {UNDECIDED}
     assert found["source-auc"] == NOT_RUN
 
@@ -645,17 +590,12 @@ def test_the_plan_has_every_part_and_every_departure(script):
     assert len(fits) == len(script.FULL.widths) * script.FULL.seeds
 
 
-def test_each_split_repeats_fits_their_validation_and_architectures(script):
+def test_each_split_repeats_other_architectures(script):
     sizes = dataclasses.replace(script.FULL, splits=3, shuffles=2)
     tasks = script.plan(sizes)
-    once = len(script.plan(script.FULL))
-    fits = 2 * len(sizes.widths) * sizes.seeds
-    assert len(tasks) == once + 2 * (2 * fits + len(sizes.architectures)) + len(sizes.shuffled_widths)
+    more = 2 * len(sizes.architectures) + len(sizes.shuffled_widths)
+    assert len(tasks) == len(script.plan(script.FULL)) + more
     assert len({(name, tuple(sorted(given.items()))) for name, given in tasks}) == len(tasks)
-    held = [given for name, given in tasks if name == "empirical Bayes" and given.get("held")]
-    assert len(held) == 3 * fits
-    for given in held:
-        assert ("empirical Bayes", {key: value for key, value in given.items() if key != "held"}) in tasks
 
 
 def test_what_was_kept_is_not_computed_again(script, tmp_path, monkeypatch):
@@ -740,8 +680,7 @@ def test_a_tiny_run_writes_tables_figures_and_verdicts(script, tmp_path, capsys)
     assert len((tmp_path / "verdicts.txt").read_text().splitlines()) == len(content["verdicts"])
     with (tmp_path / "selection.csv").open() as file:
         chosen = list(csv.DictReader(file))
-    assert [row["split"] for row in chosen] == ["0", "1"]
-    assert all(row["log_score_validation"] for row in chosen)
+    assert [row["split"] for row in chosen] == ["0"]
     numbers = 0
     for name in TABLES:
         with (tmp_path / f"{name}.csv").open() as file:
