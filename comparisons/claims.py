@@ -7,7 +7,8 @@ quantity once per unit and calls `judge`:
 - REPRODUCED: the confidence interval lies within the set of the claim.
 - REFUTED: the confidence interval lies outside of it. The data exclude the claim.
 - UNDECIDED: the interval contains values of both kinds, there is no interval (one unit), or what stands for the exact
-  posterior has not converged.
+  posterior has not converged. Where that is true of some units and their values have limits, the interval is the
+  widest that values within the limits can give (`whatever`), so that these units decide nothing.
 - CORRECTED: the claim as printed is wrong by a proof or by an exact computation.
 - NOT RUN: the claim was not run at the sizes or settings of its source.
 
@@ -148,6 +149,34 @@ def bootstrap(
         return (beyond + 1) / (len(found) + 1)
 
     return Estimate(value, float(low), float(high), n, "bootstrap", tail)
+
+
+def whatever(
+    estimate: Callable[[np.ndarray], Estimate],
+    values: np.ndarray,
+    unknown: np.ndarray,
+    low: float,
+    high: float,
+) -> Estimate:
+    """The estimate where the values of some units are not known, but lie between `low` and `high`.
+
+    Its interval and its p-values are the widest that such values can give: an outcome that it supports does not depend
+    on them. For a mean and a share these are found where each value is at an end, since an end of the interval is a
+    concave or convex function of each; how many are at which end is tried.
+
+    unknown: which of `values` are not known; the value of the estimate is with them as they are.
+    """
+    known, count = values[~unknown], int(unknown.sum())
+    cases = [
+        estimate(np.concatenate([known, np.full(count - above, low), np.full(above, high)]))
+        for above in range(count + 1)
+    ]
+
+    def tail(edge: float, above: bool) -> float:
+        return max(case.tail(edge, above) for case in cases)
+
+    lowest, highest = min(case.low for case in cases), max(case.high for case in cases)
+    return replace(estimate(values), low=lowest, high=highest, tail=tail) if count else estimate(values)
 
 
 def exact(value: float) -> Estimate:

@@ -14,9 +14,10 @@ posterior in a second arm, and have to be found out.
 A model recovers a quantity where the interval over simulations of the coverage of its credible intervals, or of the
 centre and spread of its ranks, lies within a margin of what an exact posterior has. The margin is half of what a
 standard deviation does that is 20 % too small. A simulation is one unit: components of one quantity are averaged in it.
-Draws that have not converged, by R-hat and ESS of the quantity itself, decide nothing. There are 20 simulations, and
-200 of models whose fit takes under five seconds. Twenty leave nearly everything undecided. Chains have the same
-settings for every model but those that need more of them or other coordinates to converge; the column `apart` says so.
+Draws that have not converged, by R-hat and ESS of the quantity itself, decide nothing: intervals are the widest that
+any values in their place can give. There are 20 simulations, and 200 of models whose fit takes under five seconds.
+Twenty leave nearly everything undecided. Chains have the same settings for every model but those that need more of them
+or other coordinates to converge; the column `apart` says so.
 
 Models of a thousand weights and more are asked for less, as are the ResNet and the transformer, whose gradients are
 dear: an ensemble of modes fitted to such data predicts new rows better than the prior predictive does, by the log
@@ -45,7 +46,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from claims import Estimate, Referee, Verdict, mean, read_claims, share
+from claims import Estimate, Referee, Verdict, mean, read_claims, share, whatever
 from simulation_based_calibration import centre, spread
 from study import BLACK, BLUE, GREY, ORANGE, Study, command_line, converged, kept, panels, stamp
 
@@ -626,6 +627,11 @@ def of_moments(value: float, error: float, n: int) -> Estimate:
     return mean(value + error * math.sqrt(n) * shape / shape.std(ddof=1))
 
 
+def share_of(values: np.ndarray) -> Estimate:
+    """Of values that are 0 or 1."""
+    return share(round(float(values.sum())), len(values))
+
+
 @dataclass(frozen=True)
 class Case:
     """One model before the referee: its row of the table `recovery`, and its rows of the table `ranks`."""
@@ -642,11 +648,31 @@ class Case:
         """One row for each simulation; none where ranks were not kept."""
         return [row for row in self.ranks if (row["quantity"], row["source"]) == (quantity, source)]
 
-    def judge(self, kind: str, estimate: Estimate, rows: Sequence[Mapping[str, Any]], numbers: str) -> None:
-        """The evidence on a claim from `rows`, one for each simulation with R-hat and ESS of the quantity."""
+    def judge(
+        self,
+        kind: str,
+        estimate: Callable[[np.ndarray], Estimate],
+        rows: Sequence[Mapping[str, Any]],
+        column: str,
+        highest: float = 1.0,
+        numbers: str = "",
+    ) -> None:
+        """The evidence on a claim from a column of `rows`, one for each simulation with R-hat and ESS of the quantity.
+
+        Its values lie between 0 and `highest`. Those whose draws have not converged may be any of these.
+        """
         # A figure that is not a number may be an empty cell.
-        bad = sum(not converged(each.get("rhat", math.inf), each.get("ess", 0.0)) for each in rows)
-        self.decide(kind, estimate, numbers, f"{bad} of {len(rows)} simulations" if bad else "")
+        bad = np.array(
+            [not converged(each.get("rhat", math.inf), each.get("ess", 0.0)) for each in rows], bool
+        )
+        values = np.array([float(each[column]) for each in rows])
+        found = whatever(estimate, values, bad, 0.0, highest)
+        words = (
+            f"{bad.sum()} of {len(rows)} simulations have not converged and count as any value"
+            if bad.any()
+            else ""
+        )
+        self.decide(kind, found, "; ".join(filter(None, (numbers, words))), "")
 
     def decide(self, kind: str, estimate: Estimate, numbers: str, why_not: str) -> None:
         """The evidence on a claim. why_not: what has not converged, or is not known to have; nothing if all has."""
@@ -665,9 +691,7 @@ def judge_coverage(case: Case, row: Mapping[str, Any]) -> None:
     kind = f"{row['quantity']}-{level}"
     numbers = "" if single else f"{row['components']} components in each simulation"
     if units := case.units(row["quantity"]):
-        values = [each[f"covered_{level}"] for each in units]
-        estimate = share(round(sum(values)), len(values)) if single else mean(values)
-        case.judge(kind, estimate, units, numbers)
+        case.judge(kind, share_of if single else mean, units, f"covered_{level}", numbers=numbers)
         return
     of_model, n = case.row, case.row["simulations"]
     estimate = share(round(row["share"] * n), n) if single else of_moments(row["share"], row["error"], n)
@@ -683,9 +707,9 @@ def judge_coverage(case: Case, row: Mapping[str, Any]) -> None:
 def judge_likelihood(case: Case) -> None:
     """The ranks of the log likelihood are centred and spread as uniform ranks are."""
     units = case.units(LOG_LIKELIHOOD)
-    for kind in ("centre", "spread"):
+    for kind, highest in (("centre", 1.0), ("spread", 3.0)):
         if units:
-            case.judge(f"{LOG_LIKELIHOOD}-{kind}", mean([each[kind] for each in units]), units, "")
+            case.judge(f"{LOG_LIKELIHOOD}-{kind}", mean, units, kind, highest)
         else:
             case.referee.not_run(f"{case.model}-{LOG_LIKELIHOOD}-{kind}", NEEDS)
 

@@ -166,12 +166,14 @@ def test_verdict_on_coverage_close_by_both_edges(study: Any, level: float, low: 
         assert of_coverage(study, level, about(edge - 0.003 * inward)) == REFUTED
 
 
-def test_verdict_needs_converged_draws_in_every_simulation(study: Any) -> None:
-    for value in (0.5, 0.3):
-        decided = of_coverage(study, 0.5, about(value), rhat=1.0099, ess=401.0)
-        assert decided == (REPRODUCED if value == 0.5 else REFUTED)
+def test_draws_that_have_not_converged_decide_nothing(study: Any) -> None:
+    """One of 20 simulations may move the mean coverage by 0.025 to either side, and widens the interval."""
+    for value, outcome in ((0.53, REPRODUCED), (0.47, REPRODUCED), (0.56, REFUTED), (0.44, REFUTED)):
+        assert of_coverage(study, 0.5, about(value), rhat=1.0099, ess=401.0) == outcome
         for figures in ({"rhat": 1.0101}, {"ess": 399.0}, {"rhat": np.nan}):
             assert of_coverage(study, 0.5, about(value), **figures) == UNDECIDED
+    for value, outcome in ((0.5, REPRODUCED), (0.7, REFUTED)):
+        assert of_coverage(study, 0.5, about(value, 400), rhat=1.02) == outcome
 
 
 def test_verdict_on_equal_values_is_none(study: Any) -> None:
@@ -221,7 +223,9 @@ def test_verdict_on_the_ranks_of_the_log_likelihood(study: Any) -> None:
     assert found(0.453, 0.873) == found(0.547, 1.127) == [REPRODUCED, REPRODUCED]
     assert found(0.447, 0.867) == found(0.553, 1.133) == [REFUTED, REFUTED]
     assert found(0.45, 1.13) == [UNDECIDED, UNDECIDED]
-    assert found(0.5, 1.0, rhat=1.02) == found(0.9, 3.0, ess=100.0) == [UNDECIDED, UNDECIDED]
+    assert found(0.5, 1.0, rhat=1.02) == [UNDECIDED, UNDECIDED]
+    # Of a spread one simulation can be 3 and not only 1, so that it leaves more open.
+    assert found(0.9, 1.3, ess=100.0) == [REFUTED, UNDECIDED]
     kinds = ("log likelihood-centre", "log likelihood-spread")
     assert verdict(study, lambda referee: study.judge_likelihood(study.Case(referee, ROW, [])), *kinds) == [
         NOT_RUN,
