@@ -372,8 +372,12 @@ def test_functions_are_those_of_the_model(study: Any) -> None:
     np.testing.assert_allclose(found["log likelihood"](w, eta, y), expected, rtol=1e-12)
 
 
-def test_convergence_is_that_of_the_quantities_that_are_ranked(study: Any) -> None:
+def test_convergence_is_that_of_the_quantities_that_are_ranked(
+    study: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two of three quantities mix; the third is stuck in one of two chains."""
+    clock = SimpleNamespace(process_time=iter([1.0, 3.0, 6.5, 0.0, 0.0]).__next__)
+    monkeypatch.setattr(study, "time", clock)
     rng = np.random.default_rng(1)
     noise, apart = rng.normal(size=(2, 1000)), rng.normal(size=(2, 1000))
     apart[1] += 3.0
@@ -383,15 +387,17 @@ def test_convergence_is_that_of_the_quantities_that_are_ranked(study: Any) -> No
         draws={"noise": noise, "apart": apart},
         targets=np.zeros(3),
         statistics={"diverging": np.zeros(4), "reached_max_tree_depth": np.zeros(4)},
-        info=SimpleNamespace(gradient_evaluations=8.0, compile_seconds=1.0, run_seconds=2.0),
+        info=SimpleNamespace(gradient_evaluations=8.0),
     )
     asked = {
         "f": lambda w, eta, y: eta[:, 3:, 0],
         "noise": lambda w, eta, y: w["noise"],
         "apart": lambda w, eta, y: w["apart"],
     }
-    found = study.figures_of(asked, np.zeros((4, 1)))(posterior)
+    figures = study.figures_of(asked, np.zeros((4, 1)))
+    found = figures(posterior)
     assert found["converged"] == 0.0
+    assert [found["seconds"], figures(posterior)["seconds"]] == [2.0, 3.5]
     assert found["rhat of apart"] > 1.5
     for name, values in (("f", eta[:, :, 3, 0]), ("noise", noise)):
         mixed = study.mixing(values[..., None])
