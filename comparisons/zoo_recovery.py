@@ -276,16 +276,26 @@ def functions(program: Program, scales: Sequence[str], rows: int) -> dict[str, F
     return {F: f, **{name: of(name) for name in [*single, *scales]}, LOG_LIKELIHOOD: log_likelihood}
 
 
+@dataclass
+class Clock:
+    """Times between laps. A checkpoint does not depend on the fields of a dataclass that is not frozen."""
+
+    at: float
+
+    def lap(self, now: float) -> float:
+        before, self.at = self.at, now
+        return now - before
+
+
 def figures_of(asked: Mapping[str, Function], x: np.ndarray) -> Callable[[Any], dict[str, float]]:
     """What the chains of one simulation say of themselves: R-hat and ESS of each quantity that is ranked.
 
     seconds: of a processor, since the simulation before.
     """
-    last = time.process_time()
+    clock = Clock(time.process_time())
 
     def figures(posterior: Any) -> dict[str, float]:
-        nonlocal last
-        before, last = last, time.process_time()
+        seconds = clock.lap(time.process_time())
         eta = posterior.predictor(x)
         shape = eta.shape[:2]
         w = {name: value.reshape(-1, *value.shape[2:]) for name, value in posterior.draws.items()}
@@ -301,7 +311,7 @@ def figures_of(asked: Mapping[str, Function], x: np.ndarray) -> Callable[[Any], 
             "divergences": float(statistics["diverging"].sum()),
             "cut_short": float(statistics["reached_max_tree_depth"].mean()),
             "gradients": float(info.gradient_evaluations or np.nan),
-            "seconds": last - before,
+            "seconds": seconds,
         }
 
     return figures
