@@ -8,7 +8,7 @@ quantity once per unit and calls `judge`:
 - REFUTED: the confidence interval lies outside of it. The data exclude the claim.
 - UNDECIDED: the interval contains values of both kinds, there is no interval (one unit), or what stands for the exact
   posterior has not converged. Where that is true of some units and their values have limits, the interval is the
-  widest that values within the limits can give (`whatever`), so that these units decide nothing.
+  widest that values within the limits can give (`worst_case`), so that these units decide nothing.
 - CORRECTED: the claim as printed is wrong by a proof or by an exact computation.
 - NOT RUN: the claim was not run at the sizes or settings of its source.
 
@@ -18,7 +18,8 @@ with Holm's correction.
 
 References
 ----------
-Nadeau and Bengio (2003), Inference for the generalization error. Holm (1979), A simple sequentially rejective multiple
+Manski (2003), Partial identification of probability distributions. Nadeau and Bengio (2003), Inference for the
+generalization error. Holm (1979), A simple sequentially rejective multiple
 test procedure. Clopper and Pearson (1934), The use of confidence or fiducial limits.
 """
 
@@ -151,7 +152,7 @@ def bootstrap(
     return Estimate(value, float(low), float(high), n, "bootstrap", tail)
 
 
-def whatever(
+def worst_case(
     estimate: Callable[[np.ndarray], Estimate],
     values: np.ndarray,
     unknown: np.ndarray,

@@ -47,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from claims import Estimate, Referee, Verdict, mean, read_claims, share, whatever
+from claims import Estimate, Referee, Verdict, mean, read_claims, share, worst_case
 from simulation_based_calibration import centre, spread
 from study import BLACK, BLUE, GREY, ORANGE, Study, command_line, converged, kept, panels, stamp
 
@@ -683,7 +683,7 @@ class Case:
             [not converged(each.get("rhat", math.inf), each.get("ess", 0.0)) for each in rows], bool
         )
         values = np.array([float(each[column]) for each in rows])
-        found = whatever(estimate, values, bad, 0.0, highest)
+        found = worst_case(estimate, values, bad, 0.0, highest)
         words = (
             f"{bad.sum()} of {len(rows)} simulations have not converged and count as any value"
             if bad.any()

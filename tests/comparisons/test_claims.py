@@ -122,7 +122,7 @@ def test_overlapping_splits_widen_the_interval() -> None:
 def test_units_whose_values_are_not_known_widen_the_interval_to_all_that_they_can_be(unknown: int) -> None:
     rng = np.random.default_rng(unknown)
     values, where = rng.uniform(size=12), np.arange(12) < unknown
-    found = claims.whatever(claims.mean, values, where, 0.0, 1.0)
+    found = claims.worst_case(claims.mean, values, where, 0.0, 1.0)
     assert found.value == pytest.approx(values.mean())
     ends = []
     for _ in range(3000):
@@ -137,14 +137,14 @@ def test_units_whose_values_are_not_known_widen_the_interval_to_all_that_they_ca
     assert found.low == pytest.approx(low.min(), abs=1e-12)
     assert found.high == pytest.approx(high.max(), abs=1e-12)
     # Nothing changes where all are known.
-    known = claims.whatever(claims.mean, values, np.zeros(12, bool), 0.0, 1.0)
+    known = claims.worst_case(claims.mean, values, np.zeros(12, bool), 0.0, 1.0)
     assert (known.low, known.high) == (claims.mean(values).low, claims.mean(values).high)
 
 
 def test_an_outlier_that_may_be_raises_the_mean_and_lowers_the_interval() -> None:
     """The end below is not where every value is lowest."""
     values, where = np.array([0.5, 0.51, 0.49, 0.5, 0.5]), np.arange(5) == 4
-    found = claims.whatever(claims.mean, values, where, 0.5, 1.0)
+    found = claims.worst_case(claims.mean, values, where, 0.5, 1.0)
     assert found.low == claims.mean([0.5, 0.51, 0.49, 0.5, 1.0]).low < claims.mean(values).low
 
 
@@ -152,7 +152,7 @@ def test_a_share_of_units_some_of_which_are_not_known() -> None:
     def share(values: np.ndarray) -> claims.Estimate:
         return claims.share(round(values.sum()), len(values))
 
-    found = claims.whatever(share, np.ones(20), np.arange(20) < 2, 0.0, 1.0)
+    found = claims.worst_case(share, np.ones(20), np.arange(20) < 2, 0.0, 1.0)
     assert (found.low, found.high) == (claims.share(18, 20).low, claims.share(20, 20).high)
     assert found.tail(0.5, True) == claims.share(18, 20).tail(0.5, True)
 
