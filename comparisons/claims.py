@@ -19,8 +19,8 @@ with Holm's correction.
 References
 ----------
 Manski (2003), Partial identification of probability distributions. Nadeau and Bengio (2003), Inference for the
-generalization error. Holm (1979), A simple sequentially rejective multiple
-test procedure. Clopper and Pearson (1934), The use of confidence or fiducial limits.
+generalization error. Holm (1979), A simple sequentially rejective multiple test procedure. Clopper and Pearson (1934),
+The use of confidence or fiducial limits.
 """
 
 from __future__ import annotations
