@@ -52,7 +52,7 @@ STARTS = {
     "source": ("source", "the source's start"),
     "prior": ("other", "a start at draws of variance 1 / fan-in"),
 }
-RULES = ("validation", "loo")
+RULES = {"validation": "validation", "loo": "leave-one-out"}
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def judge_start(
         if len(chosen) < SPLITS:
             referee.not_run(f"{rule}-{key}", needed)
         elif not all(f"log_score_{rule}" in row for row in chosen):
-            referee.not_run(f"{rule}-{key}", f"{rule} chooses no fit on some of the splits")
+            referee.undecided(f"{rule}-{key}", f"a fit of some split has no value by {RULES[rule]}")
         else:
             text = f"in AUC {gains(chosen, rule, 'auc').mean():+.4f}{note}"
             estimate = mean_over_splits(gains(chosen, rule, "log_score"), test_rows, train_rows)
@@ -169,17 +169,20 @@ def judge(study: Study) -> list[Verdict]:
 def draw(study: Study) -> None:
     """What the choice of the ELBO has over four others in test log score, a point for each split."""
     found, numbers = choices(study.tables), study.numbers
-    others = {
-        "best": "best fit",
-        **dict(zip(RULES, ("validation", "leave-one-out"), strict=True)),
-        "median": "median fit",
-    }
+    others = {"best": "best fit", **RULES, "median": "median fit"}
     figure, axes = panels(10.0, 4.2, columns=len(STARTS))
     for axis, (start, (_, words)) in zip(axes[0], STARTS.items(), strict=True):
         chosen = [row for row in found if row["start"] == start]
         axis.axvline(0.0, color=GREY, linewidth=1.0)
         for place, other in enumerate(others):
             if not chosen or not all(f"log_score_{other}" in row for row in chosen):
+                where = {
+                    "transform": axis.get_yaxis_transform(),
+                    "ha": "center",
+                    "va": "center",
+                    "backgroundcolor": "white",
+                }
+                axis.text(0.5, place, "some fits have no value", color=GREY, fontsize=8, **where)
                 continue
             values = gains(chosen, other, "log_score")
             spread = np.linspace(-0.2, 0.2, len(values))
@@ -204,6 +207,7 @@ def draw(study: Study) -> None:
         axis.set_yticklabels(
             [f"over the {name}" if "fit" in name else f"over {name}" for name in others.values()]
         )
+        axis.locator_params(axis="x", nbins=6)
         axis.set_xlabel("gain in test log score, nats per row")
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
