@@ -306,8 +306,8 @@ def judge_ensemble(referee: Referee, rows: Sequence[Mapping[str, Any]], data: st
         return
     values = np.array([each["log_score"] for each in found.values()])
     text = (
-        f"here {values.mean():.3f} nats on {len(values)} splits, published {wanted:.3f}; the settings of the source are "
-        "recalled and not verified"
+        f"here {values.mean():.3f} nats on {len(values)} splits, published {wanted:.3f}; the settings of the "
+        "source are recalled and not verified"
     )
     referee.measured(key, over_splits(found, values - wanted), text)
 
