@@ -177,7 +177,7 @@ def worst_case(
         return max(case.tail(edge, above) for case in cases)
 
     lowest, highest = min(case.low for case in cases), max(case.high for case in cases)
-    return replace(estimate(values), low=lowest, high=highest, tail=tail) if count else estimate(values)
+    return replace(estimate(values), low=lowest, high=highest, tail=tail)
 
 
 def exact(value: float) -> Estimate:

@@ -25,6 +25,7 @@ import multiprocessing
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +88,11 @@ TINY = Sizes(synthetic=True, widths=(1, 3), splits=2, steps=60, draws=20, worker
 def part(sizes: Sizes, split: int) -> dict[str, Any]:
     """All fits of one split: to the training rows, and to four fifths of them."""
     tables: dict[str, list[dict[str, Any]]] = {"fits": [], "validation": []}
-    for start in STARTS:
-        for width in sizes.widths:
-            for seed in range(sizes.seeds):
-                for held, table in ((False, "fits"), (True, "validation")):
-                    ((_, row),) = one_split.run_empirical_bayes(
-                        sizes.of_fits, width, seed, start=start, split=split, held=held
-                    )
-                    tables[table].append(row)
+    for start, width, seed, held in product(STARTS, sizes.widths, range(sizes.seeds), (False, True)):
+        ((_, row),) = one_split.run_empirical_bayes(
+            sizes.of_fits, width, seed, start=start, split=split, held=held
+        )
+        tables["validation" if held else "fits"].append(row)
     return tables
 
 
@@ -196,7 +194,7 @@ def draw(study: Study) -> None:
                 label="a split" if not place else None,
             )
             estimate = mean_over_splits(values, numbers["test_rows"], numbers["train_rows"])
-            if estimate.low is not None:
+            if np.isfinite(estimate.low):
                 axis.plot([estimate.low, estimate.high], [place, place], color=ORANGE, linewidth=2.5)
             axis.plot(
                 values.mean(), place, "D", color=ORANGE, label="mean, 95 % interval" if not place else None
@@ -233,7 +231,7 @@ def main(
             futures = [pool.submit(perform, sizes, split, checkpoint) for split in range(sizes.splits)]
             for split, future in enumerate(futures):
                 found.append(future.result())
-                study.say(f"split {split} of {sizes.splits}")
+                study.say(f"{split + 1} of {sizes.splits} splits")
     else:
         found = [perform(sizes, split, checkpoint) for split in range(sizes.splits)]
     study.tables = {name: [row for each in found for row in each[name]] for name in ("fits", "validation")}

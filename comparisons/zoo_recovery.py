@@ -30,7 +30,9 @@ no held-out inputs, and what NUTS refuses it refuses here: both are named.
 
 Each model is kept in <out>/models as soon as it has finished; --checkpoint keeps its simulations too. What it cost is
 `gradients_per_draw` and the processor time of a fit, `seconds_per_fit`: `seconds` are of whatever else the machine did
-meanwhile.
+meanwhile. In the stored table `seconds_per_fit` is processor time for survival and count, and wall time beside other
+work elsewhere, by which some quick models have 20 simulations. These two were run again with 200 after their first 20
+had been seen: survival because the ranks of its log likelihood were low.
 """
 
 from __future__ import annotations
