@@ -1,7 +1,8 @@
 """Tasks sent to the processes of a cluster, which retry if a process or the connection ends.
 
 A task returns its own error as a value, so an error raised in between comes from the cluster. joblib's back ends for
-Dask and Ray lose which task such an error concerns and what is finished, so the clients of Dask and Ray are used.
+Dask and Ray lose which task such an error concerns and what is finished, so the clients of Dask and Ray are used;
+that of Ray is in `ray_driver.py`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,12 @@ import importlib
 import os
 import re
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from ppl_bnn.backends.protocol import resolve_device
 from ppl_bnn.core.errors import ClusterError, InputError, message
 
 # Seconds within which a cluster has to answer.
@@ -28,20 +26,14 @@ PATIENCE = 10.0
 RESTART = 60.0
 # Number of times that a task is started if its process ends each time. Dask uses the same number.
 TRIES = 4
-# Environment variables that Ray reads on import and when it connects. Without them Ray ends this process a minute
-# after its head has ended if a call waits, and when connecting retries for many minutes.
-_OF_RAY = {"RAY_gcs_rpc_server_reconnect_timeout_s": str(10**6), "RAY_gcs_server_port_wait_time_s": "2"}
 # The exit status of a process of this machine that exceeded its memory limit.
 OVER_LIMIT = 77
 # Seconds between polls for finished tasks, and between checks of the cluster itself.
 LOOK, CHECK = 0.05, 1.0
-# Errors raised if a process ended during a task, and if the connection ended; by name, since each class is in an
+# Errors raised if a process ended during a task, and if the connection ended; by name, since a class may be in an
 # optional package.
-_ENDED = {
-    *("KilledWorker", "WorkerCrashedError", "OutOfMemoryError", "RayActorError", "NodeDiedError"),
-    "BrokenProcessPool",
-}
-_CUT = {"OSError", "CancelledError", "RayError", "GetTimeoutError", "RpcError", "TimeoutError"}
+_ENDED = {"KilledWorker", "BrokenProcessPool", "ProcessEnded"}
+_CUT = {"OSError", "CancelledError", "TimeoutError"}
 
 
 @dataclass(frozen=True)
@@ -49,6 +41,10 @@ class Lost:
     """Result of a task whose process ended each time that it was tried; `reason` is one sentence."""
 
     reason: str
+
+
+class ProcessEnded(Exception):
+    """The process of a task ended under it; the message says how."""
 
 
 class Disconnected(Exception):
@@ -80,7 +76,7 @@ class Cluster(Protocol):
         return True
 
 
-def _is(error: BaseException, names: set[str]) -> bool:
+def is_a(error: BaseException, names: set[str]) -> bool:
     return any(cls.__name__ in names for cls in type(error).__mro__)
 
 
@@ -90,7 +86,8 @@ def _why_ended(error: BaseException) -> str:
     if f"EXIT({OVER_LIMIT})" in text:
         return "MemoryError: it needed more memory than a process may have, and its process was ended"
     codes = re.search(r"exit codes of the workers are \{(.*?)\}", text)
-    detail = codes[1] if codes else f"{type(error).__name__}: {text.partition('. ')[0][:200]}"
+    kind = "" if isinstance(error, ProcessEnded) else f"{type(error).__name__}: "
+    detail = codes[1] if codes else kind + text.partition(". ")[0][:200]
     return f"its process ended under it ({detail}), as by a crash of a library or for want of memory"
 
 
@@ -104,23 +101,15 @@ def called(function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
     """The result of a task, in the process that computes it; an error that it raises is a value."""
     # Dask and Ray limit the threads of all libraries but XLA, which reads NPROC when it is first loaded. The process
     # may be the caller's own, as in a Dask cluster of threads, so the variable is removed again.
-    with environment({"NPROC": os.environ.get("OMP_NUM_THREADS", "1")}):
-        try:
-            return function(*task)
-        except Exception as error:
-            return _Raised(error)
-
-
-@contextlib.contextmanager
-def environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables temporarily, unless they are set already."""
-    added = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(added)
+    added = "NPROC" not in os.environ
+    os.environ.setdefault("NPROC", os.environ.get("OMP_NUM_THREADS", "1"))
     try:
-        yield
+        return function(*task)
+    except Exception as error:
+        return _Raised(error)
     finally:
-        for name in added:
-            os.environ.pop(name, None)
+        if added:
+            os.environ.pop("NPROC", None)
 
 
 def computed(
@@ -206,11 +195,11 @@ def _rounds(
                     try:
                         result = cluster.result(handle)
                     except Exception as error:
-                        if not _is(error, _ENDED):
+                        if not is_a(error, _ENDED):
                             raise
                         count[number] += 1
                         # Dask has already retried it as often.
-                        if count[number] < tries and not _is(error, {"KilledWorker"}):
+                        if count[number] < tries and not is_a(error, {"KilledWorker"}):
                             left.insert(0 if count[number] == tries - 1 else len(left), number)
                             continue
                         result = Lost(_why_ended(error))
@@ -227,7 +216,7 @@ def _disconnections() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if _is(error, _ENDED) or not _is(error, _CUT) or isinstance(error, ClusterError):
+        if is_a(error, _ENDED) or not is_a(error, _CUT) or isinstance(error, ClusterError):
             raise
         raise Disconnected(f"{type(error).__name__}: {error}") from error
 
@@ -292,101 +281,3 @@ def on_dask(address: str, device: str) -> Iterator[Cluster]:
     finally:
         with contextlib.suppress(Exception):
             client.close(timeout=PATIENCE)
-
-
-# --- Ray --------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _OnRay(Cluster):
-    ray: Any
-    address: str
-    kind: str
-
-    def __post_init__(self) -> None:
-        # Ray would retry a task that needs too much memory without end, unless its own retries are switched off.
-        once = {"max_retries": 0} | ({"num_gpus": 1} if self.kind == "GPU" else {"num_cpus": 1})
-        self._remote = self.ray.remote(**once)(called)
-
-    def room(self) -> int:
-        return int(_answered(self.ray.cluster_resources).get(self.kind, 0))
-
-    def submit(self, function: Callable[..., Any], task: tuple[Any, ...]) -> Any:
-        return _answered(lambda: self._remote.remote(function, task))
-
-    def finished(self, handles: list[Any]) -> list[Any]:
-        return self.ray.wait(handles, num_returns=1, timeout=1.0)[0]
-
-    def result(self, handle: Any) -> Any:
-        return self.ray.get(handle, timeout=PATIENCE)
-
-    def forget(self, handles: list[Any]) -> None:
-        _answered(lambda: [self.ray.cancel(handle, force=True) for handle in handles])
-
-    def answers(self) -> bool:
-        return not_reached(self.address) is None
-
-
-@contextlib.contextmanager
-def on_ray(address: str, device: str) -> Iterator[Cluster]:
-    """Connect to the Ray cluster at an address."""
-    with environment(_OF_RAY):
-        ray: Any = importlib.import_module("ray")
-    connects = not ray.is_initialized()
-    got = f"ray://{address}, while this process is connected to another already"
-    if not connects and address != "auto":
-        raise InputError.of("engine", "the cluster of this process", got, "'ray://auto', or ray.shutdown()")
-    try:
-        if connects:
-            _connect(ray, address)
-        head = ray.get_runtime_context().gcs_address if address == "auto" else address
-        kind = resolve_device(device)[0]
-        on_gpus = kind == "cuda" or (kind == "auto" and _answered(ray.cluster_resources).get("GPU", 0) >= 1)
-        yield _OnRay(ray, head, "GPU" if on_gpus else "CPU")
-    finally:
-        # Also if the connection failed: Ray stays a refused client, which breaks later connections.
-        if connects:
-            with contextlib.suppress(Exception):
-                _answered(ray.shutdown)
-
-
-def _answered(call: Callable[[], Any]) -> Any:
-    """The result of a call that may hang; TimeoutError after a minute.
-
-    Ray waits without end for a head that has ended, and its client for an answer that is lost. The thread of the call
-    then keeps waiting, because it cannot be ended.
-    """
-    answer: Future[Any] = Future()
-
-    def ask() -> None:
-        try:
-            answer.set_result(call())
-        except BaseException as error:
-            answer.set_exception(error)
-
-    threading.Thread(target=ask, daemon=True).start()
-    try:
-        return answer.result(RESTART)
-    except TimeoutError:
-        if answer.done():
-            raise
-        raise TimeoutError(f"its head has not answered for {RESTART:g} seconds") from None
-
-
-def _connect(ray: Any, address: str) -> None:
-    try:
-        head: str | None = address
-        if address == "auto":
-            # HOST:PORT of the cluster that "auto" refers to, if Ray reports it.
-            head = None
-            with contextlib.suppress(Exception):
-                head = importlib.import_module("ray._private.services").canonicalize_bootstrap_address("auto")
-        if head is not None and (error := not_reached(head)) is not None:
-            raise ConnectionError(f"{head}: {error}") from error
-        place = address if address == "auto" or "://" in address else f"ray://{address}"
-        with environment(_OF_RAY):
-            ray.init(address=place, log_to_driver=False, logging_level="ERROR")
-    except ConnectionError as error:
-        got = f"ray://{address.removeprefix('ray://')}: {error}"
-        advice = "GRPC_ENABLE_FORK_SUPPORT=0 ray start --head"
-        raise InputError.of("engine", "a cluster that answers", got, advice) from error

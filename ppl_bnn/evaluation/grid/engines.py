@@ -5,12 +5,9 @@ a fork. Each has a share of the cores, a memory limit and one GPU, if there are 
 share functions compiled by JAX in a temporary folder, or in JAX_COMPILATION_CACHE_DIR.
 
 If the head of a cluster ends, the call ends in a `ClusterError` after returning what was finished: within seconds if
-connections are refused, within minutes if Ray does not answer. Two faults of Ray itself:
-
-- Its server for clients ("ray://HOST:PORT") forks while gRPC's threads run. The child is sometimes aborted, and the
-  client cannot connect: start the head with GRPC_ENABLE_FORK_SUPPORT=0.
-- Ray ends this process with status 1 if the head ends while it registers a process that joins by "ray://auto", or
-  during a call if `ray` was imported before this engine was first used. Finished cells are still in the folder.
+connections are refused, within minutes if Ray does not answer. Ray's server for clients ("ray://HOST:PORT") forks while
+gRPC's threads run. The child is sometimes aborted, and the client cannot connect: start the head with
+GRPC_ENABLE_FORK_SUPPORT=0.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from ppl_bnn.core.errors import DeviceError, InputError, MissingFrameworkError, 
 from ppl_bnn.core.processes import machine_memory
 from ppl_bnn.core.settings import whole
 from ppl_bnn.core.warning_filters import ignored
-from ppl_bnn.evaluation.grid import clusters
+from ppl_bnn.evaluation.grid import clusters, ray_driver
 from ppl_bnn.evaluation.grid.clusters import Lost as Lost
 from ppl_bnn.evaluation.grid.workers import Share, on_processes
 
@@ -41,7 +38,7 @@ SHARE = 0.9
 # Kind of a cluster -> its package, what installs it, its usual port, and how to connect.
 _CLUSTERS: dict[str, tuple[str, str, int, Callable[[str, str], Any]]] = {
     "dask": ("distributed", "ppl-bnn[dask]", 8786, clusters.on_dask),
-    "ray": ("ray", "ppl-bnn[ray]", 10001, clusters.on_ray),
+    "ray": ("ray", "ppl-bnn[ray]", 10001, ray_driver.on_ray),
 }
 
 

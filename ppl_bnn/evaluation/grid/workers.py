@@ -133,7 +133,7 @@ class _Processes(clusters.Cluster):
             # JAX would allocate most of the GPU's memory at once, and another process may use the same GPU.
             environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         self.executors[slot] = ProcessPoolExecutor(
-            1, env=environment, initializer=_begin, initargs=(os.getpid(), self.share.memory)
+            1, env=environment, initializer=begin, initargs=(os.getpid(), self.share.memory)
         )
         return self.executors[slot]
 
@@ -181,15 +181,15 @@ def _exists(process: int) -> bool:
     return True
 
 
-def _begin(parent: int, limit: int | None) -> None:
-    """Set up a process of this machine."""
+def begin(parent: int, limit: int | None) -> None:
+    """Set up a process of this machine: it ignores Ctrl-C, and ends with its parent or above its memory limit."""
     # Ctrl-C reaches every process of a terminal; the main process handles it and ends the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if limit is not None and own_memory() is not None:
-        # loky replaces a process that has grown by 300 MB, which any compiler exceeds: here, by half of its limit. In
-        # versions without this guard the names have no effect.
-        guard: Any = importlib.import_module("joblib.externals.loky.process_executor")
-        guard._USE_PSUTIL = True
+    # loky replaces a process that has grown by 300 MB, which any compiler exceeds: here, by half of its limit or never.
+    # In versions without this guard the names have no effect.
+    guard: Any = importlib.import_module("joblib.externals.loky.process_executor")
+    guard._USE_PSUTIL = limit is not None and own_memory() is not None
+    if limit is not None:
         guard._get_memory_usage = lambda pid, force_gc=False: own_memory()
         guard._MAX_MEMORY_LEAK_SIZE = limit // 2
     threading.Thread(target=_watch, args=(parent, limit), daemon=True).start()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
+import pickle
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 import ppl_bnn as bnn
 from ppl_bnn.core.errors import ClusterError, InputError
-from ppl_bnn.evaluation.grid import clusters, engines
+from ppl_bnn.evaluation.grid import clusters, engines, ray_driver
 from ppl_bnn.evaluation.grid.clusters import TRIES, Lost
 from ppl_bnn.evaluation.grid.grid import Grid
 
@@ -94,7 +96,7 @@ def never(number: int, count: int) -> None:
 def test_a_piece_whose_process_ends_is_tried_again_and_then_lost() -> None:
     def dies(number: int, count: int) -> None:
         if (number == 1 and count < TRIES) or number == 2:
-            raise WorkerCrashedError("SIGKILL. More")
+            raise clusters.ProcessEnded("WorkerCrashedError: SIGKILL. More")
 
     found, connections = computed(dies, [0, 1, 2, 3])
     assert isinstance(lost := found.pop(2), Lost)
@@ -182,51 +184,63 @@ def test_what_is_refused_while_connecting_has_a_name() -> None:
         dict(clusters.computed(refused, "ray://auto", square, {0: (0,)}, None))
 
 
-def test_a_call_that_waits_for_ever_is_left_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    goes_on = threading.Event()
-    monkeypatch.setattr(clusters, "RESTART", 0.01)
-    with pytest.raises(TimeoutError, match="its head has not answered"):
-        clusters._answered(goes_on.wait)
-    goes_on.set()
-    monkeypatch.setattr(clusters, "RESTART", 60.0)
-    assert clusters._answered(lambda: 3) == 3
-    with pytest.raises(ZeroDivisionError):
-        clusters._answered(lambda: 1 // 0)
+class _Executor:
+    """In place of the process that is connected to Ray: it waits, has ended, or calls the function itself."""
+
+    def __init__(self, ends: Exception | None = None, waits: bool = False):
+        self.ends, self.waits = ends, waits
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.ends is not None:
+            future.set_exception(self.ends)
+        elif not self.waits:
+            try:
+                future.set_result(function(*arguments))
+            except Exception as error:
+                future.set_exception(error)
+        return future
 
 
-@pytest.mark.parametrize("call", ["submit", "room", "forget"])
-def test_a_head_of_ray_that_does_not_answer_ends_the_connection(
+@pytest.mark.parametrize("call", ["submit", "room", "forget", "finished", "result"])
+def test_a_driver_of_ray_that_ends_or_does_not_answer_ends_the_connection(
     call: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Ray's client waits without end for the answer to the first task.
-    goes_on = threading.Event()
-
-    class Ray:
-        def remote(self, *_: Any, **settings: Any) -> Any:
-            return (lambda function: Ray()) if settings else goes_on.wait()
-
-        def cluster_resources(self) -> dict[str, float]:
-            goes_on.wait()
-            return {"CPU": 2.0}
-
-        def cancel(self, handle: Any, force: bool) -> None:
-            goes_on.wait()
-
     monkeypatch.setattr(clusters, "RESTART", 0.01)
-    cluster = clusters._OnRay(Ray(), "h:1", "CPU")
-    arguments = {"submit": (square, (0,)), "room": (), "forget": ([1, 2],)}[call]
-    with pytest.raises(clusters.Disconnected, match="its head has not answered"), clusters._disconnections():
-        getattr(cluster, call)(*arguments)
-    goes_on.set()
+    arguments = {"submit": (square, (0,)), "room": (), "result": (1,)}.get(call, ([1, 2],))
+    for executor in (_Executor(waits=True), _Executor(ends=BrokenProcessPool("exit code 1"))):
+        cluster = ray_driver._OnRay(executor)
+        with pytest.raises(clusters.Disconnected, match=r"has ended, or not answered for 0\.01 seconds"):
+            getattr(cluster, call)(*arguments)
+        # What it waits for is not waited for again.
+        with pytest.raises(clusters.Disconnected, match="its client does not answer"):
+            cluster.forget([1])
+        assert not cluster.answers()
 
 
-def test_variables_of_the_environment_are_set_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PPL_BNN_TEST_ONE", "the user's")
-    monkeypatch.delenv("PPL_BNN_TEST_TWO", raising=False)
-    with clusters.environment({"PPL_BNN_TEST_ONE": "1", "PPL_BNN_TEST_TWO": "2"}):
-        assert (os.environ["PPL_BNN_TEST_ONE"], os.environ["PPL_BNN_TEST_TWO"]) == ("the user's", "2")
-    assert os.environ["PPL_BNN_TEST_ONE"] == "the user's"
-    assert "PPL_BNN_TEST_TWO" not in os.environ
+class RayError(Exception):
+    """As Ray's is called."""
+
+
+@pytest.mark.parametrize(
+    ("error", "ours"),
+    [
+        (WorkerCrashedError("killed"), clusters.ProcessEnded),
+        (RayError("gone"), clusters.Disconnected),
+        (ConnectionError("gone"), clusters.Disconnected),
+        (ZeroDivisionError("by zero"), ZeroDivisionError),
+    ],
+)
+def test_an_error_of_ray_is_read_without_ray(error: Exception, ours: type[Exception]) -> None:
+    class Ray:
+        def cluster_resources(self) -> dict[str, float]:
+            raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray_driver._Driver, "ray", Ray(), raising=False)
+        with pytest.raises(ours, match=str(error)) as raised:
+            ray_driver._OnRay(_Executor()).room()
+    assert pickle.loads(pickle.dumps(raised.value)).args == raised.value.args
 
 
 def test_what_a_piece_raises_is_not_the_end_of_a_connection() -> None:

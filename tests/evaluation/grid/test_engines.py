@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -443,53 +442,35 @@ def test_a_piece_that_ends_its_process_is_lost_on_a_cluster(
     assert found == {0: 0, 1: 1, 3: 3}
 
 
+def drivers() -> list[int]:
+    """The processes that are connected to a cluster of Ray for this one."""
+    import psutil
+
+    return [
+        each.pid for each in psutil.Process().children() if any("loky" in word for word in each.cmdline())
+    ]
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("place", ["ray", "ray_client"])
-def test_nothing_asks_ray_after_the_end_of_a_call(
-    place: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+def test_ray_may_end_the_process_that_is_connected_to_it(
+    place: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    # A thread that waits for a piece asks again and again, and Ray connects whoever asks.
+    pytest.importorskip("psutil")
     engine = Engine.of(request.getfixturevalue(place))
-    framework = importlib.import_module("ray")
-    thread_of_a_piece = importlib.import_module("ray.util.multiprocessing.pool").ResultThread
-    shutdown, alive = framework.shutdown, []
-
-    def counted() -> None:
-        alive.append(sum(isinstance(thread, thread_of_a_piece) for thread in threading.enumerate()))
-        shutdown()
-
-    monkeypatch.setattr(framework, "shutdown", counted)
-    with pytest.raises(ZeroDivisionError, match="by zero"):
-        dict(engines.outcomes(engine, lingers, [(0,), (1,)]))
-    assert alive == [0]
-    assert not framework.is_initialized()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    ("error", "told"),
-    [
-        (ConnectionAbortedError("not you"), r"a cluster that answers; got .*: not you"),
-        (RuntimeError("another version"), "another version"),
-    ],
-)
-def test_a_cluster_that_refused_does_not_spoil_the_next(
-    ray: str, error: Exception, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuses(*args: Any, **settings: Any) -> None:
-        raise error
-
-    tasks = [(0,), (2,)]
-    with socket.socket() as listening, monkeypatch.context() as patch:
-        listening.bind(("127.0.0.1", 0))
-        listening.listen()
-        patch.setattr("ray.util.client.worker.Worker", refuses)
-        address = f"ray://127.0.0.1:{listening.getsockname()[1]}"
-        with pytest.raises((InputError, RuntimeError), match=told):
-            dict(engines.outcomes(Engine.of(address), raises, tasks))
-    assert dict(engines.outcomes(Engine.of(ray), raises, tasks)) == {0: 0, 1: 2}
+    before = set(drivers())
+    killed: list[int] = []
+    found: dict[int, Any] = {}
+    for number, result in engines.outcomes(engine, seen, [(number, np.ones(2)) for number in range(8)]):
+        assert number not in found
+        found[number] = result["number"]
+        if number in (1, 4):
+            killed += set(drivers()) - before
+            os.kill(killed[-1], signal.SIGABRT)
+    assert found == {number: number for number in range(8)}
+    assert len(set(killed)) == 2
+    assert set(drivers()) <= before
 
 
 @pytest.mark.slow

@@ -197,7 +197,7 @@ def test_a_head_that_is_killed_ends_the_run_in_an_error_and_keeps_what_is_finish
             cwd=ROOT,
         )
     try:
-        # Ray itself ends a process whose head ends while it is registered: some cells are finished before.
+        # The head ends during the call: a call that finds none is refused.
         wanted = moment.randint(1, 8)
         while len(finished := list((folder / "cells").glob("[!.]*"))) < wanted:
             assert caller.poll() is None, said.read_text()
