@@ -18,13 +18,17 @@ amid data and too narrow away from them; which cheap diagnostics (k-hat, evidenc
 training rows) know of the error; how often chains that have converged at the training rows have not in the gap.
 
 Tables: `grades` (reference, method, region: all columns of a grade), `fits` (reference, method: seconds, gradients,
-diagnostics), `league` (method: means over references with Student's t).
+diagnostics, the commit at which it ran), `league` (method: means over references with Student's t).
 
     python comparisons/grading_the_field.py [--tiny] [--out DIR] [--checkpoint DIR] [--only METHOD ...]
+        [--references NAME ...]
+
+--references runs these alone, and takes over what the tables in --out have of others.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
 import warnings
@@ -36,10 +40,10 @@ from typing import Any
 import numpy as np
 from claims import Referee, Verdict, bootstrap, mean, read_claims, share
 from grading_outside import OUTSIDE
-from study import BLUE, GREY, ORANGE, VERMILION, Study, command_line, kept, panels
+from study import BLUE, GREY, ORANGE, VERMILION, Study, command_line, kept, panels, stamp
 
 import ppl_bnn as bnn
-from ppl_bnn.core.errors import BNNError
+from ppl_bnn.core.errors import BNNError, unknown_name
 from ppl_bnn.inference.registry import ROWS
 from ppl_bnn.references.reference import REGIONS
 
@@ -74,7 +78,7 @@ TINY = Sizes(
 def graded(name: str, method: str, sizes: Sizes) -> dict[str, Any]:
     """One method on one reference: `grades` by region, and its `fit`; a refusal is the fit's `failure`."""
     reference = bnn.references.load(name)
-    fit: dict[str, Any] = {"reference": name, "method": method, "failure": ""}
+    fit: dict[str, Any] = {"reference": name, "method": method, "failure": "", "commit": stamp()["commit"]}
     begun = time.perf_counter()
     try:
         with warnings.catch_warnings():
@@ -419,15 +423,35 @@ def _draw_cost(study: Study, rows: list[dict[str, Any]]) -> None:
     figure.savefig(study.out / "cost.png")
 
 
+def take_over(study: Study, without: Sequence[str]) -> None:
+    """The stored rows of all references but some; those without a commit are of the run that stored them."""
+    commit = json.loads((study.out / "results.json").read_text())["stamp"]["commit"]
+    stored = Study.read(study.out, study.sizes).tables
+    for table in ("fits", "grades"):
+        study.tables[table] = [row for row in stored[table] if row["reference"] not in without]
+    study.tables["fits"] = [{"commit": commit} | row for row in study.tables["fits"]]
+
+
 def main(
-    tiny: bool = False, out: str | Path | None = None, checkpoint: str | Path | None = None, only: Any = None
+    tiny: bool = False,
+    out: str | Path | None = None,
+    checkpoint: str | Path | None = None,
+    only: Sequence[str] = (),
+    references: Sequence[str] = (),
 ) -> Study:
-    """Grade every method on every certified reference; parts are kept in the checkpoint."""
+    """Grade every method on every certified reference; parts are kept in the checkpoint.
+
+    only: these methods. references: these references, beside what is stored of others.
+    """
     study = Study.begin(TINY if tiny else FULL, "grading_the_field", tiny, out)
     sizes = study.sizes
     certified = [each.name for each in bnn.references.entries().values() if each.grade == "certified"]
+    if unknown := set(references) - set(certified):
+        raise unknown_name("reference", min(unknown), certified)
+    if references:
+        take_over(study, references)
     fits, grades = study.tables.setdefault("fits", []), study.tables.setdefault("grades", [])
-    for name in sizes.references or certified:
+    for name in references or sizes.references or certified:
         for method in only or sizes.methods:
             part = f"{name}-{method.replace(' ', '_').replace(',', '')}"
             found = kept(
@@ -446,5 +470,8 @@ def main(
 
 if __name__ == "__main__":
     parser = command_line(__doc__, "checkpoint")
-    parser.add_argument("--only", nargs="*", metavar="METHOD", help="these methods")
+    parser.add_argument("--only", nargs="*", default=(), metavar="METHOD", help="these methods")
+    parser.add_argument(
+        "--references", nargs="*", default=(), metavar="NAME", help="these certified references"
+    )
     main(**vars(parser.parse_args()))

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+import ppl_bnn as bnn
 
 FOLDER = Path(__file__).parents[2] / "comparisons"
 
@@ -111,6 +114,22 @@ def test_methods_are_ranked_among_those_of_like_cost(script: Any, tmp_path: Path
     ]
 
 
+def test_stored_rows_of_other_references_are_taken_over(script: Any, tmp_path: Path) -> None:
+    stored = made_up(script, tmp_path, {})
+    stored.tables["fits"][-1]["commit"] = "of its own"
+    stored.write()
+    commit = json.loads((tmp_path / "results.json").read_text())["stamp"]["commit"]
+    study = script.Study(script.FULL, tmp_path)
+    script.take_over(study, ["reference-0", "reference-5"])
+    names = {f"reference-{index}" for index in range(12)} - {"reference-0", "reference-5"}
+    for table, rows in (("fits", 4), ("grades", 16)):
+        assert {row["reference"] for row in study.tables[table]} == names
+        assert len(study.tables[table]) == 10 * rows
+    assert [row["commit"] for row in study.tables["fits"]] == 39 * [commit] + ["of its own"]
+    with pytest.raises(bnn.errors.UnknownNameError, match="linear_regression-surface"):
+        script.main(references=["linear_regression-surfac"], out=tmp_path)
+
+
 @pytest.mark.slow
 def test_the_tiny_study_runs(script: Any, tmp_path: Path) -> None:
     done = script.main(tiny=True, out=tmp_path / "out", checkpoint=tmp_path / "kept")
@@ -124,7 +143,6 @@ def test_the_tiny_study_runs(script: Any, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["regression_mlp-curve", "classification_mlp-two_classes"])
 def test_methods_from_outside_can_be_graded(script: Any, name: str) -> None:
-    import ppl_bnn as bnn
     from ppl_bnn.core.errors import UnsupportedError
 
     if name not in bnn.references.entries():
