@@ -122,8 +122,10 @@ class _Processes(clusters.Cluster):
         environment: dict[str, str] = dict.fromkeys((*THREADS, "NPROC"), str(self.share.threads))
         if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
             # Every fit binds its model again, which is a new program to JAX: without a cache each task would compile
-            # everything.
-            environment["JAX_COMPILATION_CACHE_DIR"] = str(self.folder / PROGRAMS)
+            # everything. The cache of this process, if it has one, serves.
+            jax: Any = sys.modules.get("jax")
+            kept = jax and jax.config.jax_compilation_cache_dir
+            environment["JAX_COMPILATION_CACHE_DIR"] = kept or str(self.folder / PROGRAMS)
             environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.05"
         gpus = self.share.gpus
         if gpus == ():

@@ -166,7 +166,7 @@ class ChEES(ManyChains):
                 "mean": flat.mean(axis=0),
                 "variance": variance,
                 "refused": none,
-                # What is told of the last transition.
+                # The record is that of the last transition.
                 "energy": nothing,
                 "acceptance": nothing,
                 "diverging": nothing.astype(bool),

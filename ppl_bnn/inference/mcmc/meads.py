@@ -184,7 +184,7 @@ class MEADS(ManyChains):
                 "order": order.astype(jnp.int32),
                 "brake": jnp.ones((), flat.dtype),
                 "refused": jnp.int32(0),
-                # What is told of the last transition.
+                # The record is that of the last transition.
                 "acceptance": nothing,
                 "diverging": nothing.astype(bool),
                 "step_size": nothing,

@@ -15,6 +15,7 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -80,6 +81,8 @@ def test_each_process_has_its_share_of_the_cores_and_a_gpu(monkeypatch: pytest.M
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-31,-1,7")
     # The tests share a folder of programs; here each call makes its own.
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    jax = SimpleNamespace(config=SimpleNamespace(jax_compilation_cache_dir=None))
+    monkeypatch.setitem(sys.modules, "jax", jax)
     # What another call has left running was told something else.
     large = np.ones(300_000)
     found = outcomes(seen, [(number, large) for number in range(5)], jobs=2, device="cuda")
@@ -95,6 +98,10 @@ def test_each_process_has_its_share_of_the_cores_and_a_gpu(monkeypatch: pytest.M
     (programs,) = {each["JAX_COMPILATION_CACHE_DIR"] for each in found.values()}
     assert Path(programs).is_absolute()
     assert not Path(programs).parent.exists()
+    # The folder of this process, if it keeps its programs.
+    jax.config.jax_compilation_cache_dir = "/of/this/process"
+    found = outcomes(seen, [(0, large, 0.0)], jobs=1, device="cpu")
+    assert found[0]["JAX_COMPILATION_CACHE_DIR"] == "/of/this/process"
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "/of/my/own")
     found = outcomes(seen, [(0, large, 0.0)], jobs=1, device="cpu")
     assert found[0]["process"] != os.getpid()
@@ -287,6 +294,7 @@ def test_what_one_process_compiles_the_others_read_and_the_bits_stay(
     with monkeypatch.context() as patch:
         # The folder of one use in place of that of the tests, and it stays.
         patch.delenv("JAX_COMPILATION_CACHE_DIR")
+        patch.setattr(workers, "sys", SimpleNamespace(modules={}, platform=sys.platform))
         patch.setattr(workers.tempfile, "TemporaryDirectory", lambda **_: contextlib.nullcontext(str(kept)))
         shared = grid.run(tmp_path / "shared", jobs=1)
     assert len(list((kept / workers.PROGRAMS).glob("*-cache"))) > 1
