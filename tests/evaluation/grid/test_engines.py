@@ -461,12 +461,9 @@ def drivers() -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("place", ["ray", "ray_client"])
-def test_ray_may_end_the_process_that_is_connected_to_it(
-    place: str, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
+def test_ray_may_end_the_process_that_is_connected_to_it(ray: str) -> None:
     pytest.importorskip("psutil")
-    engine = Engine.of(request.getfixturevalue(place))
+    engine = Engine.of(ray)
     before = set(drivers())
     killed: list[int] = []
     found: dict[int, Any] = {}
