@@ -454,9 +454,13 @@ def drivers() -> list[int]:
     """The processes that are connected to a cluster of Ray for this one."""
     import psutil
 
-    return [
-        each.pid for each in psutil.Process().children() if any("loky" in word for word in each.cmdline())
-    ]
+    found = []
+    for each in psutil.Process().children():
+        # One that has just ended has no command.
+        with contextlib.suppress(psutil.Error):
+            if any("popen_loky" in word for word in each.cmdline()):
+                found.append(each.pid)
+    return found
 
 
 @pytest.mark.slow
