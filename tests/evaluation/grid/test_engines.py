@@ -430,7 +430,8 @@ def test_a_grid_on_a_cluster_is_the_grid_of_this_machine(
     there = cluster_grid().run(tmp_path / "there", engine=engine)
     assert there.missing == there.failures == 0
     processes = set(there.cells["process"])
-    assert len(processes) == 2
+    # Ray ends processes that have been idle for a second while there are many, and starts others.
+    assert len(processes) == 2 if place == "dask" else len(processes) >= 2
     assert not processes & set(here.cells["process"])
     columns = [name for name in here.cells.columns if name not in COSTS]
     pd.testing.assert_frame_equal(there.cells[columns], here.cells[columns], rtol=1e-9)
