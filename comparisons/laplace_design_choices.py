@@ -15,8 +15,8 @@ training, evidence during training, validation} x predictive {sampled, linearise
 Laplace bridge, normalised bridge}. Each combination is a row of the table: what it scored, or the error by which it is
 refused. All choices start from one MAP for each task and split. Each split has its own training rows, test rows
 and network; differences to MAP are paired over splits. There are ten splits: an earlier run of the first five kept the
-means of their scores alone, which were seen and decided nothing. The standard errors in the table and in the figures
-take splits as independent, which random splits of one table are not; the verdicts do not.
+means of their scores alone, which were seen and decided nothing. The standard errors in the table take splits as
+independent, which random splits of one table are not; the figures and the verdicts do not.
 
 Regression: diabetes (or --regression NAME), half of the rows for training; one hidden layer of tanh units, weights
 N(0, 1 / fan-in), the noise held at that of least squares on the training rows. Classification: breast cancer, trained
