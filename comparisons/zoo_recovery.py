@@ -31,8 +31,8 @@ no held-out inputs, and what NUTS refuses it refuses here: both are named.
 Each model is kept in <out>/models as soon as it has finished; --checkpoint keeps its simulations too. What it cost is
 `gradients_per_draw` and the processor time of a fit, `seconds_per_fit`: `seconds` are of whatever else the machine did
 meanwhile. In the stored table `seconds_per_fit` is processor time for the models that were run again last: survival,
-count, neal_hierarchical, evidence_framework, ordinal, student_t, one_layer_digits, autoregressive, horseshoe_mlp and
-regression_mlp. Elsewhere it is wall time beside other work, or unknown, so that a quick model may have 20 simulations.
+count, neal_hierarchical, evidence_framework, ordinal, student_t, one_layer_digits, autoregressive, horseshoe,
+multitask and regression_mlp. Elsewhere it is wall time or unknown, so that a quick model may have 20 simulations.
 These were run again after their first 20 had been seen: survival because the ranks of its log likelihood were low, the
 others because they are quick, or had no such ranks.
 
