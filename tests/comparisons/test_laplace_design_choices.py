@@ -450,15 +450,17 @@ def test_a_choice_that_failed_in_one_split_is_not_averaged_over_the_others(study
 def test_the_figures_have_the_interval_of_the_verdicts_and_say_what_there_is_not(study, tmp_path):
     stored = study.Study.read(FOLDER / "results" / "laplace_design_choices", study.FULL)
     rows = study.by_choice(stored.tables["choices"], study.CLASSIFICATION)
-    row = rows[study.DEFAULT]
-    found = study.gain_over_map(rows, study.DEFAULT, 5)
+    row, splits = rows[study.DEFAULT], stored.sizes.splits
+    assert row["splits"] == splits
+    found = study.gain_over_map(rows, study.DEFAULT, splits)
     assert found.value == pytest.approx(row["vs_map"])
-    # Halves of a table: the variance of the mean is 1 / 5 + 1 of that of a split, t with four degrees of freedom.
-    reach = stats.t.ppf(0.975, 4) * row["vs_map_se"] * math.sqrt(5 * (1 / 5 + 1))
+    # The variance of the mean is 1 / splits + test rows / training rows of that of a split.
+    correction = 1 / splits + row["test_rows"] / row["train_rows"]
+    reach = stats.t.ppf(0.975, splits - 1) * row["vs_map_se"] * math.sqrt(splits * correction)
     assert found.high - found.value == pytest.approx(reach, rel=1e-6)
     none = ("all", "kron", "hessian", study.AFTER, "linearised")
-    assert study.gain_over_map(rows, none, 5) is None
-    assert study.why_none(rows, none, 5) == "refused by the library"
+    assert study.gain_over_map(rows, none, splits) is None
+    assert study.why_none(rows, none, splits) == "refused by the library"
     stored.out = tmp_path
     study.draw(stored)
     for name in ("regression", "classification", "predictives"):
