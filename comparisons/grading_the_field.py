@@ -43,7 +43,7 @@ from grading_outside import OUTSIDE
 from study import BLUE, GREY, ORANGE, VERMILION, Study, command_line, kept, panels, stamp
 
 import ppl_bnn as bnn
-from ppl_bnn.core.errors import BNNError, unknown_name
+from ppl_bnn.core.errors import BNNError, InputError, unknown_name
 from ppl_bnn.inference.registry import ROWS
 from ppl_bnn.references.reference import REGIONS
 
@@ -425,7 +425,11 @@ def _draw_cost(study: Study, rows: list[dict[str, Any]]) -> None:
 
 def take_over(study: Study, without: Sequence[str]) -> None:
     """The stored rows of all references but some; those without a commit are of the run that stored them."""
-    commit = json.loads((study.out / "results.json").read_text())["stamp"]["commit"]
+    file = study.out / "results.json"
+    InputError.check(
+        file.is_file(), "--references", "a run of others in --out", f"no {file}", "all references"
+    )
+    commit = json.loads(file.read_text())["stamp"]["commit"]
     stored = Study.read(study.out, study.sizes).tables
     for table in ("fits", "grades"):
         study.tables[table] = [row for row in stored[table] if row["reference"] not in without]

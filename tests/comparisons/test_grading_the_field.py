@@ -128,6 +128,8 @@ def test_stored_rows_of_other_references_are_taken_over(script: Any, tmp_path: P
     assert [row["commit"] for row in study.tables["fits"]] == 39 * [commit] + ["of its own"]
     with pytest.raises(bnn.errors.UnknownNameError, match="linear_regression-surface"):
         script.main(references=["linear_regression-surfac"], out=tmp_path)
+    with pytest.raises(bnn.errors.InputError, match="a run of others in --out"):
+        script.main(references=["linear_regression-surface"], out=tmp_path / "empty")
 
 
 @pytest.mark.slow

@@ -2,7 +2,8 @@
 
 Processes of this machine are started for each call and never forked, since the threads of XLA and torch do not survive
 a fork. Each has a share of the cores, a memory limit and one GPU, if there are any, and ends with its parent. They
-share functions compiled by JAX in a temporary folder, or in JAX_COMPILATION_CACHE_DIR.
+share functions compiled by JAX in JAX_COMPILATION_CACHE_DIR, else in the cache of this process if it has one
+(`enable_compilation_cache`), else in a temporary folder.
 
 If the head of a cluster ends, the call ends in a `ClusterError` after returning what was finished: within seconds if
 connections are refused, within minutes if Ray does not answer. Ray's server for clients ("ray://HOST:PORT") forks while
