@@ -23,7 +23,7 @@ from ppl_bnn.backends.systems import system
 from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.posterior.approximation import Drawn
-from ppl_bnn.posterior.convergence import by_arviz
+from ppl_bnn.posterior.convergence import by_arviz, mixing
 
 # Rows of a batch of gradients.
 BATCH = 500
@@ -143,19 +143,32 @@ def annealing(entry: Entry, chosen: Problem, run: str) -> Arrays:
     return recorded(posterior, chosen) | _cost(posterior) | dict(posterior.info.history)
 
 
-def calibration(entry: Entry, chosen: Problem, work: Path) -> Arrays:
-    """Ranks of the truth in simulations from the prior at the inputs of the entry, by shorter runs of NUTS.
+def calibration(entry: Entry, chosen: Problem, work: Path, part: str, long: bool) -> Arrays:
+    """Ranks of the truth in simulations from the prior at the inputs of the entry, by NUTS.
 
-    Ranked are f at the first row of each region, the log likelihood, and the scalar random variables.
+    Ranked are f at the first row of each region, the log likelihood, and the scalar random variables. Runs have two
+    chains of 500 draws, or, where they are long, four of the entry's own settings. Every simulation counts: whether its
+    chains mix follows from its data and the seed. `calibration_rhat` has the largest R-hat of f at these rows and of
+    the log likelihood in each.
     """
+    probe = np.concatenate([chosen.grid[region][:1] for region in REGIONS])
     method = bnn.NUTS(
-        draws=500,
-        warmup=500,
-        chains=2,
+        draws=entry.draws if long else 500,
+        warmup=entry.warmup if long else 500,
+        chains=4 if long else 2,
         target_accept=entry.target_accept,
         max_tree_depth=entry.max_tree_depth,
+        mass_matrix=entry.mass_matrix if long else "diagonal",
         chain_method="sequential",
     )
+
+    def mixed(posterior: Any) -> dict[str, float]:
+        eta = posterior.predictor(probe)
+        values = np.concatenate(
+            [eta.reshape(*eta.shape[:2], -1), posterior.log_likelihood().sum(axis=-1)[..., None]], axis=-1
+        )
+        return {"rhat": mixing(values).rhat}
+
     began = time.perf_counter()
     found = bnn.simulation_based_calibration(
         entry.function(),
@@ -163,9 +176,10 @@ def calibration(entry: Entry, chosen: Problem, work: Path) -> Arrays:
         method,
         simulations=entry.simulations,
         draws=RANKED,
-        probe=np.concatenate([chosen.grid[region][:1] for region in REGIONS]),
-        seed=seed_of(entry.name, "calibration"),
-        checkpoint=work / "calibration",
+        probe=probe,
+        figures=mixed,
+        seed=seed_of(entry.name, part),
+        checkpoint=work / part.replace(" ", "_"),
         progress=False,
     )
     return {
@@ -173,6 +187,7 @@ def calibration(entry: Entry, chosen: Problem, work: Path) -> Arrays:
         "rank_names": np.array(found.names),
         "ranked_draws": np.array(RANKED),
         "calibration_failures": np.array(len(found.failures)),
+        "calibration_rhat": found.figures["rhat"].astype(np.float32),
         "seconds": np.array(time.perf_counter() - began),
     }
 

@@ -262,6 +262,35 @@ def test_an_altered_number_breaks_a_certificate(references: Any, tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("optimised")
+def test_a_stored_reference_is_calibrated(
+    references: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "linear_regression-surface"
+    folder = shutil.copytree(problems.FOLDER / name, tmp_path / name)
+    before = json.loads((folder / "certificate.json").read_text())
+    with np.load(folder / "reference.npz") as archive:
+        draws = archive["f"]
+    few = replace(ENTRIES[name], simulations=20, draws=200, warmup=200)
+    # Where chains of short runs do not mix, those of long ones have the entry's own settings.
+    monkeypatch.setattr(references, "MIXED", 0.0)
+    assert references.calibrate(few, tmp_path / "work", tmp_path) == "certified"
+    after = json.loads((folder / "certificate.json").read_text())
+    long = problems.problem(few), tmp_path / "work" / name
+    assert after["cost"]["calibration"]["seed"] == references.calibrated(few, *long)[1]["seed"]
+    assert after["cost"]["calibration"]["seed"] != before["cost"]["calibration"]["seed"]
+    assert after["from the full runs"] == before["from the full runs"]
+    with np.load(folder / "reference.npz") as archive:
+        np.testing.assert_array_equal(archive["f"], draws)
+        assert archive["ranks"].shape[0] == archive["calibration_rhat"].shape[0] == 20
+    assert references.check(name, folder)
+    # A posterior that the truth is never inside of fails.
+    monkeypatch.setattr(references, "calibrated", lambda *_: ({"ranks": np.zeros((20, 6), int)}, {}))
+    assert references.calibrate(few, tmp_path / "work", tmp_path) == "failed"
+    assert not (folder / "reference.npz").exists()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("model", sorted(file.stem for file in (problems.FOLDER / "programs").glob("*.py")))
 def test_the_log_joint_by_hand_is_that_of_both_systems(
     references: Any, model: str, monkeypatch: pytest.MonkeyPatch
