@@ -23,7 +23,7 @@ diagnostics, the commit at which it ran), `league` (method: means over reference
     python comparisons/grading_the_field.py [--tiny] [--out DIR] [--checkpoint DIR] [--only METHOD ...]
         [--references NAME ...]
 
---references runs these alone, and takes over what the tables in --out have of others.
+--references runs these alone, all methods or those of --only, and takes over all other rows of the tables in --out.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -423,8 +424,8 @@ def _draw_cost(study: Study, rows: list[dict[str, Any]]) -> None:
     figure.savefig(study.out / "cost.png")
 
 
-def take_over(study: Study, without: Sequence[str]) -> None:
-    """The stored rows of all references but some; those without a commit are of the run that stored them."""
+def take_over(study: Study, without: Collection[tuple[str, str]]) -> None:
+    """Take the stored rows of all but some references and methods; rows without a commit get that of their run."""
     file = study.out / "results.json"
     InputError.check(
         file.is_file(), "--references", "a run of others in --out", f"no {file}", "all references"
@@ -432,7 +433,8 @@ def take_over(study: Study, without: Sequence[str]) -> None:
     commit = json.loads(file.read_text())["stamp"]["commit"]
     stored = Study.read(study.out, study.sizes).tables
     for table in ("fits", "grades"):
-        study.tables[table] = [row for row in stored[table] if row["reference"] not in without]
+        rows = (row for row in stored[table] if (row["reference"], row["method"]) not in without)
+        study.tables[table] = list(rows)
     study.tables["fits"] = [{"commit": commit} | row for row in study.tables["fits"]]
 
 
@@ -445,25 +447,27 @@ def main(
 ) -> Study:
     """Grade every method on every certified reference; parts are kept in the checkpoint.
 
-    only: these methods. references: these references, beside what is stored of others.
+    only: these methods. references: these references, beside what is stored of other references and methods.
     """
     study = Study.begin(TINY if tiny else FULL, "grading_the_field", tiny, out)
     sizes = study.sizes
-    certified = [each.name for each in bnn.references.entries().values() if each.grade == "certified"]
+    entries = bnn.references.entries()
+    certified = [each.name for each in entries.values() if each.grade == "certified"]
     if unknown := set(references) - set(certified):
         raise unknown_name("reference", min(unknown), certified)
+    asked = list(product(references or sizes.references or certified, only or sizes.methods))
     if references:
-        take_over(study, references)
+        take_over(study, asked)
     fits, grades = study.tables.setdefault("fits", []), study.tables.setdefault("grades", [])
-    for name in references or sizes.references or certified:
-        for method in only or sizes.methods:
-            part = f"{name}-{method.replace(' ', '_').replace(',', '')}"
-            found = kept(
-                checkpoint, part, sizes, lambda name=name, method=method: graded(name, method, sizes)
-            )
-            fits.append(found["fit"])
-            grades.extend(found["grades"])
-            study.say(f"{name}, {method}: {found['fit']['failure'] or found['grades'][-1]['mean_error']}")
+    for name, method in asked:
+        part = f"{name}-{method.replace(' ', '_').replace(',', '')}"
+        found = kept(checkpoint, part, sizes, lambda name=name, method=method: graded(name, method, sizes))
+        fits.append(found["fit"])
+        grades.extend(found["grades"])
+        study.say(f"{name}, {method}: {found['fit']['failure'] or found['grades'][-1]['mean_error']}")
+    places = {name: place for place, name in enumerate((*entries, *only, *sizes.methods))}
+    for rows in (fits, grades):
+        rows.sort(key=lambda row: (places[row["reference"]], places[row["method"]]))
     study.tables["league"] = league(study)
     study.tables["matched"] = matched(study, study.tables["league"])
     draw(study)
