@@ -149,6 +149,14 @@ class Row:
 _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "map": ("MAP", {}),
     "svi": ("SVI", {}),
+    "vbll": (
+        "SVI",
+        {
+            "guide": {"last_layer": "matrixnormal", "*": "normal"},
+            "estimator": "closed_form",
+            "divergence": "analytic",
+        },
+    ),
     "laplace": ("Laplace", {}),
     "laplace-guide": ("Laplace", {"engine": "guide"}),
     "laplace-kron": ("Laplace", {"structure": "kron"}),
@@ -178,6 +186,7 @@ _CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
 METHODS: dict[str, Row] = {
     "map": Row("map", "mode", {}),
     "svi": Row("svi", "mean field", {}),
+    "vbll": Row("vbll", "independent sites", {}),
     "laplace": Row("laplace", "posterior", {}),
     "laplace-guide": Row("laplace-guide", "posterior", {}),
     "laplace-kron": Row("laplace-kron", "independent sites", {}),

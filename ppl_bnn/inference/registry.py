@@ -63,6 +63,12 @@ class MethodRow:
         return method_class(self.class_name)(ppl=ppl, **settings)
 
 
+# Variational Bayesian last layers: a matrix normal over the last layer in closed form, and a point for the rest.
+_LAST_LAYER = {
+    "guide": {"last_layer": "matrixnormal", "*": "delta"},
+    "estimator": "closed_form",
+    "divergence": "analytic",
+}
 _SHORT = {"draws": 12, "warmup": 15}
 _MANY = {**_SHORT, "chains": 8, "superchains": 4}
 _BATCHES = {**_SHORT, "chains": 2, "thinning": 3}
@@ -72,6 +78,7 @@ ROWS: dict[str, MethodRow] = {
     for each in (
         MethodRow("map", "MAP", quick={"steps": 200}),
         MethodRow("svi", "SVI", quick={"steps": 200, "elbo_draws": 20}),
+        MethodRow("vbll", "SVI", _LAST_LAYER, {"steps": 200, "elbo_draws": 20}),
         MethodRow("laplace", "Laplace", quick={"steps": 300}),
         MethodRow("laplace-guide", "Laplace", {"engine": "guide"}, {"steps": 300}),
         MethodRow("laplace-kron", "Laplace", {"structure": "kron"}, {"steps": 300}),

@@ -85,6 +85,14 @@ class _PerRow(NamedHandler):
         """The output of the map. A site is None where the given value is to be used unchanged."""
         raise NotImplementedError
 
+    def _mean(self, applied: Map, x: Array, weight: Array, bias: Any, sites: Sites) -> Array:
+        """The output at the means of the sites."""
+        of_weight, of_bias = (
+            given if site is None else self.loc[site]
+            for given, site in zip((weight, bias), sites, strict=True)
+        )
+        return applied(x, of_weight) if bias is None else applied(x, of_weight) + of_bias
+
 
 def _root(variance: Array) -> Array:
     """The square root, with derivative zero at zero.
@@ -146,9 +154,7 @@ class LocalReparameterisation(_PerRow):
 
     def _output(self, applied: Map, x: Array, weight: Array, bias: Any, sites: Sites) -> Array:
         weight_site, bias_site = sites
-        result = applied(x, weight if weight_site is None else self.loc[weight_site])
-        if bias is not None:
-            result = result + (bias if bias_site is None else self.loc[bias_site])
+        result = self._mean(applied, x, weight, bias, sites)
         if weight_site is None:
             assert bias_site is not None
             scale = self.scale[bias_site]
@@ -218,6 +224,43 @@ class Flipout(_PerRow):
     def _spread(self, signs: Array, x: Array) -> Array:
         """Signs (N, K) repeated along all positions of x (N, ..., I)."""
         return signs.reshape(_one_per_row(x, int(signs.shape[-1])))
+
+
+# --- one layer in closed form -------------------------------------------------------------------------
+
+
+class MeanOutput(_PerRow):
+    """Give the mean output of one linear map, and the expected log likelihood of normal outputs [1]_.
+
+    For a map f = x W + b whose output is that of the network, with a normal W and b, f is normal given x:
+
+        E[log p(y | f)] = log p(y | E f) + gap(E f, Var f),
+
+    the gap by `Likelihood.jensen_gap`. The model ends with f = E f, and `gap` has the second term, summed over rows.
+
+    `loc` has the means of weight and bias, by site; `variance` is the function x (N, I) -> Var f (N, O).
+
+    References
+    ----------
+    .. [1] Harrison, Willes and Snoek (2024), Variational Bayesian last layers.
+    """
+
+    estimator = "the closed form"
+
+    def __init__(self, loc: Values, variance: Callable[[Array], Array]):
+        super().__init__(loc)
+        self.variance = variance
+        self.moments: tuple[Array, Array] | None = None
+        self.gap: Any = 0.0
+
+    def process(self, msg: Message) -> None:
+        if msg.kind == "observe" and self.moments is not None:
+            self.gap = msg.arguments["likelihood"].jensen_gap(*self.moments)
+        super().process(msg)
+
+    def _output(self, applied: Map, x: Array, weight: Array, bias: Any, sites: Sites) -> Array:
+        self.moments = self._mean(applied, x, weight, bias, sites), self.variance(x)
+        return self.moments[0]
 
 
 # --- sites with several uses per row ----------------------------------------------------------------

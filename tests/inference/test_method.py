@@ -382,6 +382,16 @@ def test_conjugate_oracle(row, ppl):
         assert np.all(np.abs(spread - wanted / np.outer(scale, scale)) < 5 * np.sqrt(2 / len(sample)))
         centre = posterior.approximation.centre()
         assert np.allclose(centre["output.weight"][:, 0], problem.mean[:-1], rtol=1e-6, atol=1e-8)
+    elif row.name == "vbll":
+        # Nothing is drawn in its objective.
+        q = posterior.approximation
+        mean, variance = (
+            Conjugate.flat({name: value[None, None] for name, value in each.items()})[0, 0]
+            for each in (q.guide.mean(q.parameters), q.guide.variance(q.parameters))
+        )
+        assert np.all(np.abs(mean - problem.mean) < 1e-4 * sd)
+        assert np.allclose(variance, np.diag(np.linalg.inv(problem.precision_of(row.target))), rtol=1e-3)
+        assert posterior.info.figures["elbo"] < problem.log_evidence + 4 * posterior.info.figures["elbo_se"]
     else:
         loc = np.r_[
             posterior.approximation.loc["output.weight"][:, 0], posterior.approximation.loc["output.bias"]

@@ -26,6 +26,7 @@ from ppl_bnn.inference.variational.families.base import Array, Family, Parameter
 from ppl_bnn.inference.variational.families.blocks import (
     Delta,
     FullRank,
+    Gaussian,
     LowRank,
     MatrixNormal,
     Mixture,
@@ -59,10 +60,11 @@ STORED_OF_A_SITE = ("name", "shape", "unconstrained_shape", "local", "family")
 
 
 def _matches(pattern: str, site: str) -> bool:
-    """Whether a pattern matches a site: its name, the name of its layer, or a glob for one of these."""
+    """Whether a pattern matches a site: its name, the name of its layer, a glob for one of these, or several."""
     parts = site.split(".")
     prefixes = [".".join(parts[: index + 1]) for index in range(len(parts))]
-    return any(pattern == prefix or fnmatchcase(prefix, pattern) for prefix in prefixes)
+    several = [each.strip() for each in pattern.split(",")]
+    return any(each == prefix or fnmatchcase(prefix, each) for prefix in prefixes for each in several)
 
 
 @dataclass(frozen=True)
@@ -103,8 +105,8 @@ class Guide:
         ----------
         specification : str, Family or dict
             A family or its name, over all sites jointly, or a dict pattern -> family. A pattern is the name of a layer
-            ("output") or site ("output.bias"), or a glob ("hidden*"). The first match applies. The sites of one pattern
-            are joint.
+            ("output") or site ("output.bias"), a glob ("hidden*"), or several of these, separated by commas. The first
+            match applies. The sites of one pattern are joint. "*" takes what is left, if anything is.
         sites : iterable of Site
             Sites of a program. Parameters without a prior are left out.
 
@@ -134,6 +136,8 @@ class Guide:
         for pattern, family in families:
             matched = [site for site in latent if _matches(pattern, site.name)]
             chosen = [site for site in matched if site.name not in taken]
+            if not chosen and pattern == "*" and blocks:
+                continue
             if not chosen:
                 raise _unused(pattern, matched, taken, sites)
             taken |= {site.name: pattern for site in chosen}
@@ -274,6 +278,14 @@ class Guide:
             block.scale(own) if isinstance(block, Normal) else None for block, own in self._bound(params)
         )
         return {name: mean[name] for name in self.normal_sites}, {n: scale[n] for n in self.normal_sites}
+
+    def output_variance(self, params: Parameters, x: Array, weight: str, bias: str | None) -> Array:
+        """The variance (N, O) of x W + b at fixed x (N, I), of a weight in a Gaussian block and a bias in any other."""
+        found: Any = 0.0
+        for block, own in self._bound(params):
+            if isinstance(block, Gaussian) and {weight, bias}.intersection(block.names):
+                found = found + block.output_variance(own, x, weight, bias)
+        return found
 
     # -- in NumPy
 

@@ -2,7 +2,7 @@
 
 ELBO = E_q[log p(D | w)] - KL(q || p). The first term is scaled from a batch to all rows; the second (`kl.py`) is
 counted once. Handlers (`language/stochastic_layers.py`) draw the weights of linear maps once, per row, or with signs
-per row.
+per row, or give the mean of the last one, whose weights then have an expectation in closed form.
 """
 
 from __future__ import annotations
@@ -19,19 +19,25 @@ from ppl_bnn.backends.program import Problem
 from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.core.errors import DivergenceError, UnsupportedError
-from ppl_bnn.inference.flat_vector import first_rows, somewhere, system_values, untransformed
+from ppl_bnn.inference.flat_vector import first_rows, latent_names, somewhere, system_values, untransformed
 from ppl_bnn.inference.variational.autoguide import Costs
-from ppl_bnn.inference.variational.families.blocks import Normal
+from ppl_bnn.inference.variational.families.blocks import Delta, Gaussian, Normal
 from ppl_bnn.inference.variational.guides import Guide, GuideApproximation, strip_prefix
 from ppl_bnn.inference.variational.kl import Divergence
 from ppl_bnn.inference.variational.mean_field import MeanField
 from ppl_bnn.language import ops
-from ppl_bnn.language.handlers import LinearUse, NetworkFunction, RecordLinear
+from ppl_bnn.language.handlers import LinearUse, NetworkFunction, RecordLinear, network_output
 from ppl_bnn.language.primitives import Handler
-from ppl_bnn.language.stochastic_layers import Flipout, LocalReparameterisation, refuse_shared, shared_weights
+from ppl_bnn.language.stochastic_layers import (
+    Flipout,
+    LocalReparameterisation,
+    MeanOutput,
+    refuse_shared,
+    shared_weights,
+)
 from ppl_bnn.posterior.approximation import Approximation
 
-ESTIMATORS = ("plain", "local", "flipout")
+ESTIMATORS = ("plain", "local", "flipout", "closed_form")
 OBJECTIVES = ("elbo", "iwelbo", "renyi")
 
 
@@ -89,7 +95,7 @@ class Objective:
         self._weights: tuple[str, ...] = ()
         self._native = program.native
         if self.estimator != "plain":
-            self._find_weights()
+            self._weights = self._last_layer() if self.estimator == "closed_form" else self._find_weights()
             self._native = problem.system.native(self._perturbed, record=False)
         if self.population is not None and not program.language:
             self._native = functools.partial(program.native, population=self.population)
@@ -103,8 +109,26 @@ class Objective:
         }
         return self.guide.start(u0, scale, np.random.default_rng(site_seed("guide", seed))) | values
 
-    def _find_weights(self) -> None:
-        """Find the weights and biases of linear maps with independent normals, and those not used once per row.
+    def _last_layer(self) -> tuple[str, ...]:
+        """The weight of the last linear map, and its bias if that is a site; `UnsupportedError` without closed form."""
+        where, block_of = "estimator 'closed_form'", self.guide.block_of
+        weight, bias, run = last_layer(self.problem)
+        run.likelihood.jensen_gap(run.f, run.f)
+        layer = tuple(site for site in (weight, bias) if site is not None)
+        for site in layer:
+            block, what = block_of[site], "weight" if site == weight else "bias"
+            normal = isinstance(block, Gaussian if site == weight else Gaussian | Delta)
+            wanted = f"a normal over {site!r}, the {what} of the last layer"
+            advice = "guide={'last_layer': 'fullrank', '*': 'delta'}"
+            UnsupportedError.check(normal, where, wanted, type(block).__name__, advice)
+            others = [name for name in block.names if name not in layer]
+            apart = isinstance(block, Normal | Delta) or not others
+            wanted = f"a family over {site!r} that leaves it independent of all but the last layer"
+            UnsupportedError.check(apart, where, wanted, f"one with {', '.join(others)}", advice)
+        return layer
+
+    def _find_weights(self) -> tuple[str, ...]:
+        """The weights and biases of linear maps with independent normals; finds those not used once per row.
 
         Raises `UnsupportedError` if there are none for this estimator, or for shared ones unless `approximate`.
         """
@@ -114,8 +138,8 @@ class Objective:
         if not (program.coupled or program.has_local):
             x = map_data(lambda a: ops.concatenate([a, a], 0), x)
         used = {site for use in uses for site in (use.weight, use.bias) if site is not None}
-        self._weights = tuple(name for name in guide.normal_sites if name in used & untransformed(problem))
-        if not self._weights:
+        weights = tuple(name for name in guide.normal_sites if name in used & untransformed(problem))
+        if not weights:
             got = "none with " + ", ".join(sorted({type(block).__name__ for block in guide.blocks}))
             advice = "guide='normal', or {'hidden*': 'normal', ...}"
             if not used:
@@ -123,10 +147,11 @@ class Objective:
                 advice = "estimator='plain', or bnn.dense in its place"
             wanted = f"independent normals on unconstrained weights of linear maps, for estimator={self.estimator!r}"
             raise UnsupportedError.of("SVI", wanted, got, advice)
-        shared = shared_weights(program.model, w, x, self._weights)
+        shared = shared_weights(program.model, w, x, weights)
         refuse_shared(shared, self.estimator, self.approximate)
         if self.estimator == "local":
             self.shared = tuple(shared)
+        return weights
 
     def _perturbed(self, x: Any, y: Any = None) -> None:
         assert self._handler is not None
@@ -164,7 +189,12 @@ class Objective:
                 block.log_prob(guide.parameters_of(fixed, index), block.join(u))
                 for index, block in enumerate(guide.blocks)
             ]
-        if self.estimator != "plain":
+        if self.estimator == "closed_form":
+            means = guide.mean(params)
+            loc = {name: means[name] for name in self._weights}
+            variance = functools.partial(self._variance, params)
+            self._handler = MeanOutput(loc, variance)
+        elif self.estimator != "plain":
             loc, scale = ({name: part[name] for name in self._weights} for part in guide.loc_scale(params))
             if self.estimator == "flipout":
                 self._handler = Flipout(loc, randomness.sign)
@@ -192,8 +222,15 @@ class Objective:
             if site.kind == "observed":
                 main = site.name == program.observed
                 factor = site.scale * (scale if main or site.local else 1.0)
-                total = total - factor * site.distribution.log_prob(y if main else site.value).sum()
+                log_prob = site.distribution.log_prob(y if main else site.value).sum()
+                if main and isinstance(self._handler, MeanOutput):
+                    log_prob = log_prob + self._handler.gap
+                total = total - factor * log_prob
         return total
+
+    def _variance(self, params: Mapping[str, Any], x: Any) -> Any:
+        """The variance of the output at inputs x of the last layer."""
+        return self.guide.output_variance(params, x, self._weights[0], *self._weights[1:] or (None,))
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
         """The guide at fitted parameters, in NumPy."""
@@ -234,6 +271,34 @@ def linear_uses(problem: Problem) -> tuple[Any, dict[str, Any], list[LinearUse]]
     row, y = first_rows(problem)
     # Maps are identified by the array objects that they receive, whatever the values.
     w = problem.program.constrain(system_values(problem, somewhere(problem)), row, y)
-    with NetworkFunction(w), RecordLinear(values=w) as record:
-        problem.program.model(row, None)
+    with RecordLinear(values=w) as record:
+        network_output(problem.program.model, w, row)
     return row, w, record.uses
+
+
+def last_layer(problem: Problem) -> tuple[str, str | None, NetworkFunction]:
+    """The sites of the weight and the bias of the linear map whose output is f, once per row, and a run of the network.
+
+    Raises `UnsupportedError` where there is none.
+    """
+    program, where = problem.program, "the last layer"
+    row, y = first_rows(problem)
+    w = program.constrain(system_values(problem, somewhere(problem)), row, y)
+    with RecordLinear(values=w) as record:
+        run = network_output(program.model, w, row)
+    use = record.uses[-1] if record.uses and record.outputs[-1] is run.f else None
+    latent = untransformed(problem).intersection(latent_names(problem))
+    good = use is not None and use.kind == "linear" and use.weight in latent
+    wanted, advice = (
+        "bnn.dense, or a linear map of a sampled weight, whose output is f itself",
+        "another estimator",
+    )
+    UnsupportedError.check(good, where, wanted, "a network that ends with something else", advice)
+    assert use is not None
+    assert use.weight is not None
+    bias = use.bias if use.bias in latent else None
+    # Two rows show what is used once per row, if rows can be separated.
+    x = row if program.coupled or program.has_local else map_data(lambda a: ops.concatenate([a, a], 0), row)
+    shared = shared_weights(program.model, w, x, [site for site in (use.weight, bias) if site is not None])
+    refuse_shared(shared, "closed_form")
+    return use.weight, bias, run

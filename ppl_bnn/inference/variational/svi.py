@@ -37,7 +37,13 @@ from ppl_bnn.inference.variational.autoguide import KEPT, SYSTEM_GUIDES, SystemG
 from ppl_bnn.inference.variational.families.base import Family
 from ppl_bnn.inference.variational.families.blocks import Mixture, family_of
 from ppl_bnn.inference.variational.guides import Guide
-from ppl_bnn.inference.variational.objectives import ESTIMATORS, OBJECTIVES, Objective, evidence_bound
+from ppl_bnn.inference.variational.objectives import (
+    ESTIMATORS,
+    OBJECTIVES,
+    Objective,
+    evidence_bound,
+    last_layer,
+)
 from ppl_bnn.inference.variational.restarts import Restarts
 from ppl_bnn.language.distributions import SPECIAL
 from ppl_bnn.posterior.approximation import Approximation
@@ -54,6 +60,8 @@ PLAIN: dict[str, Any] = {
     "kl_weight": 1.0,
     "kl_warmup": 0.0,
 }
+# A key of a dict guide: the weight and the bias of the linear map whose output is f.
+LAST_LAYER = "last_layer"
 # The options that `Objective` has under the same names.
 OPTIONS = ("estimator", "sticking_the_landing", "objective", "alpha", "particles", "approximate")
 
@@ -75,7 +83,8 @@ class SVI(Method):
         - "lowrank", "fullrank", "matrixnormal", "mixture", "iaf", "spline", "delta", or one of these with options
           (`bnn.guides.LowRank(rank=5)`).
         - A dict gives each part its own family: {"output": "fullrank", "*": "normal"}. Keys are layers, sites or
-          patterns. The first match counts, and the sites of one entry are joint.
+          patterns, several of them separated by commas, or "last_layer": weight and bias of the linear map whose output
+          is f. The first match counts, and the sites of one entry are joint.
         - A function (x, y=None) written in the system `ppl`, with the latent sites of the model.
     steps : int, default 10000
         Number of steps.
@@ -95,13 +104,17 @@ class SVI(Method):
     stop : {None, "plateau"}
         None takes all steps. "plateau" begins to lower the learning rate when the loss has reached a plateau, and
         lowers it over as many steps as it was held.
-    estimator : {"plain", "local", "flipout"}
+    estimator : {"plain", "local", "flipout", "closed_form"}
         Estimator of the gradient of the likelihood.
 
         - "plain": one draw of the weights for all rows (reparameterisation).
         - "local": the output of a linear map is drawn for each row (local reparameterisation [2]_), for weights used
           once per row. For shared weights it is refused unless `approximate`, and is then not the ELBO.
         - "flipout": one draw with random signs per row [3]_; valid for shared weights.
+        - "closed_form": the expectation over the last layer, whose family is a normal, in closed form [8]_. Exact for
+          Gaussian noise and for Poisson counts, by quadrature for two classes; for several, Jensen's lower bound of the
+          ELBO. Other weights are drawn as in "plain", or are points: {"last_layer": "matrixnormal", "*": "delta"} is
+          the variational Bayesian last layer ("vbll" by name).
 
         "local" and "flipout" apply to weights with independent normals; other weights are drawn as in "plain".
     divergence : {"monte_carlo", "analytic"}
@@ -167,6 +180,7 @@ class SVI(Method):
     .. [5] Burda et al. (2016).
     .. [6] Li and Turner (2016).
     .. [7] Dhaka et al. (2020).
+    .. [8] Harrison, Willes and Snoek (2024).
 
     Examples
     --------
@@ -263,6 +277,8 @@ class SVI(Method):
         more = ""
         if self.guide == "normal":
             more = " Its weights are independent, which costs uncertainty between the data above all."
+        elif isinstance(self.guide, Mapping) and "delta" in self.guide.values():
+            more = " Sites with the family 'delta' have no spread at all."
         elif self.guide == "mixture" or isinstance(self.guide, Mixture):
             more = (
                 " A mixture of few independent normals holds correlations in part: of a correlated normal in four "
@@ -346,12 +362,22 @@ class _Fit:
             model = batched_model(problem, batch)
             self.objective = make(problem, model, method.guide, method.particles, batch)
         else:
-            guide = Guide.of(method.guide, program.sites.values())
+            guide = Guide.of(self._specification(), program.sites.values())
             options = {name: getattr(method, name) for name in OPTIONS}
             options |= {"analytic": method.divergence == "analytic", "population": batch and problem.rows}
             self.objective = Objective(problem, guide, **options)
         shapes = self._beginning(0, None)
         self.descent: Descent = descent(problem, self.objective, shapes, method.stream)
+
+    def _specification(self) -> Any:
+        """The guide as given, with the sites of the last layer in place of "last_layer"."""
+        given = self.method.guide
+        if not isinstance(given, Mapping) or LAST_LAYER not in given:
+            return given
+        weight, bias, _ = last_layer(self.problem)
+        latent = {site.name for site in self.problem.program.latents}
+        layer = ", ".join(site for site in (weight, bias) if site in latent)
+        return {layer if key == LAST_LAYER else key: value for key, value in given.items()}
 
     def _seed(self, index: int) -> int:
         return self.problem.seed if index == 0 else site_seed(f"restart {index}", self.problem.seed) % 2**31

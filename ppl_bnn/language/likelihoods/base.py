@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import numpy as np
 
-from ppl_bnn.core.errors import InputError, ModelError
+from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 
@@ -156,6 +156,17 @@ class Likelihood:
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         """Family and parameters of a `Prediction`, in NumPy, for eta (..., N, D)."""
         raise NotImplementedError
+
+    def jensen_gap(self, mean: Any, variance: Any) -> Any:
+        """E[log p(y | f)] - log p(y | mean), summed over rows, for normal f with this mean and variance, both (N, K).
+
+        If log p(y | f) is y f less a convex function of f, this does not depend on y, and is minus the gap of Jensen's
+        inequality. A likelihood without a closed form gives a lower bound, or raises UnsupportedError.
+        """
+        wanted = (
+            "a likelihood whose expectation has a closed form: Gaussian, Poisson, Bernoulli or Categorical"
+        )
+        raise UnsupportedError.of("closed form", wanted, self.family, "estimator='local' or 'plain'")
 
 
 @runtime_checkable

@@ -12,6 +12,12 @@ from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
 from ppl_bnn.language.likelihoods.base import Likelihood
 
+# Nodes and weights of the expectation over a standard normal.
+_NORMAL = (
+    np.polynomial.hermite_e.hermegauss(32)[0],
+    np.polynomial.hermite_e.hermegauss(32)[1] / np.sqrt(2.0 * np.pi),
+)
+
 
 @dataclass(frozen=True)
 class Bernoulli(Likelihood):
@@ -41,6 +47,12 @@ class Bernoulli(Likelihood):
 
     def score(self, eta: Any, y: Any) -> Any:
         return y[:, None] - ops.sigmoid(eta)
+
+    def jensen_gap(self, mean: Any, variance: Any) -> Any:
+        # By Gauss-Hermite quadrature. The root keeps its derivative where the variance is zero.
+        nodes, weights = (ops.asarray(each, like=mean) for each in _NORMAL)
+        f = mean[..., None] + ops.sqrt(variance + 1e-30)[..., None] * nodes
+        return ops.sum(ops.softplus(mean)) - ops.sum(ops.softplus(f) * weights)
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         return "Bernoulli", {"probs": ops.sigmoid(eta[..., 0])}
@@ -80,6 +92,10 @@ class Categorical(Likelihood):
 
     def score(self, eta: Any, y: Any) -> Any:
         return ops.one_hot(y, int(eta.shape[-1]), like=eta) - ops.softmax(eta)
+
+    def jensen_gap(self, mean: Any, variance: Any) -> Any:
+        # A bound: E log sum_k exp f_k <= log sum_k E exp f_k.
+        return ops.sum(ops.logsumexp(mean) - ops.logsumexp(mean + 0.5 * variance))
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         return "Categorical", {"probs": ops.softmax(eta)}

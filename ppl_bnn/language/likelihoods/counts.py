@@ -51,6 +51,9 @@ class Poisson(_Counts):
     def distribution(self, f: Any) -> dist.Distribution:
         return dist.distribution("Poisson", ops.exp(f[:, 0]))
 
+    def jensen_gap(self, mean: Any, variance: Any) -> Any:
+        return ops.sum(ops.exp(mean) - ops.exp(mean + 0.5 * variance))
+
     def fisher_root(self, eta: Any) -> Any:
         return ops.exp(0.5 * eta)[:, :, None]
 

@@ -83,6 +83,9 @@ class Gaussian(_NormalNoise):
     def distribution(self, f: Any) -> dist.Distribution:
         return location_scale("Normal", f, scale=self.noise)
 
+    def jensen_gap(self, mean: Any, variance: Any) -> Any:
+        return -0.5 * ops.sum(variance / ops.asarray(self.noise, like=mean) ** 2)
+
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         loc, log_noise = parts(eta, 2)
         # All rows of a draw share the noise, so its exponential is computed once and not once per row.

@@ -205,6 +205,8 @@ def closed(fixed: Fixed, truth: Conjugate) -> tuple[np.ndarray, np.ndarray]:
         ("pyro", "local", False, True, 2),
         ("pyro", "flipout", True, False, 1),
         ("pyro", "flipout", False, False, 2),
+        ("numpyro", "closed_form", True, False, 1),
+        ("pyro", "closed_form", True, False, 2),
     ],
 )
 def test_every_estimator_has_the_mean_of_the_closed_form(
@@ -228,11 +230,22 @@ def test_every_estimator_has_the_mean_of_the_closed_form(
         np.testing.assert_allclose(values[:, 2], value[2], rtol=1e-12)
 
 
-@pytest.mark.parametrize(("ppl", "estimator"), [("numpyro", "local"), ("pyro", "local"), ("pyro", "flipout")])
-def test_row_wise_estimators_agree_with_the_plain_one_on_a_network(ppl: str, estimator: str) -> None:
+@pytest.mark.parametrize(
+    ("ppl", "estimator", "guide"),
+    [
+        ("numpyro", "local", "normal"),
+        ("pyro", "local", "normal"),
+        ("pyro", "flipout", "normal"),
+        ("numpyro", "closed_form", {"output": "fullrank", "*": "normal"}),
+        ("pyro", "closed_form", {"output": "lowrank", "*": "normal"}),
+        ("pyro", "closed_form", {"output.weight": "matrixnormal", "output.bias": "delta", "*": "lowrank"}),
+        ("pyro", "closed_form", {"output.bias": "fullrank", "noise, output.weight": "normal", "*": "iaf"}),
+    ],
+)
+def test_other_estimators_agree_with_the_plain_one_on_a_network(ppl: str, estimator: str, guide: Any) -> None:
     count = 6000
-    plain = Fixed(ppl, network, TRUTH.x, TRUTH.y).sample(count, seed=1)
-    other = Fixed(ppl, network, TRUTH.x, TRUTH.y, estimator=estimator).sample(count, seed=2)
+    plain = Fixed(ppl, network, TRUTH.x, TRUTH.y, guide).sample(count, seed=1)
+    other = Fixed(ppl, network, TRUTH.x, TRUTH.y, guide, estimator=estimator).sample(count, seed=2)
     agree(plain[0], other[0])
     agree(plain[1], other[1])
 
@@ -356,7 +369,7 @@ def test_the_batches_of_an_epoch_average_to_the_objective_over_all_rows(ppl: str
     assert np.ptp(each[:, :, 1], axis=0).min() > 0.1
 
 
-@pytest.mark.parametrize("estimator", ["local", "flipout"])
+@pytest.mark.parametrize("estimator", ["local", "flipout", "closed_form"])
 def test_so_they_do_on_average_with_noise_for_each_row(estimator: str) -> None:
     rows, size = len(TRUTH.x), 6
     fixed = Fixed("pyro", TRUTH.model, TRUTH.x, TRUTH.y, estimator=estimator, population=rows)

@@ -51,6 +51,22 @@ class Gaussian(Family):
         """Half the logarithm of the determinant of the covariance."""
         return ops.sum(ops.log(scale))
 
+    @abstractmethod
+    def deviation(self, params: Parameters, scale: Any, eps: Array) -> Array:
+        """u - loc (..., P), which is linear in the noise eps (..., E)."""
+
+    def output_variance(self, params: Parameters, x: Array, weight: str, bias: str | None) -> Array:
+        """The variance (N, O) of x W + b, x (N, I), of which the block has the weight, the bias or both."""
+        each = ops.diagonal_matrix(ops.ones_like(ops.broadcast_to(params["loc"][:1], (self.noise_size,))))
+        output = self._output(self.deviation(params, self.scale(params), each), x, weight, bias)
+        return ops.sum(output * output, 0)
+
+    def _output(self, flat: Array, x: Array, weight: str, bias: str | None) -> Array:
+        """x W + b (..., N, O) for the sites in a flat vector (..., P); a bias alone has one row."""
+        parts = self.split(flat)
+        found = x @ parts[weight] if weight in parts else 0.0
+        return found + parts[bias][..., None, :] if bias in parts else found
+
     def mean(self, params: Parameters) -> Array:
         return params["loc"]
 
@@ -60,11 +76,7 @@ class Gaussian(Family):
 
 @dataclass(frozen=True)
 class Affine(Gaussian):
-    """A normal u = loc + S eps with an invertible S."""
-
-    @abstractmethod
-    def deviation(self, params: Parameters, scale: Any, eps: Array) -> Array:
-        """S eps (..., P)."""
+    """A normal u = loc + S eps with an invertible S; `deviation` is S eps."""
 
     @abstractmethod
     def noise(self, params: Parameters, scale: Any, deviation: Array) -> Array:
@@ -107,6 +119,9 @@ class Normal(Affine):
     def variance(self, params: Parameters) -> Array:
         scale = self.scale(params)
         return scale * scale
+
+    def output_variance(self, params: Parameters, x: Array, weight: str, bias: str | None) -> Array:
+        return self._output(self.variance(params), x * x, weight, bias)
 
     def as_prior(self, params: Parameters) -> GaussianPrior:
         return GaussianPrior(self.split(params["loc"]), scale=self.split(self.scale(params)))
@@ -192,9 +207,14 @@ class LowRank(Gaussian):
         distance = ops.sum(rest * rest, -1) + ops.sum(c * c, -1)
         return -0.5 * (distance + log_determinant + self.size * LOG_2PI) - ops.sum(ops.log(scale))
 
+    def _correlated(self, params: Parameters, eps: Array) -> Array:
+        return eps[..., : self.columns] @ params["factor"].T + eps[..., self.columns :]
+
+    def deviation(self, params: Parameters, scale: Any, eps: Array) -> Array:
+        return scale * self._correlated(params, eps)
+
     def draw(self, params: Parameters, eps: Array) -> tuple[Array, Array]:
-        scale = self.scale(params)
-        z = eps[..., : self.columns] @ params["factor"].T + eps[..., self.columns :]
+        scale, z = self.scale(params), self._correlated(params, eps)
         return params["loc"] + scale * z, self._log_density(params, scale, z)
 
     def log_prob(self, params: Parameters, u: Array) -> Array:
@@ -338,6 +358,11 @@ class MatrixNormal(Affine):
         (rows, columns), (left, right), lead = scale, self._lower(params), tuple(eps.shape[:-1])
         z = left @ eps.reshape(lead + self.matrix) @ right.T
         return (rows[:, None] * columns * z).reshape((*lead, self.size))
+
+    def output_variance(self, params: Parameters, x: Array, weight: str, bias: str | None) -> Array:
+        (rows, columns), (left, right) = self.scale(params), self._lower(params)
+        along = (x * rows) @ left
+        return ops.sum(along * along, -1)[:, None] * (columns * columns * _root_rows(right))
 
     def noise(self, params: Parameters, scale: Any, deviation: Array) -> Array:
         (rows, columns), (left, right), lead = scale, self._lower(params), tuple(deviation.shape[:-1])
