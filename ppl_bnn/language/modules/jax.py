@@ -66,6 +66,9 @@ class Jax(Framework):
             found.append(Parameter(name, shape, inputs, own, gain, inputs_first))
         return found
 
+    def arrays(self, network: Any) -> list[Array]:
+        return [leaf for part in self.leaves(network) for _, leaf in part if protocol.is_array(leaf)]
+
     def constants(self, network: Any) -> dict[str, Array]:
         jax, rest = sys.modules["jax"], self.leaves(network)[1]
         arrays = [(path, leaf) for path, leaf in rest if protocol.is_array(leaf) and _has_value(leaf)]
@@ -118,8 +121,11 @@ class Equinox(Jax):
             if "Dropout" in kinds:
                 off = node.inference or (isinstance(node.p, int | float) and node.p == 0)
                 expected, got = "a module without randomness of its own", f"Dropout {name!r} in training"
-                advice = "equinox.nn.inference_mode(network)"
+                advice = "mode='eval'"
                 ModelError.check(off, word, expected, f"{got}, with p={node.p}", advice)
+
+    def in_evaluation(self, network: Any) -> Any:
+        return sys.modules["equinox"].nn.inference_mode(network)
 
     def leaves(self, network: Any) -> tuple[list[Leaf], list[Leaf]]:
         every = sys.modules["jax"].tree.leaves_with_path(network)
@@ -180,6 +186,11 @@ class Nnx(Jax):
         several = bool(kinds & {"LinearGeneral", "Einsum"}) and len(shape) > 2
         return math.prod(layer.in_features if "LinearGeneral" in kinds else shape[:-1]), not several
 
+    def in_evaluation(self, network: Any) -> Any:
+        found = sys.modules["flax.nnx"].merge(*self._split(network))
+        found.eval()
+        return found
+
     def mode(self, network: Any) -> Any:
         graph = self._split(network)[0]
         try:
@@ -194,7 +205,7 @@ class Nnx(Jax):
             changed = [*changed, *counted]
         expected = "a module that is a function: without randomness of its own, and with statistics that stay"
         got = f"changes of {', '.join(map(repr, changed))}"
-        advice = "network.eval(), which turns dropout off and takes the running statistics"
+        advice = "mode='eval', which turns dropout off and takes the running statistics"
         call.check(not changed, expected, got, advice)
         return output
 

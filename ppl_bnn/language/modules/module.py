@@ -39,7 +39,14 @@ FanIns = Mapping[str, int] | Callable[[str, tuple[int, ...]], int] | None
 
 
 def module(
-    name: str, x: Any, network: Any, prior: Priors = None, *, fan_in: FanIns = None, coupled: bool = False
+    name: str,
+    x: Any,
+    network: Any,
+    prior: Priors = None,
+    *,
+    fan_in: FanIns = None,
+    coupled: bool = False,
+    mode: str | None = None,
 ) -> Array:
     """The output network(x) of a module, with its parameters drawn from priors.
 
@@ -74,6 +81,10 @@ def module(
     coupled : bool
         Whether the rows interact, as in a graph network (`bnn.coupled`); an Equinox module then gets all rows.
 
+    mode : {None, "eval"}
+        "eval" runs a copy of the module in evaluation mode, which shares its arrays: without dropout, and with the
+        running statistics of batch normalisation. None runs the module as it is.
+
     Returns
     -------
     array
@@ -91,10 +102,10 @@ def module(
 
     Notes
     -----
-    Requirements. Dropout and batch normalisation in training mode are refused, and so are modules that write into their
-    buffers or variables, draw random numbers, or mix rows (found by running the module once on artificial rows). In
-    evaluation mode the running statistics are constants, which is supported. Buffers and variables that are not
-    parameters are converted to the floating type and the device of the fit.
+    Requirements. Dropout and batch normalisation in training mode are refused without mode="eval", and so are modules
+    that write into their buffers or variables, draw random numbers, or mix rows (found by running the module once on
+    artificial rows). In evaluation mode the running statistics are constants, which is supported. Buffers and variables
+    that are not parameters are converted to the floating type and the device of the fit.
 
     Trained networks. A method with `start=network` starts at its parameters: each site `name.<parameter>` at the value
     of that name in the network, unchanged, also for `Point`. The network is `network` itself, another module of its
@@ -123,6 +134,9 @@ def module(
     """
     word = f"module({name!r})"
     framework = _framework(word, network)
+    ModelError.check(mode in (None, "eval"), word, "mode=None or 'eval'", repr(mode), "mode='eval'")
+    if mode == "eval":
+        network = protocol.in_evaluation(framework, network)
     inputs = x if isinstance(x, tuple) else (x,)
     rows = _row_count(word, inputs, coupled)
     protocol.check_system(word, framework, network, inputs)

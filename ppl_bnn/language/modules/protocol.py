@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -114,6 +115,13 @@ class Framework(Protocol):
 
     def mode(self, network: Any) -> Any:
         """A value that changes when the behaviour of the module may have changed."""
+
+    def arrays(self, network: Any) -> list[Array]:
+        """All arrays of the module, the very objects."""
+        ...
+
+    def in_evaluation(self, network: Any) -> Any:
+        """A copy in evaluation mode that shares the arrays of the module."""
 
     def aside(self) -> contextlib.AbstractContextManager[Any]:
         """A context outside of all transformations in which a module may be running: values are concrete."""
@@ -324,6 +332,17 @@ def _notes_on(network: Any) -> dict[Any, Any]:
         _NOTES[number] = {}
         weakref.finalize(network, _NOTES.pop, number)
     return _NOTES[number]
+
+
+def in_evaluation(framework: Framework, network: Any) -> Any:
+    """The module in evaluation mode: one copy for as long as it has the same arrays."""
+    notes, arrays = _notes_on(network), framework.arrays(network)
+    held, copy = notes.get("in evaluation", ([], None))
+    same = len(held) == len(arrays) and all(map(operator.is_, held, arrays))
+    if copy is None or not same:
+        copy = framework.in_evaluation(network)
+        notes["in evaluation"] = arrays, copy
+    return copy
 
 
 def kinds_of(value: Any, root: str) -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import math
 import sys
@@ -32,11 +33,11 @@ class Torch(Framework):
                 got = f"{name} without running statistics, which normalises by those of the batch"
                 check(part.running_mean is not None, word, rows, got, "torch.nn.LayerNorm or GroupNorm")
                 got = f"{name} in training, which normalises by the statistics of the batch"
-                advice = "network.eval(), for the running statistics that it has, or torch.nn.LayerNorm"
+                advice = "mode='eval', for the running statistics that it has, or torch.nn.LayerNorm"
                 check(not part.training, word, rows, got, advice)
             if isinstance(part, layers.dropout._DropoutNd) and part.training:
                 got = f"{name} in training, with p={part.p}"
-                advice = "network.eval(), or bnn.MCDropout on bnn.dense layers"
+                advice = "mode='eval', or bnn.MCDropout on bnn.dense layers"
                 check(part.p <= 0, word, "a module without randomness of its own", got, advice)
 
     def parameters(self, word: str, network: Any) -> list[Parameter]:
@@ -75,6 +76,12 @@ class Torch(Framework):
 
     def number(self, own: Any) -> np.ndarray:
         return own.detach().cpu().double().numpy() if protocol.library_of(own) == "torch" else np.asarray(own)
+
+    def arrays(self, network: Any) -> list[Array]:
+        return [*network.parameters(), *network.buffers()]
+
+    def in_evaluation(self, network: Any) -> Any:
+        return copy.deepcopy(network, {id(each): each for each in self.arrays(network)}).eval()
 
     def mode(self, network: Any) -> Any:
         return tuple(part.training for part in network.modules())
@@ -119,12 +126,12 @@ class Torch(Framework):
             output = torch.func.functional_call(call.network, given, inputs)
         good = torch.equal(before, _random_state(like.device))
         got = "one that draws random numbers (dropout in training, perhaps)"
-        advice = "network.eval(), or what is drawn as bnn.sample in the model"
+        advice = "mode='eval', or what is drawn as bnn.sample in the model"
         call.check(good, "a module without randomness of its own", got, advice)
         now = {name: given[name]._version for name in buffers if given[name] is buffers[name]}
         changed = ", ".join(repr(name) for name in buffers if now.get(name) != versions[name])
         expected = "a module that is a function, and leaves its buffers as they are"
-        call.check(not changed, expected, f"changes of {changed}", "network.eval()")
+        call.check(not changed, expected, f"changes of {changed}", "mode='eval'")
         return output
 
     @contextlib.contextmanager

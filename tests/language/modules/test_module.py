@@ -683,9 +683,9 @@ def linear(*after: torch.nn.Module) -> Any:
             lambda: linear(torch.nn.Dropout(0.3)),
             "randomness of its own; got Dropout '1' in training, with p=0.3",
         ),
-        (lambda: linear(torch.nn.AlphaDropout(0.3)), r"AlphaDropout '1'.*network.eval\(\)"),
+        (lambda: linear(torch.nn.AlphaDropout(0.3)), r"AlphaDropout '1'.*mode='eval'"),
         (Noisy, "draws random numbers"),
-        (lambda: linear(torch.nn.BatchNorm1d(WIDTH)), r"BatchNorm1d '1' in training.*network.eval\(\)"),
+        (lambda: linear(torch.nn.BatchNorm1d(WIDTH)), r"BatchNorm1d '1' in training.*mode='eval'"),
         (
             lambda: linear(torch.nn.BatchNorm1d(WIDTH, track_running_stats=False)).eval(),
             "BatchNorm1d '1' without running statistics",
@@ -798,6 +798,36 @@ def test_attention_of_torch_is_mapped_and_has_derivatives_both_ways() -> None:
     assert float(tangent.sum()) == pytest.approx(product, rel=1e-9)
 
 
+def test_evaluation_on_request_leaves_the_module_in_training() -> None:
+    """The copy shares the arrays: what is trained on, or loaded, is seen; and goes away with the module."""
+    network = linear(torch.nn.BatchNorm1d(WIDTH), torch.nn.Dropout(0.5))
+    number = id(network)
+
+    def agree(network: Any) -> None:
+        expected = copy.deepcopy(network).double().eval()(torch.tensor(X)).detach()
+        w = {f"net.{name}": value.detach().double() for name, value in network.named_parameters()}
+        with system("pyro").session("float64", "cpu", 1), Substitute(w):
+            found = bnn.module("net", torch.tensor(X), network, mode="eval")
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+
+    agree(network)
+    with torch.no_grad():
+        network(torch.randn(20, FEATURES))
+        network[0].weight *= 2.0
+    agree(network)
+    first = calls._NOTES[number]["in evaluation"][1]
+    assert first[0].weight is network[0].weight
+    network[0].weight = torch.nn.Parameter(torch.ones_like(network[0].weight))
+    agree(network)
+    assert calls._NOTES[number]["in evaluation"][1] is not first
+    assert all(part.training for part in network.modules())
+    with pytest.raises(ModelError, match="mode=None or 'eval'"):
+        bnn.module("net", X, network, mode="train")
+    del network, first
+    gc.collect()
+    assert number not in calls._NOTES
+
+
 def test_a_module_in_training_again_is_looked_at_again() -> None:
     network = Noisy().eval()
     values = asked_values(network)
@@ -849,10 +879,7 @@ def nnx_with(part: Callable[[Any, Any], Any]) -> Any:
 @pytest.mark.parametrize(
     ("part", "says"),
     [
-        (
-            lambda nnx, rngs: nnx.Dropout(0.3, rngs=rngs),
-            r"changes of 'after.rngs.count'; try network.eval\(\)",
-        ),
+        (lambda nnx, rngs: nnx.Dropout(0.3, rngs=rngs), r"changes of 'after.rngs.count'; try mode='eval'"),
         (lambda nnx, rngs: nnx.BatchNorm(WIDTH, rngs=rngs), "changes of 'after.mean', 'after.var'"),
         (
             lambda nnx, rngs: lambda h: h - h.mean(0),
@@ -884,8 +911,9 @@ def test_what_is_no_function_of_rows_is_refused_in_nnx(part: Any, says: str) -> 
         np.testing.assert_array_equal(value, before[name])
 
 
+@pytest.mark.parametrize("mode", [None, "eval"])
 @pytest.mark.parametrize("framework", ["nnx", "equinox"])
-def test_evaluation_passes_in_jax(framework: str) -> None:
+def test_evaluation_passes_in_jax(framework: str, mode: str | None) -> None:
     jax = pytest.importorskip("jax")
     chosen = system("numpyro")
     if framework == "nnx":
@@ -894,7 +922,8 @@ def test_evaluation_passes_in_jax(framework: str) -> None:
             lambda nnx, rngs: nnx.Sequential(nnx.BatchNorm(WIDTH, rngs=rngs), nnx.Dropout(0.5, rngs=rngs))
         )
         network(np.random.default_rng(0).normal(size=(30, FEATURES)).astype(np.float32))
-        network.eval()
+        if mode is None:
+            network.eval()
         mean, variance = (
             np.asarray(network.after.layers[0].mean[...], np.float64),
             np.asarray(network.after.layers[0].var[...], np.float64),
@@ -903,11 +932,10 @@ def test_evaluation_passes_in_jax(framework: str) -> None:
         assert isinstance(network, nnx.Module)
     else:
         eqx = pytest.importorskip("equinox")
-        network = eqx.nn.inference_mode(
-            eqx.nn.Sequential(
-                [eqx.nn.Linear(FEATURES, WIDTH, key=jax.random.PRNGKey(0)), eqx.nn.Dropout(0.5)]
-            )
-        )
+        parts = [eqx.nn.Linear(FEATURES, WIDTH, key=jax.random.PRNGKey(0)), eqx.nn.Dropout(0.5)]
+        network = eqx.nn.Sequential(parts)
+        if mode is None:
+            network = eqx.nn.inference_mode(network)
         mean, variance = np.zeros(WIDTH), np.ones(WIDTH) - 1e-5
         kernel, bias = "layers.0.weight", "layers.0.bias"
     own = own_values(network)
@@ -916,7 +944,7 @@ def test_evaluation_passes_in_jax(framework: str) -> None:
 
         def run(values: Any, x: Any) -> Any:
             with Substitute(values):
-                return bnn.module("net", x, network)
+                return bnn.module("net", x, network, mode=mode)
 
         found = chosen.to_numpy(chosen.compile(run)(values, chosen.asarray(X)))
     matrix = own[kernel] if framework == "nnx" else own[kernel].T
@@ -957,7 +985,7 @@ def test_what_is_random_or_has_a_state_is_refused_in_equinox() -> None:
     jax = pytest.importorskip("jax")
     line = eqx.nn.Linear(FEATURES, WIDTH, key=jax.random.PRNGKey(0))
     for part, says in (
-        (eqx.nn.Dropout(0.5), "Dropout 'layers.1' in training, with p=0.5; try equinox.nn.inference_mode"),
+        (eqx.nn.Dropout(0.5), "Dropout 'layers.1' in training, with p=0.5; try mode='eval'"),
         (eqx.nn.BatchNorm(WIDTH, "batch", mode="batch"), "a module without state.*StateIndex at 'layers.1."),
     ):
         with pytest.raises(ModelError, match=says):
