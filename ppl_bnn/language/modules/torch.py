@@ -181,11 +181,17 @@ def _plain() -> Any:
     torch = sys.modules["torch"]
     functional, unfused = torch.nn.functional, torch.ops.aten._scaled_dot_product_attention_math
 
+    def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if attn_mask is not None and attn_mask.dtype is torch.bool:
+            # The plain operation adds a mask, whatever its type.
+            attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(~attn_mask, -math.inf)
+        return unfused(query, key, value, attn_mask, *args, **kwargs)[0]
+
     class Plain(defaults()):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if function is functional.scaled_dot_product_attention:
-                return unfused(*args, **kwargs)[0]
+                return attention(*args, **kwargs)
             if function is functional.multi_head_attention_forward and kwargs.get("need_weights") is False:
                 return function(*args, **{**kwargs, "need_weights": True})[0], None
             return super().__torch_function__(function, types, args, kwargs)

@@ -828,6 +828,39 @@ def test_evaluation_on_request_leaves_the_module_in_training() -> None:
     assert number not in calls._NOTES
 
 
+@pytest.mark.parametrize("kind", ["none", "booleans", "numbers", "causal"])
+@pytest.mark.parametrize("by_name", [True, False])
+def test_attention_has_the_masks_of_torch(kind: str, by_name: bool) -> None:
+    """A mask of booleans says which keys are seen; a row that sees none is zero."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.key = torch.nn.Linear(2, 2)
+
+        def forward(self, x: Any) -> Any:
+            h = x.reshape(ROWS, 3, 2)
+            seen = torch.ones(ROWS, 3, 3, dtype=torch.bool)
+            seen[:, 0, 1:], seen[:, 2] = False, False
+            mask = {"booleans": seen, "numbers": seen.double().to(x.dtype)}.get(kind)
+            causal, attend = kind == "causal", torch.nn.functional.scaled_dot_product_attention
+            named = {"attn_mask": mask, "is_causal": causal}
+            found = (
+                attend(h, self.key(h), h, **named)
+                if by_name
+                else attend(h, self.key(h), h, mask, 0.0, causal)
+            )
+            return found.reshape(ROWS, 6)
+
+    network, x = Attention().double(), np.random.default_rng(1).normal(size=(ROWS, 6))
+    expected = network(torch.tensor(x)).detach()
+    w = {f"net.{name}": value.detach() for name, value in network.named_parameters()}
+    with system("pyro").session("float64", "cpu", 1), Substitute(w):
+        found = bnn.module("net", torch.tensor(x), network).numpy()
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
+    assert (kind == "booleans") == bool(np.all(found[:, 4:] == 0.0))
+
+
 def test_a_module_in_training_again_is_looked_at_again() -> None:
     network = Noisy().eval()
     values = asked_values(network)
