@@ -153,7 +153,8 @@ def leave_one_out(source: Any, tree: Any = None) -> LeaveOneOut:
     """Expected log predictive density under leave-one-out cross-validation, by PSIS, of a posterior or its tree.
 
     The figures are those of `arviz_stats.loo(tree, pointwise=True)`; draws of an approximation count as posterior
-    draws. They are not defined for a single point, nor for weights chosen by stacking, which have used every row.
+    draws. They are not defined for a single point, for a posterior most of whose weights are points, nor for weights
+    chosen by stacking: these have used every row.
 
     The corrected figures (`arviz_stats.loo_approximate_posterior`; Magnusson et al. 2019) weight 10 000 new draws by
     p/q and need the posterior itself. They are reported only if k-hat of p/q and the Pareto k of every row are at most
@@ -168,8 +169,8 @@ def leave_one_out(source: Any, tree: Any = None) -> LeaveOneOut:
     tree = posterior_datatree(posterior) if tree is None else tree
     if "weights" in tree.attrs:
         return _undefined("draws of stacked parts do not count alike, and the weights have seen every row")
-    if "log_likelihood" not in tree.children:
-        return _undefined(str(tree.attrs["no_leave_one_out"]))
+    if why := str(tree.attrs.get("no_leave_one_out", "")):
+        return _undefined(why)
     if not np.isfinite(tree["log_likelihood"]["y"].values).all():
         return _undefined("the log likelihood is not finite for some draw and row")
     import arviz_stats

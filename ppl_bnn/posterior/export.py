@@ -44,6 +44,15 @@ def no_leave_one_out(kind: str, log_likelihood: np.ndarray) -> str:
     return ""
 
 
+def _mostly_points(u: Draws) -> str:
+    """Why rows cannot be left out if most coordinates are the same in all draws (S, ...); "" if most are not."""
+    moving = np.concatenate([(value != value[:1]).any(axis=0).reshape(-1) for value in u.values()])
+    if np.mean(moving) >= 0.5:
+        return ""
+    share = f"{np.count_nonzero(~moving)} of {len(moving)} weights are points"
+    return f"{share}, fitted to every row, and no weights of the draws can leave a row out of them"
+
+
 def posterior_datatree(
     posterior: Any, x: Any = None, *, prior: bool = False, draws: int | None = None
 ) -> Any:
@@ -59,8 +68,9 @@ def posterior_datatree(
       `draws_are_weighted` says that it exists, `weights` holds the weights of the parts;
     - `log_prior`: log p(site) of each site at the constrained draws, without Jacobian, as power-scaling needs it;
     - `log_likelihood`: `y`, log p(y_i | x_i, draw), under the predictive that `predict` uses by default; absent where
-      no row can be left out (a point, fewer than 25 draws, a few distinct values), for the reason in the attribute
-      `no_leave_one_out`. `Posterior.log_likelihood` still gives the values;
+      no row can be left out (a point, fewer than 25 draws, a few distinct values). The attribute `no_leave_one_out` has
+      the reason, and that of a posterior most of whose weights are points, whose rows cannot be left out either.
+      `Posterior.log_likelihood` still gives the values;
     - `posterior_predictive`: one y per draw, under the same predictive;
     - `observed_data`, `constant_data`: y and the inputs of the training rows. Where rows may be censored y is the value
       or the bound, and `event` says which (1 observed, 0 right-censored, -1 left-censored). Draws of y are never
@@ -141,6 +151,7 @@ def posterior_datatree(
     undefined = no_leave_one_out(posterior.kind, log_likelihood.reshape(*shape, -1))
     if not undefined:
         groups["log_likelihood"] = of_y(log_likelihood)
+        undefined = _mostly_points(flat)
     if new is not None:
         groups["predictions"] = of_y(_one_per_draw(posterior.prediction_of_draws(flat, new, kind), rng))
         groups["predictions_constant_data"] = _input_group(x, coords)

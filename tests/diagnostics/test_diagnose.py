@@ -813,6 +813,27 @@ def test_a_point_has_no_leave_one_out() -> None:
         assert found.elpd_data is None
 
 
+@pytest.mark.parametrize("points", [1, 2])
+def test_rows_cannot_be_left_out_of_a_posterior_whose_weights_are_mostly_points(points: int) -> None:
+    """Half of the weights may be points; of a network below a Bayesian last layer nearly all are."""
+
+    def model(x: Any, y: Any = None) -> None:
+        f = bnn.linear(
+            "output", x, bnn.sample("w", bnn.dist.Normal(0.0, 1.0).expand((2, 1)).to_event()), None
+        )
+        shift = bnn.sample("shift", bnn.dist.Normal(0.0, 1.0).expand((1,)).to_event())
+        bnn.observe(y, f + shift, bnn.likelihoods.Gaussian(NOISE))
+
+    rng = np.random.default_rng(0)
+    w, shift = np.array([1.0, -0.5]) + 0.1 * rng.normal(size=(4, 200, 2)), 0.1 * rng.normal(size=(4, 200, 1))
+    (w if points == 2 else shift)[...] = 0.0
+    posterior = fitted(model, Chains({"w": w[..., None], "shift": shift}))
+    for source in (posterior, posterior.to_datatree()):
+        found = leave_one_out(source)
+        assert math.isfinite(found.elpd) is (points == 1)
+        assert found.reason.startswith("2 of 3 weights are points") is (points == 2)
+
+
 def test_rows_that_cannot_be_left_out_are_counted_without_a_warning() -> None:
     rng = np.random.default_rng(0)
     w = np.array([1.0, -0.5]) + 2.0 * rng.normal(size=(4, 200, 2))
