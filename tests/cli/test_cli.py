@@ -104,7 +104,7 @@ def test_what_does_not_fit_a_model_is_shown_with_the_reason() -> None:
 
     code, out, _ = invoke("show", "last_layer")
     assert code == 0
-    shown = out[out.index("Methods that fit it: only map, svi, laplace, laplace-kron") :]
+    shown = out[out.index("Methods that fit it: only map, svi, vbll, laplace, laplace-kron") :]
     assert max(len(line) for line in shown.splitlines()) <= 100
     heading = next(line for line in shown.splitlines() if "does not fit" in line)
     at = heading.index("why")
