@@ -33,7 +33,7 @@ import math
 import time
 import warnings
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -461,7 +461,11 @@ def main(
     fits, grades = study.tables.setdefault("fits", []), study.tables.setdefault("grades", [])
     for name, method in asked:
         part = f"{name}-{method.replace(' ', '_').replace(',', '')}"
-        found = kept(checkpoint, part, sizes, lambda name=name, method=method: graded(name, method, sizes))
+        # A part does not depend on what else is graded.
+        alone = replace(sizes, methods=(method,), references=(name,))
+        found = kept(
+            checkpoint, part, alone, lambda each=alone: graded(*each.references, *each.methods, each)
+        )
         fits.append(found["fit"])
         grades.extend(found["grades"])
         study.say(f"{name}, {method}: {found['fit']['failure'] or found['grades'][-1]['mean_error']}")
