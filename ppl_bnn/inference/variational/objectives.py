@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ppl_bnn.backends.program import Problem
+from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.protocol import TracedSite
 from ppl_bnn.core.arrays import map_data, site_seed
 from ppl_bnn.core.errors import DivergenceError, UnsupportedError
@@ -134,9 +134,6 @@ class Objective:
         """
         problem, guide, program = self.problem, self.guide, self.problem.program
         x, w, uses = linear_uses(problem)
-        # Two rows show what is used once per row, if rows can be separated.
-        if not (program.coupled or program.has_local):
-            x = map_data(lambda a: ops.concatenate([a, a], 0), x)
         used = {site for use in uses for site in (use.weight, use.bias) if site is not None}
         weights = tuple(name for name in guide.normal_sites if name in used & untransformed(problem))
         if not weights:
@@ -147,7 +144,7 @@ class Objective:
                 advice = "estimator='plain', or bnn.dense in its place"
             wanted = f"independent normals on unconstrained weights of linear maps, for estimator={self.estimator!r}"
             raise UnsupportedError.of("SVI", wanted, got, advice)
-        shared = shared_weights(program.model, w, x, weights)
+        shared = shared_weights(program.model, w, _twice(program, x), weights)
         refuse_shared(shared, self.estimator, self.approximate)
         if self.estimator == "local":
             self.shared = tuple(shared)
@@ -268,12 +265,25 @@ def evidence_bound(
 
 def linear_uses(problem: Problem) -> tuple[Any, dict[str, Any], list[LinearUse]]:
     """One row of data (all if rows interact), values of all sites, and the uses of the linear maps."""
+    row, w, record, _ = _recorded(problem)
+    return row, w, record.uses
+
+
+def _recorded(problem: Problem) -> tuple[Any, dict[str, Any], RecordLinear, NetworkFunction]:
+    """One row of data (all if rows interact), values of all sites, and a run of the network with its linear maps."""
     row, y = first_rows(problem)
     # Maps are identified by the array objects that they receive, whatever the values.
     w = problem.program.constrain(system_values(problem, somewhere(problem)), row, y)
     with RecordLinear(values=w) as record:
-        network_output(problem.program.model, w, row)
-    return row, w, record.uses
+        run = network_output(problem.program.model, w, row)
+    return row, w, record, run
+
+
+def _twice(program: Program, row: Any) -> Any:
+    """Two rows, which show what is used once per row, if rows can be separated."""
+    if program.coupled or program.has_local:
+        return row
+    return map_data(lambda a: ops.concatenate([a, a], 0), row)
 
 
 def last_layer(problem: Problem) -> tuple[str, str | None, NetworkFunction]:
@@ -281,24 +291,14 @@ def last_layer(problem: Problem) -> tuple[str, str | None, NetworkFunction]:
 
     Raises `UnsupportedError` where there is none.
     """
-    program, where = problem.program, "the last layer"
-    row, y = first_rows(problem)
-    w = program.constrain(system_values(problem, somewhere(problem)), row, y)
-    with RecordLinear(values=w) as record:
-        run = network_output(program.model, w, row)
+    row, w, record, run = _recorded(problem)
     use = record.uses[-1] if record.uses and record.outputs[-1] is run.f else None
     latent = untransformed(problem).intersection(latent_names(problem))
-    good = use is not None and use.kind == "linear" and use.weight in latent
-    wanted, advice = (
-        "bnn.dense, or a linear map of a sampled weight, whose output is f itself",
-        "another estimator",
-    )
-    UnsupportedError.check(good, where, wanted, "a network that ends with something else", advice)
-    assert use is not None
-    assert use.weight is not None
-    bias = use.bias if use.bias in latent else None
-    # Two rows show what is used once per row, if rows can be separated.
-    x = row if program.coupled or program.has_local else map_data(lambda a: ops.concatenate([a, a], 0), row)
-    shared = shared_weights(program.model, w, x, [site for site in (use.weight, bias) if site is not None])
-    refuse_shared(shared, "closed_form")
-    return use.weight, bias, run
+    if use is None or use.kind != "linear" or use.weight is None or use.weight not in latent:
+        wanted = "bnn.dense, or a linear map of a sampled weight, whose output is f itself"
+        got = "a network that ends with something else"
+        raise UnsupportedError.of("the last layer", wanted, got, "another estimator")
+    layer = [site for site in (use.weight, use.bias) if site in latent]
+    program = problem.program
+    refuse_shared(shared_weights(program.model, w, _twice(program, row), layer), "closed_form")
+    return use.weight, use.bias if use.bias in latent else None, run
