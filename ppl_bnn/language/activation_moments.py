@@ -7,6 +7,7 @@ Frey and Hinton (1999), Variational learning in nonlinear Gaussian belief networ
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -19,8 +20,6 @@ Array = Any
 Elementwise = Callable[[Any], Any]
 # Nodes of the quadrature for elementwise functions without a closed form.
 NODES = 7
-_POINTS, _WEIGHTS = np.polynomial.hermite_e.hermegauss(NODES)
-_WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 # Mean and variance of the function, and a function for the mean of its derivative, which few arrays need.
 Known = tuple[Array, Array, Callable[[], Array]]
 
@@ -57,18 +56,27 @@ def _expm1(x: Array) -> Array:
 CLOSED = {"relu": relu, "sin": _wave(0.0), "cos": _wave(0.5 * math.pi), "exp": _exp}
 
 
-def quadrature(function: Elementwise, m: Array, v: Array) -> Known:
+@functools.cache
+def _nodes(count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of the expectation over a standard normal."""
+    at, weights = np.polynomial.hermite_e.hermegauss(count)
+    return at, weights / weights.sum()
+
+
+def quadrature(function: Elementwise, m: Array, v: Array, nodes: int = NODES) -> Known:
+    """Gauss-Hermite quadrature with an odd number of nodes."""
+    at, weight = _nodes(nodes)
     shape, s = tuple(m.shape), ops.sqrt(v)
-    points = ops.asarray(_POINTS.reshape(-1, *(1,) * len(shape)), like=m)
-    weights = ops.asarray(_WEIGHTS, like=m)
+    points = ops.asarray(at.reshape(-1, *(1,) * len(shape)), like=m)
+    weights = ops.asarray(weight, like=m)
     values = function(m + s * points)
     # Less the value at the mean, which is the node in the middle.
-    away, middle = (values - values[NODES // 2]).reshape(NODES, -1), values[NODES // 2]
+    away, middle = (values - values[nodes // 2]).reshape(nodes, -1), values[nodes // 2]
     shift = (weights @ away).reshape(shape)
     variance = ops.relu((weights @ (away * away)).reshape(shape) - shift * shift)
 
     def slope() -> Array:
-        moment = (ops.asarray(_WEIGHTS * _POINTS, like=m) @ away).reshape(shape)
+        moment = (ops.asarray(weight * at, like=m) @ away).reshape(shape)
         return moment / ops.where(s > 0, s, ops.ones_like(s))
 
     return middle + shift, variance, slope

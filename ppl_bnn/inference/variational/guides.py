@@ -63,7 +63,8 @@ def _matches(pattern: str, site: str) -> bool:
     """Whether a pattern matches a site: its name, the name of its layer, a glob for one of these, or several."""
     parts = site.split(".")
     prefixes = [".".join(parts[: index + 1]) for index in range(len(parts))]
-    several = [each.strip() for each in pattern.split(",")]
+    # A glob may have a comma of its own, as in "hidden[0,1]".
+    several = [pattern, *(each.strip() for each in pattern.split(","))]
     return any(each == prefix or fnmatchcase(prefix, each) for prefix in prefixes for each in several)
 
 

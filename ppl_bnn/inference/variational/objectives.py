@@ -189,7 +189,10 @@ class Objective:
         if self.estimator == "closed_form":
             means = guide.mean(params)
             loc = {name: means[name] for name in self._weights}
-            variance = functools.partial(self._variance, params)
+            weight, *bias = self._weights
+            variance = functools.partial(
+                guide.output_variance, params, weight=weight, bias=bias[0] if bias else None
+            )
             self._handler = MeanOutput(loc, variance)
         elif self.estimator != "plain":
             loc, scale = ({name: part[name] for name in self._weights} for part in guide.loc_scale(params))
@@ -224,10 +227,6 @@ class Objective:
                     log_prob = log_prob + self._handler.gap
                 total = total - factor * log_prob
         return total
-
-    def _variance(self, params: Mapping[str, Any], x: Any) -> Any:
-        """The variance of the output at inputs x of the last layer."""
-        return self.guide.output_variance(params, x, self._weights[0], *self._weights[1:] or (None,))
 
     def approximation(self, parameters: Mapping[str, np.ndarray]) -> Approximation:
         """The guide at fitted parameters, in NumPy."""
@@ -289,7 +288,7 @@ def _twice(program: Program, row: Any) -> Any:
 def last_layer(problem: Problem) -> tuple[str, str | None, NetworkFunction]:
     """The sites of the weight and the bias of the linear map whose output is f, once per row, and a run of the network.
 
-    Raises `UnsupportedError` where there is none.
+    Raises `UnsupportedError` if f is the output of no such map.
     """
     row, w, record, run = _recorded(problem)
     use = record.uses[-1] if record.uses and record.outputs[-1] is run.f else None

@@ -374,9 +374,7 @@ class _Fit:
         given = self.method.guide
         if not isinstance(given, Mapping) or LAST_LAYER not in given:
             return given
-        weight, bias, _ = last_layer(self.problem)
-        latent = {site.name for site in self.problem.program.latents}
-        layer = ", ".join(site for site in (weight, bias) if site in latent)
+        layer = ", ".join(filter(None, last_layer(self.problem)[:2]))
         return {layer if key == LAST_LAYER else key: value for key, value in given.items()}
 
     def _seed(self, index: int) -> int:

@@ -161,7 +161,7 @@ class Likelihood:
         """E[log p(y | f)] - log p(y | mean), summed over rows, for normal f with this mean and variance, both (N, K).
 
         If log p(y | f) is y f less a convex function of f, this does not depend on y, and is minus the gap of Jensen's
-        inequality. A likelihood without a closed form gives a lower bound, or raises UnsupportedError.
+        inequality. Without a closed form it is a quadrature, a lower bound, or an UnsupportedError.
         """
         wanted = (
             "a likelihood whose expectation has a closed form: Gaussian, Poisson, Bernoulli or Categorical"

@@ -10,13 +10,11 @@ import numpy as np
 from ppl_bnn.core.errors import InputError
 from ppl_bnn.language import distributions as dist
 from ppl_bnn.language import ops
+from ppl_bnn.language.activation_moments import quadrature
 from ppl_bnn.language.likelihoods.base import Likelihood
 
-# Nodes and weights of the expectation over a standard normal.
-_NORMAL = (
-    np.polynomial.hermite_e.hermegauss(32)[0],
-    np.polynomial.hermite_e.hermegauss(32)[1] / np.sqrt(2.0 * np.pi),
-)
+# Nodes of the expectation of softplus over a normal.
+NODES = 33
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,9 @@ class Bernoulli(Likelihood):
         return y[:, None] - ops.sigmoid(eta)
 
     def jensen_gap(self, mean: Any, variance: Any) -> Any:
-        # By Gauss-Hermite quadrature. The root keeps its derivative where the variance is zero.
-        nodes, weights = (ops.asarray(each, like=mean) for each in _NORMAL)
-        f = mean[..., None] + ops.sqrt(variance + 1e-30)[..., None] * nodes
-        return ops.sum(ops.softplus(mean)) - ops.sum(ops.softplus(f) * weights)
+        # The root of the variance keeps its derivative where that is zero.
+        expected = quadrature(ops.softplus, mean, variance + 1e-30, NODES)[0]
+        return ops.sum(ops.softplus(mean) - expected)
 
     def mixture_parameters(self, eta: Any) -> tuple[str, dict[str, Any]]:
         return "Bernoulli", {"probs": ops.sigmoid(eta[..., 0])}

@@ -66,9 +66,6 @@ class Jax(Framework):
             found.append(Parameter(name, shape, inputs, own, gain, inputs_first))
         return found
 
-    def arrays(self, network: Any) -> list[Array]:
-        return [leaf for part in self.leaves(network) for _, leaf in part if protocol.is_array(leaf)]
-
     def constants(self, network: Any) -> dict[str, Array]:
         jax, rest = sys.modules["jax"], self.leaves(network)[1]
         arrays = [(path, leaf) for path, leaf in rest if protocol.is_array(leaf) and _has_value(leaf)]

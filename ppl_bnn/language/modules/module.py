@@ -135,8 +135,9 @@ def module(
     word = f"module({name!r})"
     framework = _framework(word, network)
     ModelError.check(mode in (None, "eval"), word, "mode=None or 'eval'", repr(mode), "mode='eval'")
+    original = network
     if mode == "eval":
-        network = protocol.in_evaluation(framework, network)
+        network = framework.in_evaluation(network)
     inputs = x if isinstance(x, tuple) else (x,)
     rows = _row_count(word, inputs, coupled)
     protocol.check_system(word, framework, network, inputs)
@@ -144,7 +145,7 @@ def module(
     parameters = framework.parameters(word, network)
     advice = "calling it in the model"
     ModelError.check(parameters, word, "a module with parameters", "one without any", advice)
-    call = Call(name, framework, network, parameters, coupled)
+    call = Call(name, framework, network, parameters, coupled, original)
     values, sampled = _values(call, prior, fan_in)
     call = dataclasses.replace(call, values=values)
     if coupled:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import operator
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,10 +115,6 @@ class Framework(Protocol):
     def mode(self, network: Any) -> Any:
         """A value that changes when the behaviour of the module may have changed."""
 
-    def arrays(self, network: Any) -> list[Array]:
-        """All arrays of the module, the very objects."""
-        ...
-
     def in_evaluation(self, network: Any) -> Any:
         """A copy in evaluation mode that shares the arrays of the module."""
 
@@ -166,6 +161,8 @@ class Call:
     network: Any
     parameters: Sequence[Parameter]
     coupled: bool
+    # What cached facts belong to: the module, or that of which it is a copy.
+    original: Any
     values: Arrays = ()
 
     @property
@@ -260,7 +257,7 @@ class Call:
     def known(self, what: str, inputs: Inputs, find: Callable[[], Any]) -> Any:
         """One fact about the module for these inputs: found outside of all transformations, and kept."""
         shapes = tuple((tuple(map(int, each.shape[1:])), str(each.dtype)) for each in arrays_in(inputs))
-        notes, key = _notes_on(self.network), (what, self.framework.mode(self.network), shapes, self.coupled)
+        notes, key = _notes_on(self.original), (what, self.framework.mode(self.network), shapes, self.coupled)
         if key not in notes:
             with self.framework.aside():
                 notes[key] = find()
@@ -332,17 +329,6 @@ def _notes_on(network: Any) -> dict[Any, Any]:
         _NOTES[number] = {}
         weakref.finalize(network, _NOTES.pop, number)
     return _NOTES[number]
-
-
-def in_evaluation(framework: Framework, network: Any) -> Any:
-    """The module in evaluation mode: one copy for as long as it has the same arrays."""
-    notes, arrays = _notes_on(network), framework.arrays(network)
-    held, copy = notes.get("in evaluation", ([], None))
-    same = len(held) == len(arrays) and all(map(operator.is_, held, arrays))
-    if copy is None or not same:
-        copy = framework.in_evaluation(network)
-        notes["in evaluation"] = arrays, copy
-    return copy
 
 
 def kinds_of(value: Any, root: str) -> set[str]:

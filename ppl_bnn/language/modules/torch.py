@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import itertools
 import math
 import sys
 from collections.abc import Iterator
@@ -77,11 +78,9 @@ class Torch(Framework):
     def number(self, own: Any) -> np.ndarray:
         return own.detach().cpu().double().numpy() if protocol.library_of(own) == "torch" else np.asarray(own)
 
-    def arrays(self, network: Any) -> list[Array]:
-        return [*network.parameters(), *network.buffers()]
-
     def in_evaluation(self, network: Any) -> Any:
-        return copy.deepcopy(network, {id(each): each for each in self.arrays(network)}).eval()
+        shared = itertools.chain(network.parameters(), network.buffers())
+        return copy.deepcopy(network, {id(each): each for each in shared}).eval()
 
     def mode(self, network: Any) -> Any:
         return tuple(part.training for part in network.modules())

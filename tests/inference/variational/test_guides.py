@@ -454,6 +454,11 @@ def test_patterns_are_layers_sites_and_globs_and_the_first_wins():
         ("a.b.weight",),
         ("a.c.weight",),
     ]
+    # Several are joint, a glob may have a comma of its own, and "*" may be left with nothing.
+    for pattern in ("a.b, a.c.weight", "a.[b,c]"):
+        assert [block.names for block in Guide.of({pattern: "fullrank", "*": "delta"}, nested).blocks] == [
+            ("a.b.weight", "a.c.weight")
+        ]
 
 
 def test_one_family_is_joint_over_all_sites_and_matrix_normals_are_one_per_site():
