@@ -189,6 +189,11 @@ def draw(study: Study) -> None:
     axes[0, 0].plot(gain, places, "o", color=GREY, label="teacher")
     axes[0, 0].plot(gain - [row["lost"] for row in rows], places, "x", color=BLUE, label="student")
     axes[0, 0].set_yticks(places, [row["model"] for row in rows])
+    # Where the mode has no noise left, its score falls short by millions of nats.
+    axes[0, 0].set_xscale("symlog", linthresh=0.01)
+    axes[0, 0].set_xlim(min(-0.1, 2.0 * gain.min()), max(10.0, 3.0 * gain.max()))
+    ticks = [each for each in (-0.1, -0.01, 0.0, 0.01, 1.0, 1e3, 1e6, 1e9) if each <= 3.0 * gain.max()]
+    axes[0, 0].set_xticks(ticks, [f"{each:,.9g}" for each in ticks])
     axes[0, 0].set_xlabel("log score minus that of the mode, nats per test row, mean over splits")
     axes[0, 0].legend(frameon=False)
     figure.savefig(study.out / "gains.png", dpi=150)
