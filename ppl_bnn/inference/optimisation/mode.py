@@ -197,8 +197,10 @@ def starting_point(
     if start is not None:
         return resolve_start(problem, start, progress)[0]
     seed = problem.seed if restart == 0 else site_seed(f"restart {restart}", problem.seed) % 2**31
-    draws = problem.program.prior_draws(problem.x, problem.y, seed, 15)
     sites = problem.program.sites
+    # One draw gives weight tensors their start; each runs the whole network where the system does not compile it.
+    several = any(site.is_param or not site.unconstrained_shape for site in sites.values())
+    draws = problem.program.prior_draws(problem.x, problem.y, seed, 15 if several else 1)
 
     def begin(name: str, value: np.ndarray) -> Any:
         if value.ndim == 1:

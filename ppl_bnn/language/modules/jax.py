@@ -121,8 +121,8 @@ class Equinox(Jax):
                 advice = "mode='eval'"
                 ModelError.check(off, word, expected, f"{got}, with p={node.p}", advice)
 
-    def in_evaluation(self, network: Any) -> Any:
-        return sys.modules["equinox"].nn.inference_mode(network)
+    def in_evaluation(self, network: Any) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext(sys.modules["equinox"].nn.inference_mode(network))
 
     def leaves(self, network: Any) -> tuple[list[Leaf], list[Leaf]]:
         every = sys.modules["jax"].tree.leaves_with_path(network)
@@ -183,10 +183,10 @@ class Nnx(Jax):
         several = bool(kinds & {"LinearGeneral", "Einsum"}) and len(shape) > 2
         return math.prod(layer.in_features if "LinearGeneral" in kinds else shape[:-1]), not several
 
-    def in_evaluation(self, network: Any) -> Any:
+    def in_evaluation(self, network: Any) -> contextlib.AbstractContextManager[Any]:
         found = sys.modules["flax.nnx"].merge(*self._split(network))
         found.eval()
-        return found
+        return contextlib.nullcontext(found)
 
     def mode(self, network: Any) -> Any:
         graph = self._split(network)[0]

@@ -15,6 +15,7 @@ is called on   all rows, x             all rows, x             each row, x[n]
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import inspect
@@ -82,7 +83,7 @@ def module(
         Whether the rows interact, as in a graph network (`bnn.coupled`); an Equinox module then gets all rows.
 
     mode : {None, "eval"}
-        "eval" runs a copy of the module in evaluation mode, which shares its arrays: without dropout, and with the
+        "eval" runs the module in evaluation mode and leaves it in the mode that it had: without dropout, and with the
         running statistics of batch normalisation. None runs the module as it is.
 
     Returns
@@ -135,30 +136,28 @@ def module(
     word = f"module({name!r})"
     framework = _framework(word, network)
     ModelError.check(mode in (None, "eval"), word, "mode=None or 'eval'", repr(mode), "mode='eval'")
-    original = network
-    if mode == "eval":
-        network = framework.in_evaluation(network)
     inputs = x if isinstance(x, tuple) else (x,)
     rows = _row_count(word, inputs, coupled)
     protocol.check_system(word, framework, network, inputs)
-    framework.refuse(word, network)
-    parameters = framework.parameters(word, network)
-    advice = "calling it in the model"
-    ModelError.check(parameters, word, "a module with parameters", "one without any", advice)
-    call = Call(name, framework, network, parameters, coupled, original)
-    values, sampled = _values(call, prior, fan_in)
-    call = dataclasses.replace(call, values=values)
-    if coupled:
-        primitives.coupled()
-    output = call(sampled, inputs, rows)
-    if primitives.maps_are_seen():
-        # Handlers see a linear map without outputs, on the numbers that the module stores for a row. The message has
-        # one more argument, the `Call`.
-        numbers = call.numbers_per_row(inputs, rows, protocol.type_name(output))
-        zero = ops.zeros_like(output.reshape(-1)[:1])
-        x, weight = ops.broadcast_to(zero, (rows, numbers)), ops.broadcast_to(zero, (numbers, 0))
-        arguments = {"x": x, "weight": weight, "bias": None, "module": call}
-        primitives.send(primitives.Message("linear", name, arguments))
+    with framework.in_evaluation(network) if mode else contextlib.nullcontext(network) as chosen:
+        framework.refuse(word, chosen)
+        parameters = framework.parameters(word, chosen)
+        advice = "calling it in the model"
+        ModelError.check(parameters, word, "a module with parameters", "one without any", advice)
+        call = Call(name, framework, chosen, parameters, coupled, network)
+        values, sampled = _values(call, prior, fan_in)
+        call = dataclasses.replace(call, values=values)
+        if coupled:
+            primitives.coupled()
+        output = call(sampled, inputs, rows)
+        if primitives.maps_are_seen():
+            # Handlers see a linear map without outputs, on the numbers that the module stores for a row. The message
+            # has one more argument, the `Call`.
+            numbers = call.numbers_per_row(inputs, rows, protocol.type_name(output))
+            zero = ops.zeros_like(output.reshape(-1)[:1])
+            x, weight = ops.broadcast_to(zero, (rows, numbers)), ops.broadcast_to(zero, (numbers, 0))
+            arguments = {"x": x, "weight": weight, "bias": None, "module": call}
+            primitives.send(primitives.Message("linear", name, arguments))
     return output
 
 

@@ -115,8 +115,9 @@ class Framework(Protocol):
     def mode(self, network: Any) -> Any:
         """A value that changes when the behaviour of the module may have changed."""
 
-    def in_evaluation(self, network: Any) -> Any:
-        """A copy in evaluation mode that shares the arrays of the module."""
+    def in_evaluation(self, network: Any) -> contextlib.AbstractContextManager[Any]:
+        """A context that gives the module in evaluation mode, or a copy that shares its arrays."""
+        ...
 
     def aside(self) -> contextlib.AbstractContextManager[Any]:
         """A context outside of all transformations in which a module may be running: values are concrete."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import functools
-import itertools
 import math
 import sys
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,9 @@ from ppl_bnn.core.warning_filters import ignored
 from ppl_bnn.language.modules import protocol
 from ppl_bnn.language.modules.protocol import Array, Arrays, Call, Framework, Inputs, Parameter, mapped
 from ppl_bnn.language.modules.torch_defaults import defaults, floating
+
+# One module at a time is in evaluation mode, so that two threads restore what there was before both.
+_EVALUATION = threading.RLock()
 
 
 class Torch(Framework):
@@ -78,9 +80,18 @@ class Torch(Framework):
     def number(self, own: Any) -> np.ndarray:
         return own.detach().cpu().double().numpy() if protocol.library_of(own) == "torch" else np.asarray(own)
 
-    def in_evaluation(self, network: Any) -> Any:
-        shared = itertools.chain(network.parameters(), network.buffers())
-        return copy.deepcopy(network, {id(each): each for each in shared}).eval()
+    @contextlib.contextmanager
+    def in_evaluation(self, network: Any) -> Iterator[Any]:
+        # Not by `eval()`, which some modules use to change their weights. A copy of a large module takes long.
+        with _EVALUATION:
+            parts = [part for part in network.modules() if part.training]
+            try:
+                for part in parts:
+                    part.training = False
+                yield network
+            finally:
+                for part in parts:
+                    part.training = True
 
     def mode(self, network: Any) -> Any:
         return tuple(part.training for part in network.modules())

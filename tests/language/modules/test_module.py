@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
+import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -799,7 +801,7 @@ def test_attention_of_torch_is_mapped_and_has_derivatives_both_ways() -> None:
 
 
 def test_evaluation_on_request_leaves_the_module_in_training() -> None:
-    """The copy shares the arrays: what is trained on, or loaded, is seen; and goes away with the module."""
+    """What is trained on, loaded or exchanged is seen, and what is known of the module goes away with it."""
     network = linear(torch.nn.BatchNorm1d(WIDTH), torch.nn.Dropout(0.5))
     number = id(network)
 
@@ -827,6 +829,55 @@ def test_evaluation_on_request_leaves_the_module_in_training() -> None:
     del network
     gc.collect()
     assert number not in calls._NOTES
+
+
+def in_evaluation(network: Any, x: np.ndarray = X) -> Any:
+    with Substitute({f"net.{name}": value for name, value in own_values(network).items()}):
+        return bnn.module("net", x, network, mode="eval")
+
+
+class Merging(torch.nn.Linear):
+    """A layer whose weights are others once it is told to be in evaluation mode, as merged adapters are."""
+
+    def train(self, mode: bool = True) -> Any:
+        self.weight.data *= 2.0
+        return super().train(mode)
+
+
+def test_evaluation_on_request_changes_no_weights_and_ends_with_an_error() -> None:
+    layer = Merging(FEATURES, WIDTH)
+    network = torch.nn.Sequential(layer, torch.nn.Dropout(0.5))
+    before = layer.weight.detach().clone()
+    in_evaluation(network)
+    assert torch.equal(layer.weight, before)
+    with pytest.raises(ModelError, match="runs on inputs of shape"):
+        in_evaluation(network, X[:, :1])
+    assert all(part.training for part in network.modules())
+
+
+def test_evaluation_on_request_in_two_threads_ends_in_training() -> None:
+    """Without a lock, the first thread would end, and turn training on again, while the second is in the module."""
+    first_is_in, second_is_in, first_ends = threading.Event(), threading.Event(), threading.Event()
+
+    class Slow(torch.nn.Linear):
+        def forward(self, x: Any) -> Any:
+            if first_is_in.is_set():
+                second_is_in.set()
+                first_ends.wait(0.5)
+            else:
+                first_is_in.set()
+                second_is_in.wait(0.5)
+            assert not self.training
+            return super().forward(x)
+
+    network = Slow(FEATURES, WIDTH)
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(in_evaluation, network)
+        first.add_done_callback(lambda _: first_ends.set())
+        assert first_is_in.wait(5.0)
+        second = pool.submit(in_evaluation, network)
+        np.testing.assert_array_equal(first.result(), second.result())
+    assert network.training
 
 
 @pytest.mark.parametrize("kind", ["none", "booleans", "numbers", "causal"])
@@ -983,6 +1034,7 @@ def test_evaluation_passes_in_jax(framework: str, mode: str | None) -> None:
         found = chosen.to_numpy(chosen.compile(run)(values, chosen.asarray(X)))
     matrix = own[kernel] if framework == "nnx" else own[kernel].T
     np.testing.assert_allclose(found, (X @ matrix + own[bias] - mean) / np.sqrt(variance + 1e-5), rtol=1e-10)
+    assert calls._NOTES[id(network)]
 
 
 def test_a_recurrence_of_nnx_begins_in_the_type_of_the_fit() -> None:
