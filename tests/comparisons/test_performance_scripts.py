@@ -31,9 +31,12 @@ def script(monkeypatch):
         "variational",
         pytest.param("threads", marks=pytest.mark.slow),
         "sampling",
+        "adapter_training",
     ],
 )
 def test_runs_at_a_tiny_size(script, name, capsys):
+    if name == "adapter_training":
+        pytest.importorskip("peft")
     if name == "variational":
         pytest.importorskip("bayesian_torch")
     with warnings.catch_warnings():
