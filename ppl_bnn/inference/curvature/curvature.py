@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -25,11 +25,11 @@ from ppl_bnn.core.arrays import chunks
 from ppl_bnn.core.errors import CurvatureError, InputError, UnsupportedError
 from ppl_bnn.core.processes import machine_memory
 from ppl_bnn.inference.curvature import jacobian, lanczos, structures
-from ppl_bnn.inference.curvature.jacobian import Factors, JacobianPlan, plan_of
+from ppl_bnn.inference.curvature.jacobian import Factors, plan_of
 from ppl_bnn.inference.curvature.kronecker import DenseBlock, KroneckerBlock, KroneckerCurvature
 from ppl_bnn.inference.curvature.last_layer import Information, LayerProducts, LayerRows, last_layer
 from ppl_bnn.inference.curvature.linear_algebra import check_finite
-from ppl_bnn.inference.curvature.products import GaussNewtonProducts, HessianProducts, Products
+from ppl_bnn.inference.curvature.products import AtPoint, GaussNewtonProducts, HessianProducts, Products
 from ppl_bnn.inference.curvature.structures import DataCurvature, LowRankCurvature, Quadrature
 from ppl_bnn.inference.flat_vector import Values, Where
 from ppl_bnn.language.likelihoods import HasObservedInformation
@@ -177,22 +177,7 @@ def _cotangents(
 
 
 @dataclass
-class _Curvature:
-    """A curvature at one point. `passes`: gradients so far, in passes over the data."""
-
-    problem: Problem
-    u: Values
-    where: Where
-    memory: int
-    passes: float = field(default=0.0, kw_only=True)
-
-    @property
-    def plan(self) -> JacobianPlan:
-        return plan_of(self.problem, self.u, self.where.sites)
-
-
-@dataclass
-class _Rows(_Curvature):
+class _Rows(AtPoint):
     """Curvatures that are B'B, B the stacked R_n' J_n: one block of rows at a time, in float64."""
 
     cotangents: jacobian.Cotangents
@@ -408,7 +393,7 @@ def _positive(values: np.ndarray, among: np.ndarray) -> np.ndarray:
 
 
 @dataclass
-class _Hessian(_Curvature):
+class _Hessian(AtPoint):
     """The Hessian of -sum log p(y_n | x_n, u), by products with vectors."""
 
     def structured(self, structure: str, pairs: _LowRank) -> DataCurvature:

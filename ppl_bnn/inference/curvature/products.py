@@ -32,8 +32,8 @@ from ppl_bnn.inference.flat_vector import Values, Where, first_rows, system_valu
 
 
 @dataclass
-class Products(ABC):
-    """The products H v of a curvature at one point. `passes`: products so far, in passes over the data."""
+class AtPoint:
+    """A curvature at one point. `passes`: gradients or products so far, in passes over the data."""
 
     problem: Problem
     u: Values
@@ -41,14 +41,18 @@ class Products(ABC):
     memory: int
     passes: float = field(default=0.0, kw_only=True)
 
+    @cached_property
+    def plan(self) -> JacobianPlan:
+        return plan_of(self.problem, self.u, self.where.sites)
+
+
+class Products(AtPoint, ABC):
+    """The products H v of a curvature at one point."""
+
     @property
     def dtype(self) -> str:
         """The floating type of the products."""
         return self.problem.dtype
-
-    @cached_property
-    def _plan(self) -> JacobianPlan:
-        return plan_of(self.problem, self.u, self.where.sites)
 
     @cached_property
     def _values(self) -> dict[str, Any]:
@@ -60,7 +64,7 @@ class Products(ABC):
         program, rows = self.problem.program, self.problem.rows
         per_row = 8 * 4 * program.parameter_count
         if not program.coupled:
-            per_row = self._plan.row_memory
+            per_row = self.plan.row_memory
             rows = int(np.clip(self.memory // (4 * per_row), 1, rows))
         per_direction = per_row * rows + 8 * 4 * self.where.size
         return rows, int(np.clip(self.memory // per_direction, 1, self.where.count))

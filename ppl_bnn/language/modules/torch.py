@@ -186,10 +186,19 @@ def _plain() -> Any:
     """A torch mode in which attention uses plain operations, and tensors have a given type by default.
 
     The fused operations of attention have no forward derivative and cannot be mapped over draws. Layers do not use them
-    under a torch mode, nor in attention that returns its weights.
+    under a torch mode, nor in attention that returns its weights. The forward derivative of a normalisation with
+    weights cannot be recorded; that of one without can.
     """
     torch = sys.modules["torch"]
     functional, unfused = torch.nn.functional, torch.ops.aten._scaled_dot_product_attention_math
+    norms = functional.layer_norm, functional.group_norm, functional.batch_norm
+
+    def normalised(function: Any, *args: Any, weight: Any, bias: Any, **kwargs: Any) -> Any:
+        output = function(*args, **kwargs)
+        # The channels are the second axis, except those of a layer norm.
+        places = [1] * (0 if function is functional.layer_norm else output.ndim - 2)
+        output = output if weight is None else output * weight.reshape(*weight.shape, *places)
+        return output if bias is None else output + bias.reshape(*bias.shape, *places)
 
     def attention(query: Any, key: Any, value: Any, attn_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
         if attn_mask is not None and attn_mask.dtype is torch.bool:
@@ -200,6 +209,8 @@ def _plain() -> Any:
     class Plain(defaults()):
         def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
+            if function in norms and torch._C._functorch.peek_interpreter_stack() is not None:
+                return normalised(function, *args, **kwargs)
             if function is functional.scaled_dot_product_attention:
                 return attention(*args, **kwargs)
             if function is functional.multi_head_attention_forward and kwargs.get("need_weights") is False:

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten
 
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, ops, priors, zoo
+from ppl_bnn.backends import pyro_recording
 from ppl_bnn.backends.program import Problem, Program
 from ppl_bnn.backends.systems import system
 from ppl_bnn.core.errors import BNNError, ModelError, UnknownNameError, UnsupportedError
@@ -798,6 +800,50 @@ def test_attention_of_torch_is_mapped_and_has_derivatives_both_ways() -> None:
     np.testing.assert_allclose(mapped[0].detach(), expected.detach(), rtol=0, atol=1e-13)
     product = sum(float((gradient[name] * way[name]).sum()) for name in w)
     assert float(tangent.sum()) == pytest.approx(product, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        torch.nn.LayerNorm(WIDTH),
+        torch.nn.LayerNorm(WIDTH, bias=False),
+        torch.nn.GroupNorm(2, WIDTH),
+        torch.nn.BatchNorm1d(WIDTH),
+    ],
+    ids=["layer", "no bias", "group", "batch"],
+)
+def test_a_normalisation_that_is_held_is_recorded_with_its_forward_derivative(norm: Any) -> None:
+    """torch has no record of that derivative where the weights are constants."""
+    network = linear(copy.deepcopy(norm), torch.nn.Tanh()).double().eval()
+    with torch.no_grad():
+        for name, own in network.named_parameters():
+            own.copy_(torch.tensor(values_of({name: tuple(own.shape)})[name]))
+    chosen = system("pyro")
+    with chosen.session("float64", "cpu", 1):
+        w = {f"net.0.{name}": value.detach().clone() for name, value in network[0].named_parameters()}
+        way = {name: torch.ones_like(value) for name, value in w.items()}
+
+        def tangent(w: Any, way: Any) -> Any:
+            def run(w: Any) -> Any:
+                with Substitute(w):
+                    return bnn.module("net", torch.tensor(X), network, {"0.*": FAN_IN, "*": None})
+
+            return chosen.jvp(run, w, way)
+
+        value, found = tangent(w, way)
+        record = pyro_recording.record(tangent, *tree_flatten((w, way)))
+        leaves = [*w.values(), *way.values()]
+        again = record.module.forward(*leaves, *record.held)
+        expected = network(torch.tensor(X))
+        step = 1e-6
+        with torch.no_grad():
+            for own in network[0].parameters():
+                own += step
+        difference = (network(torch.tensor(X)) - expected) / step
+    np.testing.assert_allclose(value, expected.detach(), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found, difference.detach(), rtol=1e-4, atol=1e-4)
+    for one, two in zip((value, found), again, strict=True):
+        np.testing.assert_allclose(one, two, rtol=1e-12, atol=1e-12)
 
 
 def test_evaluation_on_request_leaves_the_module_in_training() -> None:
