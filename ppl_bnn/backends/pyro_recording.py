@@ -76,9 +76,11 @@ class Record:
             elif not numbers and all(array.device.type == "cpu" for array in arrays):
                 # The interpreter has no lists of truth values, as derivatives of convolutions have.
                 with suppress(RuntimeError):
-                    run = torch.jit.trace(
-                        lambda *values: self.module.forward(*values), arrays, check_trace=False
+                    # `torch.jit.trace` would keep the function as long as the process lives, megabytes for each fit.
+                    graph, _ = torch._C._create_graph_by_tracing(
+                        lambda *values: self.module.forward(*values), arrays, lambda _: "", True, False
                     )
+                    run = torch._C._create_function_from_graph("replay", graph)
 
         def replay(leaves: list[Any]) -> Any:
             return tree_unflatten(list(run(*(leaves[place] for place in places), *held)), results)

@@ -276,6 +276,20 @@ def test_each_shape_and_each_plain_argument_has_its_own_record(after):
         assert len(replayed._replays) == 5
 
 
+def test_torch_keeps_no_function_of_a_record(after):
+    """torch has a list of the functions that it has traced, which it never forgets."""
+    after(0)
+    listed = torch.jit._state._python_cu
+    before = len(listed.get_functions())
+    with SYSTEM.session("float64", "cpu"):
+        x = torch.ones(3)
+        replayed = Replayed(torch.no_grad()(lambda x: (x.sum(), 2.0 * x)))
+        assert [float(replayed(x)[0]) for _ in range(3)] == [3.0] * 3
+        (found,) = replayed._replays.values()
+        assert found is not None
+    assert len(listed.get_functions()) == before
+
+
 def test_operations_that_copy_are_left_out_and_those_that_round_are_not(after):
     after(0)
 
