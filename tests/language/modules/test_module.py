@@ -883,7 +883,7 @@ def in_evaluation(network: Any, x: np.ndarray = X) -> Any:
 
 
 class Merging(torch.nn.Linear):
-    """A layer whose weights are others once it is told to be in evaluation mode, as merged adapters are."""
+    """A layer that changes its weights when its mode is set, as layers with merged adapters do."""
 
     def train(self, mode: bool = True) -> Any:
         self.weight.data *= 2.0
