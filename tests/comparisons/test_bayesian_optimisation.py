@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ppl_bnn as bnn
 from comparisons.claims import NOT_RUN, REFUTED, REPRODUCED
 
 FOLDER = Path(__file__).parents[2] / "comparisons"
@@ -44,6 +45,21 @@ def test_the_last_regrets_of_equal_seeds_are_compared(
         verdicts["branin-ensemble-random"].verdict == verdicts["branin-laplace-random"].verdict == REPRODUCED
     )
     assert verdicts["hartmann-laplace-process"].verdict == NOT_RUN
+    assert verdicts["branin-laplace-known-process"].verdict == NOT_RUN
+
+
+def test_only_the_noise_of_the_network_differs(study: Any) -> None:
+    """Without noise in the model the mode of few points explains them; under the zoo's prior it calls them noise."""
+    pytest.importorskip("botorch", reason="the extra botorch is not installed")
+    measured, inputs, _ = study.function_of("branin")
+    x = np.random.default_rng(0).random((20, inputs))
+    y = measured(x)
+    noise = {}
+    for label in (study.LAPLACE, study.LAPLACE_KNOWN):
+        model = study.network(50, label)
+        posterior = bnn.fit(model, x, y, bnn.MAP(), standardise=True)
+        noise[label] = np.std(y - posterior.predict(x).mean) / np.std(y)
+    assert noise[study.LAPLACE_KNOWN] < 0.3 < 0.8 < noise[study.LAPLACE]
 
 
 def test_regrets_that_no_user_would_tell_apart_are_equal(study: Any) -> None:
