@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
+import gc
 import signal
 import sys
 import threading
@@ -109,4 +111,8 @@ def main() -> None:
         # A terminal that cannot show a character shows a question mark, instead of failing with a traceback.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]
+    # Most objects are those of imported modules, which live as long as the process: the garbage collector looks at them
+    # less often, and not at all at the end.
+    gc.set_threshold(20_000, 20, 20)
+    atexit.register(gc.freeze)
     app(prog_name="ppl-bnn")

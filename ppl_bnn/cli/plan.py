@@ -50,6 +50,9 @@ _QUICK_BESIDES: dict[str, dict[str, Any]] = {
     "Ensemble": {"size": 3},
 }
 QUICK_ROWS = {"train": 100, "test": 50}
+# Sizes of the command without arguments: enough for its network and table, in half the time.
+SHORT: dict[str, dict[str, Any]] = {"NUTS": {"draws": 500, "warmup": 500}, "SVI": {"steps": 5000}}
+PRESETS: dict[str, Any] = {"quick": (QUICK, _QUICK_BESIDES), "short": ({}, SHORT), "full": ({}, {})}
 # The largest integer that an argument may be: a list of as many layers is built before the model can be checked.
 MOST_WHOLE = 10**6
 
@@ -89,9 +92,7 @@ def systems_of(names: list[str], ppl: str | None) -> dict[str, str]:
     """
     names = [name for name in names if name not in ESTIMATORS]
     systems = {name: "pyro" if name in IN_PYRO else "numpyro" for name in names}
-    if ppl is None:
-        return systems
-    for word in ppl.split(","):
+    for word in [] if ppl is None else ppl.split(","):
         method, equals, system = (part.strip() for part in word.rpartition("="))
         system = system.lower()
         check_known("system", [system], SYSTEMS)
@@ -131,22 +132,20 @@ def _fields(method: type[Method]) -> set[str]:
     return {field.name for field in dataclasses.fields(method)}
 
 
-def method_of(name: str, system: str, quick: bool, sizes: Mapping[str, Any] | None = None) -> Method:
-    """The method of that name with default settings, or with tiny sizes; `sizes` sets the fields that it has."""
+def method_of(name: str, system: str, preset: str, sizes: Mapping[str, Any]) -> Method:
+    """The method of that name with the sizes of a preset; `sizes` sets the fields that it has."""
     chosen = row(name)
     has = _fields(method_class(chosen.class_name))
-    settings: dict[str, Any] = {}
-    if quick:
-        settings = {key: value for key, value in QUICK.items() if key in has}
-        settings |= _QUICK_BESIDES.get(chosen.class_name, {})
-    settings |= {key: value for key, value in (sizes or {}).items() if key in has}
+    of_all, of_classes = PRESETS[preset]
+    wanted = {**of_all, **of_classes.get(chosen.class_name, {}), **sizes}
+    settings = {key: value for key, value in wanted.items() if key in has}
     if chosen.member is not None:
-        settings["member"] = method_of(chosen.member, system, quick, sizes)
+        settings["member"] = method_of(chosen.member, system, preset, sizes)
     return chosen.build(system, **settings)
 
 
 def methods_of(
-    names: list[str], systems: Mapping[str, str], quick: bool, sizes: Mapping[str, Any]
+    names: list[str], systems: Mapping[str, str], preset: str, sizes: Mapping[str, Any]
 ) -> dict[str, Method | Outside]:
     """All methods and estimators from outside; a size that no method has is refused."""
     from ppl_bnn.evaluation.outside.outside import Outside
@@ -158,7 +157,7 @@ def methods_of(
             expected, advice = f"a method that has {size} ({having})", f"no --{size}, or another of --methods"
             raise InputError.of(f"--{size}", expected, ", ".join(names), advice)
     return {
-        name: method_of(name, systems[name], quick, given) if name in systems else Outside(name)
+        name: method_of(name, systems[name], preset, given) if name in systems else Outside(name)
         for name in names
     }
 

@@ -53,7 +53,7 @@ def planned(source: Path, target: str, model: str | None = None, **options: Any)
 def test_sizes_reach_every_method_that_has_them() -> None:
     systems = dict.fromkeys(["nuts", "map", "ensemble", "stacked-nuts", "smc"], "numpyro")
     sizes = {"draws": 7, "warmup": 8, "chains": 3, "steps": 9, "budget": 10.0}
-    found: dict[str, Any] = plan.methods_of(list(systems), systems, False, sizes)
+    found: dict[str, Any] = plan.methods_of(list(systems), systems, "full", sizes)
     assert found["nuts"] == ppl_bnn.NUTS(draws=7, warmup=8, chains=3, budget=10.0)
     assert found["map"] == ppl_bnn.MAP(steps=9)
     assert found["ensemble"].member == found["map"]
@@ -61,9 +61,33 @@ def test_sizes_reach_every_method_that_has_them() -> None:
     assert found["smc"] == ppl_bnn.SMC(budget=10.0)
     # What is not said stays as it is, and what is said goes before --quick.
     nothing = dict.fromkeys(sizes)
-    assert plan.methods_of(["nuts"], {"nuts": "numpyro"}, False, nothing) == {"nuts": ppl_bnn.NUTS()}
-    quick: Any = plan.methods_of(["nuts"], {"nuts": "numpyro"}, True, {**nothing, "draws": 7})["nuts"]
+    assert plan.methods_of(["nuts"], {"nuts": "numpyro"}, "full", nothing) == {"nuts": ppl_bnn.NUTS()}
+    quick: Any = plan.methods_of(["nuts"], {"nuts": "numpyro"}, "quick", {**nothing, "draws": 7})["nuts"]
     assert (quick.draws, quick.warmup) == (7, plan.QUICK["warmup"])
+    names = ["nuts", "svi", "map"]
+    short: Any = plan.methods_of(names, dict.fromkeys(names, "numpyro"), "short", {**nothing, "draws": 7})
+    assert short["nuts"] == ppl_bnn.NUTS(draws=7, warmup=500)
+    assert (short["svi"], short["map"]) == (ppl_bnn.SVI(steps=5000), ppl_bnn.MAP())
+
+
+def test_only_the_command_without_arguments_has_short_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+
+    def ended(names: list[str], systems: dict[str, str], preset: str, sizes: dict[str, Any]) -> None:
+        found.append(preset)
+        raise InputError("ended here")
+
+    monkeypatch.setattr(plan, "methods_of", ended)
+    for words in (
+        [],
+        ["--seed", "1"],
+        ["--quick"],
+        ["--methods", "nuts"],
+        ["regression_mlp"],
+        ["--data", "yacht"],
+    ):
+        invoke("compare", *words)
+    assert found == ["short", "short", "quick", "full", "full", "full"]
 
 
 @pytest.mark.parametrize(
