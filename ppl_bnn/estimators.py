@@ -17,6 +17,7 @@ import inspect
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -29,9 +30,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ppl_bnn import zoo
 from ppl_bnn.backends.protocol import Model
 from ppl_bnn.backends.systems import written_in
-from ppl_bnn.core.errors import InputError, UnknownNameError, check_known
+from ppl_bnn.core.errors import InputError, UnknownNameError, UnsupportedError, check_known
 from ppl_bnn.evaluation.comparison.run import bind_classes
 from ppl_bnn.inference.method import Method
+from ppl_bnn.language.primitives import Handler, Message
 from ppl_bnn.language.transforms import with_prior
 from ppl_bnn.posterior.posterior import Posterior
 from ppl_bnn.prediction.prediction import Prediction
@@ -45,6 +47,26 @@ def _in_units_of_the_data(estimator: _Estimator) -> bool:
     expected, advice = "standardise=False", "scaling all data alike before the first call"
     InputError.check(not estimator.standardise, "partial_fit", expected, "standardise=True", advice)
     return True
+
+
+class _RowWeights(Handler):
+    """The weight of each row (N,) in the observation."""
+
+    sees_maps = False
+
+    def __init__(self, weight: Any):
+        self.weight = weight
+
+    def process(self, msg: Message) -> None:
+        if msg.kind == "observe":
+            given = msg.arguments["weight"]
+            msg.arguments["weight"] = self.weight if given is None else self.weight * given
+
+
+def _with_row_weights(model: Model, x: Mapping[str, Any], y: Any = None) -> Any:
+    """`model` on the inputs x["x"], whose rows count x["weight"] times."""
+    with _RowWeights(x["weight"]):
+        return model(x["x"], y)
 
 
 class _Estimator(BaseEstimator):
@@ -160,7 +182,9 @@ class _Estimator(BaseEstimator):
             A mixture over draws.
         """
         check_is_fitted(self)
-        return self.posterior_.predict(validate_data(self, X, reset=False, dtype=self._dtype()))
+        x = validate_data(self, X, reset=False, dtype=self._dtype())
+        weighted = isinstance(self.posterior_.inputs, Mapping)
+        return self.posterior_.predict({"x": x, "weight": np.ones(len(x))} if weighted else x)
 
     def sample(self, X: Any, n_samples: int = 1, random_state: Any = 0) -> np.ndarray:
         """Draws of y, numbers or labels, at X. Each draw comes from one network.
@@ -188,22 +212,32 @@ class _Estimator(BaseEstimator):
         return np.float64 if self.standardise else "numeric"
 
     def _fit(
-        self, X: np.ndarray, y: np.ndarray, classes: np.ndarray | None = None, more: bool = False
+        self, X: np.ndarray, y: np.ndarray, weight: Any, more: bool, classes: np.ndarray | None = None
     ) -> None:
-        """Fit the model, whose prior is the present posterior where `more` is true."""
+        """Fit the model to rows with a weight, or None; its prior is the present posterior where `more` is true."""
         class_names = None if classes is None else tuple(map(str, classes))
         model, method = zoo.bind(*self._unbound(), **(self.model_arguments or {})), self._chosen_method()
         if class_names is not None:
             model = bind_classes(model, y, class_names)
-        if written_in(model, X, y, method.ppl) == "language":
+        language = written_in(model, X, y, method.ppl) == "language"
+        if language:
             self._check_task(zoo.sketch(model, X[:1]).task)
         if more:
             model = with_prior(model, self.posterior_)
+        x: Any = X
+        if weight is not None:
+            expected, got = "a model in the language, to weight rows", "a model of a system"
+            UnsupportedError.check(language, "sample_weight", expected, got, "bnn.observe")
+            weight = np.asarray(weight)
+            good, expected = weight.shape == (len(X),), f"sample_weight as numbers of shape {(len(X),)}"
+            got = f"{weight.dtype} of shape {weight.shape}"
+            InputError.check(good and weight.dtype.kind in "biuf", "fit", expected, got, "one number per row")
+            model, x = partial(_with_row_weights, model), {"x": X, "weight": weight.astype(float)}
         names = getattr(self, "feature_names_in_", None)
         feature_names = None if names is None else tuple(map(str, names))
         options: dict[str, Any] = {"class_names": class_names, "feature_names": feature_names}
         options |= {"device": self.device, "standardise": self.standardise}
-        posterior = method.fit(model, X, y, seed=_seed(self.random_state), **options)
+        posterior = method.fit(model, x, y, seed=_seed(self.random_state), **options)
         self._check_task(posterior.task)
         self.posterior_ = posterior
 
@@ -273,7 +307,7 @@ class BNNRegressor(RegressorMixin, _Estimator):
     _default: ClassVar[str] = "regression_mlp"
     _task: ClassVar[str] = "regression"
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Parameters
@@ -282,16 +316,19 @@ class BNNRegressor(RegressorMixin, _Estimator):
             Inputs (N, F).
         y : array_like
             Targets (N,), or (N, K) for a model of several outputs.
+        sample_weight : array_like, optional
+            How many times each row counts, (N,), not negative; 1 by default. A weight multiplies the log likelihood of
+            its row. The model has to be written in the language.
 
         Returns
         -------
         Self
             The estimator, fitted.
         """
-        return self._fit_rows(X, y, more=False)
+        return self._fit_rows(X, y, sample_weight, more=False)
 
     @available_if(_in_units_of_the_data)
-    def partial_fit(self, X: Any, y: Any) -> Self:
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the model to further rows, with the present posterior as the prior (see `ppl_bnn.with_prior`).
 
         The first call is a fit. After several calls the posterior is that of all rows, exactly where each one is
@@ -304,6 +341,9 @@ class BNNRegressor(RegressorMixin, _Estimator):
             Inputs (N, F).
         y : array_like
             Targets (N,), or (N, K) for a model of several outputs.
+        sample_weight : array_like, optional
+            How many times each row counts, (N,), not negative; 1 by default. A weight multiplies the log likelihood of
+            its row. The model has to be written in the language.
 
         Returns
         -------
@@ -323,14 +363,14 @@ class BNNRegressor(RegressorMixin, _Estimator):
         >>> regressor.partial_fit(x[:2], y[:2]).partial_fit(x[2:], y[2:]).predict([[1.5]]).shape
         (1,)
         """
-        return self._fit_rows(X, y, more=hasattr(self, "posterior_"))
+        return self._fit_rows(X, y, sample_weight, more=hasattr(self, "posterior_"))
 
-    def _fit_rows(self, X: Any, y: Any, more: bool) -> Self:
+    def _fit_rows(self, X: Any, y: Any, weight: Any, more: bool) -> Self:
         options: dict[str, Any] = {"multi_output": True, "y_numeric": True, "reset": not more}
         X, y = validate_data(self, X, y, dtype=self._dtype(), ensure_min_samples=1 if more else 2, **options)
         if y.ndim == 2 and y.shape[1] == 1:
             y = column_or_1d(y, warn=True)
-        self._fit(X, y, more=more)
+        self._fit(X, y, weight, more)
         return self
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -412,7 +452,7 @@ class BNNClassifier(ClassifierMixin, _Estimator):
     _default: ClassVar[str] = "classification_mlp"
     _task: ClassVar[str] = "classification"
 
-    def fit(self, X: Any, y: Any) -> Self:
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the model.
 
         Parameters
@@ -421,16 +461,19 @@ class BNNClassifier(ClassifierMixin, _Estimator):
             Inputs (N, F).
         y : array_like
             Labels (N,), numbers or words, of at least two classes.
+        sample_weight : array_like, optional
+            How many times each row counts, (N,), not negative; 1 by default. A weight multiplies the log likelihood of
+            its row. The model has to be written in the language.
 
         Returns
         -------
         Self
             The estimator, fitted.
         """
-        return self._fit_rows(X, y, None, more=False)
+        return self._fit_rows(X, y, None, sample_weight, more=False)
 
     @available_if(_in_units_of_the_data)
-    def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Self:
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Fit the model to further rows, with the present posterior as the prior (see `ppl_bnn.with_prior`).
 
         The first call is a fit. After several calls the posterior is that of all rows up to the error of the Gaussian
@@ -445,6 +488,9 @@ class BNNClassifier(ClassifierMixin, _Estimator):
             Labels (N,), all of them in `classes_`, at least two of these in each call.
         classes : array_like, optional
             All labels that will ever occur; by default those of the first call. A later call may repeat them.
+        sample_weight : array_like, optional
+            How many times each row counts, (N,), not negative; 1 by default. A weight multiplies the log likelihood of
+            its row. The model has to be written in the language.
 
         Returns
         -------
@@ -466,9 +512,9 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         >>> classifier.partial_fit([[0.2], [2.0]], ["no", "yes"]).predict_proba([[1.5]]).shape
         (1, 2)
         """
-        return self._fit_rows(X, y, classes, more=hasattr(self, "posterior_"))
+        return self._fit_rows(X, y, classes, sample_weight, more=hasattr(self, "posterior_"))
 
-    def _fit_rows(self, X: Any, y: Any, classes: Any, more: bool) -> Self:
+    def _fit_rows(self, X: Any, y: Any, classes: Any, weight: Any, more: bool) -> Self:
         options: dict[str, Any] = {"reset": not more, "ensure_min_samples": 1 if more else 2}
         X, y = validate_data(self, X, y, dtype=self._dtype(), **options)
         check_classification_targets(y)
@@ -480,7 +526,7 @@ class BNNClassifier(ClassifierMixin, _Estimator):
         got = f"labels {seen.tolist()} beside classes {known.tolist()}"
         check(np.isin(seen, known).all(), "y", "labels among `classes`", got, advice)
         check(len(known) > 1, "y", "at least two classes", f"the one class {known[0]!r}", "more data")
-        self._fit(X, np.searchsorted(known, y), known, more)
+        self._fit(X, np.searchsorted(known, y), weight, more, known)
         # After the fit: one that fails leaves the labels of the posterior that is kept.
         self.classes_ = known
         return self

@@ -29,6 +29,8 @@ class SystemInterpretation(Interpretation):
     primitives: Any
     scale: Any
     plate: Any
+    # A distribution whose log density is multiplied by a weight for each row.
+    weighted: Any
 
     def __init__(self, population: int | None, record: bool):
         super().__init__()
@@ -48,7 +50,8 @@ class SystemInterpretation(Interpretation):
         given = msg.arguments
         match msg.kind:
             case "sample":
-                msg.answer(self._sample(msg.name, given["distribution"], given["obs"]))
+                chosen = self.resolve(given["distribution"])
+                msg.answer(self.primitives.sample(msg.name, chosen, obs=given["obs"]))
             case "deterministic":
                 msg.answer(self.primitives.deterministic(msg.name, given["value"]))
             case "param":
@@ -63,13 +66,13 @@ class SystemInterpretation(Interpretation):
                 if self.record:
                     self.record_output(f)
                 with self._rows("observations", f.shape[0]):
-                    msg.answer(self._sample("y", given["likelihood"].distribution(f), given["y"]))
+                    chosen = self.resolve(given["likelihood"].distribution(f))
+                    if given["weight"] is not None:
+                        chosen = self.weighted(chosen, given["weight"])
+                    msg.answer(self.primitives.sample("y", chosen, obs=given["y"]))
 
     def record_output(self, f: Any) -> None:
         self.primitives.deterministic("f", f)
-
-    def _sample(self, name: str, distribution: Distribution, obs: Any) -> Any:
-        return self.primitives.sample(name, self.resolve(distribution), obs=obs)
 
     @contextmanager
     def _rows(self, name: str, count: int) -> Iterator[None]:

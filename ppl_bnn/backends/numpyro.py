@@ -126,6 +126,27 @@ class Censored(numpyro.distributions.Distribution):
         return censored_log_prob(self.family, self.arguments, value)
 
 
+class Weighted(numpyro.distributions.Distribution):
+    """A distribution whose log density is multiplied by a weight for each row; draws are those of the base."""
+
+    arg_constraints = {}
+    pytree_data_fields = ("base", "weight")
+
+    def __init__(self, base: Any, weight: Any, *, validate_args: bool | None = None):
+        self.base, self.weight = base, weight
+        super().__init__(base.batch_shape, base.event_shape, validate_args=validate_args)
+
+    @property
+    def support(self) -> Any:
+        return self.base.support
+
+    def sample(self, key: Any, sample_shape: tuple[int, ...] = ()) -> Any:
+        return self.base.sample(key, sample_shape)
+
+    def log_prob(self, value: Any, intermediates: Any = None) -> Any:
+        return self.weight * self.base.log_prob(value)
+
+
 def _mixture_of_normals(loc: Any, scale: Any, weights: Mapping[str, Any], **options: Any) -> Any:
     mixing = numpyro.distributions.Categorical(**weights, **options)
     parts = numpyro.distributions.Normal(loc, scale, **options)
@@ -166,6 +187,7 @@ class NumPyroInterpretation(interpretation.SystemInterpretation):
     """Every primitive of the language as a primitive of NumPyro."""
 
     primitives, scale, plate = numpyro, numpyro.handlers.scale, numpyro.plate
+    weighted = Weighted
 
     def resolve(self, specification: Distribution) -> Any:
         # In a fit an extreme draw may overflow; it should give a bad density, not an exception.

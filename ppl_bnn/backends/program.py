@@ -26,7 +26,7 @@ from ppl_bnn.core.arrays import (
     row_count,
     rows_at,
 )
-from ppl_bnn.core.errors import ModelError, unknown_name
+from ppl_bnn.core.errors import InputError, ModelError, unknown_name
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import RecordMessages, network_output
 
@@ -43,7 +43,7 @@ class Program:
     `Program.of` builds it inside a session. Methods take and return arrays of the system, except those marked NumPy.
     `native` is the model as a callable of the system, `language` whether it is written in the language. `sites` has the
     latent sites and parameters in order, `deterministic` the other sites of a plain model. `outputs` is None for a
-    plain model; `coupled` means that rows interact.
+    plain model; `coupled` means that rows interact, `weighted` that their log likelihoods have weights.
     """
 
     system: System
@@ -56,6 +56,7 @@ class Program:
     rows: int
     outputs: int | None = None
     coupled: bool = False
+    weighted: bool = False
     target_shape: tuple[int, ...] = ()
     deterministic: tuple[str, ...] = ()
     _compiled: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -91,6 +92,11 @@ class Program:
         if language:
             (end,) = (msg.arguments for msg in record.messages if msg.kind == "observe")
             likelihood, facts["outputs"] = end["likelihood"].form, int(end["f"].shape[-1])
+            facts["weighted"] = end["weight"] is not None
+            if facts["weighted"]:
+                local = any(site.local for site in described)
+                expected, advice = "weights of rows without latent variables of their own", "no weight"
+                ModelError.check(not local, "observe", expected, "bnn.rows in the model", advice)
         else:
             observation = next(site for site in observations if site.name == observed)
             check_observation(observed, observation.distribution, targets)
@@ -150,6 +156,25 @@ class Program:
     def run(self, u: Mapping[str, Array], x: Any, y: Any) -> list[TracedSite]:
         """All sites of a run at unconstrained values, in order."""
         return self.system.run(self.native, x, y, values=u, unconstrained=True)
+
+    def weights(self, u: Draws, x: Any, y: Any) -> np.ndarray:
+        """NumPy: the weights of the rows at unconstrained values, (N,); ones without weights."""
+        if not self.weighted:
+            return np.ones(row_count(x))
+        w = self.constrain(map_data(self.system.asarray, u), x, y)
+        return np.asarray(self.system.to_numpy(network_output(self.model, w, x).weight), np.float64)
+
+    def check_weights(self, x: Any, y: Any) -> None:
+        """Refuse weights that are not finite, negative, or all zero; the sites are at zero."""
+        weight = self.weights(
+            {site.name: np.zeros(site.unconstrained_shape) for site in self.sites.values()}, x, y
+        )
+        where, advice, wrong = "weight", "the number of times that each row counts", weight[~(weight >= 0.0)]
+        got = f"{wrong[0]:g}" if len(wrong) else f"{weight.max():g}"
+        InputError.check(
+            not len(wrong) and weight.max() < np.inf, where, "finite numbers from 0", got, advice
+        )
+        InputError.check(weight.any(), where, "a positive number for some row", "zero for all", advice)
 
     def log_prior(self, u: Mapping[str, Array], x: Any, y: Any, jacobian: bool = True) -> Array:
         """log p(w(u)) + log |dw/du|, a scalar; without the second term where `jacobian` is False."""

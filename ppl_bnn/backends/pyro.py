@@ -28,7 +28,7 @@ from ppl_bnn.backends import protocol
 from ppl_bnn.backends.interpretation import SystemInterpretation, interpreted
 from ppl_bnn.backends.native import Model
 from ppl_bnn.backends.protocol import Function, Given, Site, TracedSite
-from ppl_bnn.backends.pyro_distributions import current_settings, resolve
+from ppl_bnn.backends.pyro_distributions import Weighted, current_settings, resolve
 from ppl_bnn.backends.pyro_recording import (
     MOST_RECORDED,
     Replayed,
@@ -52,6 +52,7 @@ class PyroInterpretation(SystemInterpretation):
     """Every primitive of the language as a primitive of Pyro."""
 
     primitives, scale = pyro, staticmethod(pyro.poutine.scale)
+    weighted = Weighted
 
     def __init__(self, population: int | None, record: bool):
         super().__init__(population, record)

@@ -169,6 +169,20 @@ class Censored(_Own):
         return torch.stack([value, torch.ones_like(value)], dim=-1)
 
 
+class Weighted(_Own):
+    """A distribution whose log density is multiplied by a weight for each row; draws are those of the base."""
+
+    def __init__(self, base: Any, weight: Any):
+        self.base, self.weight, self.support = base, weight, base.support
+        super().__init__(base.batch_shape, base.event_shape)
+
+    def log_prob(self, value: Any) -> Any:
+        return self.weight * self.base.log_prob(value)
+
+    def sample(self, sample_shape: Any = torch.Size()) -> Any:
+        return self.base.sample(sample_shape)
+
+
 def _normal(shape: Any, like: Any) -> Any:
     """Standard normal numbers of the type and device of `like`."""
     return torch.randn(shape, dtype=like.dtype, device=like.device)

@@ -10,7 +10,7 @@ import dataclasses
 import importlib.metadata
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NoReturn, Self, final
@@ -351,13 +351,23 @@ class Method(ABC):
                 data = map_data(chosen.asarray, rows_at(x, few))
                 targets = chosen.asarray(y[few].astype(float))
                 sketch = Program.of(chosen, model, data, targets, language=language, observed=observed)
+                if sketch.weighted and not method.streams:
+                    sketch.check_weights(data, targets)
             method._check_sites(sketch)
             y, original = _checked_targets(sketch, y, text)
             standardisation = None
             if standardise:
                 likelihood, regression = sketch.likelihood, sketch.likelihood.task == "regression"
                 with_units = regression and likelihood.standardises
-                standardisation = Standardisation.of(x, y, with_units, likelihood.columns_with_units)
+                given: Any = x
+                weight = given.get("weight") if sketch.weighted and isinstance(x, Mapping) else None
+                named, advice = (
+                    weight is not None or not sketch.weighted,
+                    "bnn.observe(..., weight=x['weight'])",
+                )
+                expected = "x as a dict whose entry 'weight' has the weights of rows"
+                InputError.check(named, "standardise", expected, "another input", advice)
+                standardisation = Standardisation.of(x, y, with_units, likelihood.columns_with_units, weight)
                 x, y = standardisation.inputs(x), standardisation.targets(y)
             else:
                 checks.warn_constant_columns(x)

@@ -101,6 +101,7 @@ class Interpretation(Handler):
         self.names: set[str] = set()
         self.f: Any = None
         self.likelihood: Any = None
+        self.weight: Any = None
         self.row_count: int | None = None
 
     @property
@@ -119,6 +120,7 @@ class Interpretation(Handler):
         elif msg.kind == "observe":
             check(self.likelihood is None, "", _ONE, "a second one", "one likelihood over all outputs")
             self.f, self.likelihood = msg.arguments["f"], msg.arguments["likelihood"]
+            self.weight = msg.arguments["weight"]
             self._check_rows(self.f.shape[0])
             msg.answer(None)
         elif msg.kind == "rows":
@@ -405,8 +407,10 @@ def coupled() -> None:
     send(Message("coupled", "coupled"))
 
 
-def observe(y: Any, f: Any, likelihood: Any) -> None:
+def observe(y: Any, f: Any, likelihood: Any, weight: Any = None) -> None:
     """The end of a model: the likelihood of the targets given the network output.
+
+        log p(y | w) = sum_n weight_n log p(y_n | f_n(w))
 
     Records `f` as site "f" and the observation as site "y". Rows are conditionally independent given the weights.
     Nothing is broadcast.
@@ -419,11 +423,15 @@ def observe(y: Any, f: Any, likelihood: Any) -> None:
         Network output, (N, K).
     likelihood : Likelihood
         The likelihood, an instance of a subclass of `bnn.likelihoods.Likelihood`.
+    weight : array, optional
+        How many times each row counts, (N,), not negative; 1 by default. It does not change predictions, and a
+        leave-one-out score leaves out the row with all its weight. A model takes it from a dict x, whose entry must be
+        called "weight" if the fit standardises: it is then not changed, and means and deviations are weighted.
 
     Raises
     ------
     ModelError
-        `f` is not (N, K) or does not fit the likelihood, or `y` does not fit `f`.
+        `f` is not (N, K) or does not fit the likelihood, or `y` or `weight` does not fit `f`.
 
     Examples
     --------
@@ -441,4 +449,7 @@ def observe(y: Any, f: Any, likelihood: Any) -> None:
     shape, expected = tuple(getattr(f, "shape", ())), "a network output f of shape (N, K)"
     ModelError.check(len(shape) == 2, "observe", expected, f"shape {shape}", "f[:, None] for one output")
     likelihood.check(shape, None if y is None else tuple(y.shape))
-    send(Message("observe", "y", {"y": y, "f": f, "likelihood": likelihood}))
+    got = None if weight is None else tuple(getattr(weight, "shape", ()))
+    expected = f"a weight of shape {shape[:1]}"
+    ModelError.check(got in (None, shape[:1]), "observe", expected, f"shape {got}", "one number per row")
+    send(Message("observe", "y", {"y": y, "f": f, "likelihood": likelihood, "weight": weight}))

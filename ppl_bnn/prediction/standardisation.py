@@ -41,7 +41,14 @@ class Standardisation:
     y_scale: np.ndarray | None = None
 
     @classmethod
-    def of(cls, x: Inputs, y: Any, task_is_regression: bool, y_columns: int | None = None) -> Standardisation:
+    def of(
+        cls,
+        x: Inputs,
+        y: Any,
+        task_is_regression: bool,
+        y_columns: int | None = None,
+        weight: np.ndarray | None = None,
+    ) -> Standardisation:
         """Means and population standard deviations over the first axis of the training rows.
 
         Parameters
@@ -55,6 +62,8 @@ class Standardisation:
             Whether y is standardised.
         y_columns : int, optional
             Number of the first columns of y that have units, all by default.
+        weight : ndarray, optional
+            How many times each row counts, (N,). It is the entry "weight" of x, which is not changed.
 
         Raises
         ------
@@ -67,8 +76,11 @@ class Standardisation:
             If a column does not vary. It gets scale 1.
         """
         if isinstance(x, Mapping):
-            floating = {name: value for name, value in x.items() if np.asarray(value).dtype.kind == "f"}
-            columns = {name: _columns(f"x[{name!r}]", value) for name, value in floating.items()}
+            unchanged = () if weight is None else ("weight",)
+            floating = {
+                name: v for name, v in x.items() if np.asarray(v).dtype.kind == "f" and name not in unchanged
+            }
+            columns = {name: _columns(f"x[{name!r}]", value, weight) for name, value in floating.items()}
             x_mean: Inputs = {name: mean for name, (mean, _) in columns.items()}
             x_scale: Inputs = {name: scale for name, (_, scale) in columns.items()}
         else:
@@ -76,9 +88,9 @@ class Standardisation:
         if not task_is_regression:
             return cls(x_mean, x_scale)
         if y_columns is None:
-            return cls(x_mean, x_scale, *_columns("y", y))
+            return cls(x_mean, x_scale, *_columns("y", y, weight))
         marks = np.asarray(y).shape[1] - y_columns
-        y_mean, y_scale = _columns("y", np.asarray(y)[:, :y_columns])
+        y_mean, y_scale = _columns("y", np.asarray(y)[:, :y_columns], weight)
         return cls(x_mean, x_scale, np.append(y_mean, np.zeros(marks)), np.append(y_scale, np.ones(marks)))
 
     def inputs(self, x: Inputs) -> Inputs:
@@ -132,14 +144,19 @@ class Standardisation:
         return cls(**found | fields_in(arrays))
 
 
-def _columns(name: str, given: Any) -> tuple[np.ndarray, np.ndarray]:
+def _columns(name: str, given: Any, weight: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Mean and scale over the rows, with scale 1 for columns that do not vary."""
     values = np.asarray(given)
     good = values.dtype.kind in "biuf" and values.ndim and len(values)
     got = f"{values.dtype} of shape {values.shape}"
     InputError.check(good, "", f"{name} as numbers, with at least one row", got, "encoding categories")
     values = values.astype(np.float64, copy=False)
-    mean, scale = np.asarray(values.mean(axis=0)), np.asarray(values.std(axis=0))
+    if weight is None:
+        mean, scale = np.asarray(values.mean(axis=0)), np.asarray(values.std(axis=0))
+    else:
+        values, weight = values[weight > 0.0], weight[weight > 0.0]
+        mean = np.asarray(np.average(values, axis=0, weights=weight))
+        scale = np.asarray(np.sqrt(np.average((values - mean) ** 2, axis=0, weights=weight)))
     # In floating point the standard deviation of a constant is seldom exactly 0, but its range is.
     constant = np.asarray((values.max(axis=0) == values.min(axis=0)) | (scale == 0.0))
     if constant.any():

@@ -90,9 +90,14 @@ def data_curvature(
     if curvature == "hessian":
         hessian = _Hessian(problem, u, where, memory)
         return hessian.structured(structure, pairs), hessian.passes
-    cotangents = _cotangents(problem, u, curvature, fisher, samples, seed)
+    roots = np.sqrt(problem.program.weights(u, problem.x, problem.y))
+    of_rows = _cotangents(problem, u, curvature, fisher, samples, seed)
+
+    def cotangents(eta: np.ndarray, rows: slice) -> np.ndarray:
+        return roots[rows, None, None] * of_rows(eta, rows)
+
     parts = problem.program.likelihood.fisher_parts if (curvature, fisher) == ("ggn", "exact") else None
-    rows = _Rows(problem, u, where, memory, cotangents, parts)
+    rows = _Rows(problem, u, where, memory, cotangents, roots, parts)
     structured = {
         "full": rows.full,
         "diag": rows.diagonal,
@@ -181,6 +186,8 @@ class _Rows(AtPoint):
     """Curvatures that are B'B, B the stacked R_n' J_n: one block of rows at a time, in float64."""
 
     cotangents: jacobian.Cotangents
+    # Square roots of the weights of rows, (N,), which `cotangents` has and `parts` has not.
+    roots: np.ndarray
     # The exact information in parts, where it does not depend on targets.
     parts: Callable[..., Any] | None = None
 
@@ -193,7 +200,9 @@ class _Rows(AtPoint):
     def _information(self, eta: np.ndarray, rows: slice) -> Information:
         if self.parts is None or isinstance(self.problem.program.likelihood, HasObservedInformation):
             return Information(np.zeros_like(eta), self.cotangents(eta, rows), 1.0)
-        return Information(*self.parts(eta))
+        d, v, sign = self.parts(eta)
+        root = self.roots[rows, None]
+        return Information(root**2 * d, root[:, :, None] * v, sign)
 
     def chunks(self, extra: int = 0) -> Iterator[Factors]:
         given = (self.problem, self.u, self.problem.inputs, self.cotangents, self.memory, self.where.sites)

@@ -148,6 +148,9 @@ class LaplaceFit:
         if method.structure != "kron":
             priors.check_prior_fits(problem, u)
         else:
+            expected, got = "rows that all count once, for a mean over rows", "weights of rows"
+            advice = "structure='full', 'lowrank' or 'diag'"
+            UnsupportedError.check(not problem.program.weighted, "structure='kron'", expected, got, advice)
             check_blocks_fit(problem, u, Where.of(problem, positions).sites)
             # A given mode is checked with the prior at that point and before anything else: there is nothing to train.
             if method.prior_approximation is None and method.optimise:

@@ -51,6 +51,8 @@ def gaussian_noise(problem: Problem, u: Values) -> TunableNoise:
     where, got = "Laplace(noise='evidence')", type(program.likelihood).__name__
     good = isinstance(program.likelihood, Gaussian)
     UnsupportedError.check(good, where, "likelihoods.Gaussian(noise)", got, "noise='gaussian'")
+    expected, got = "rows that all count once", "weights of rows"
+    UnsupportedError.check(not program.weighted, where, expected, got, "noise='gaussian'")
     x, y = flat_vector.first_rows(problem)
     w = program.constrain(flat_vector.system_values(problem, u), x, y)
     noise = network_output(program.model, w, x).likelihood.noise

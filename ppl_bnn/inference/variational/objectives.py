@@ -114,6 +114,8 @@ class Objective:
         where, block_of = "estimator 'closed_form'", self.guide.block_of
         weight, bias, run = last_layer(self.problem)
         run.likelihood.jensen_gap(run.f, run.f)
+        wanted, got = "rows that all count once", "weights of rows"
+        UnsupportedError.check(not self.problem.program.weighted, where, wanted, got, "estimator='local'")
         layer = tuple(site for site in (weight, bias) if site is not None)
         for site in layer:
             block, what = block_of[site], "weight" if site == weight else "bias"
