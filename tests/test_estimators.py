@@ -27,8 +27,8 @@ from ppl_bnn.estimators import BNNClassifier, BNNRegressor
 from tests.problems import Conjugate
 
 # A linear model by a mode in Pyro: nothing is compiled, so that each of some fifty fits takes milliseconds. It is not
-# polished: tables of weighted rows have fewer rows than columns in these checks, so the density with sampled noise has no
-# largest value, and rounding decides where L-BFGS ends.
+# polished: tables of weighted rows have fewer rows than columns in these checks, so the density with sampled noise has
+# no largest value, and rounding decides where L-BFGS ends.
 CHEAP: dict[str, Any] = {
     "method": bnn.MAP(ppl="pyro", steps=60, polish=False),
     "model_arguments": {"depth": 0},
