@@ -359,13 +359,12 @@ class Method(ABC):
             if standardise:
                 likelihood, regression = sketch.likelihood, sketch.likelihood.task == "regression"
                 with_units = regression and likelihood.standardises
-                given: Any = x
-                weight = given.get("weight") if sketch.weighted and isinstance(x, Mapping) else None
+                weight = x.get("weight") if sketch.weighted and isinstance(x, Mapping) else None
+                expected = "x as a dict whose entry 'weight' has the weights of rows"
                 named, advice = (
-                    weight is not None or not sketch.weighted,
+                    sketch.weighted == (weight is not None),
                     "bnn.observe(..., weight=x['weight'])",
                 )
-                expected = "x as a dict whose entry 'weight' has the weights of rows"
                 InputError.check(named, "standardise", expected, "another input", advice)
                 standardisation = Standardisation.of(x, y, with_units, likelihood.columns_with_units, weight)
                 x, y = standardisation.inputs(x), standardisation.targets(y)

@@ -277,3 +277,14 @@ def test_an_error_of_a_file_is_not_taken_for_that_of_a_setting(tmp_path: Path) -
     assert plan.sketch_of(plan.load_model(str(file), True, {"scale": 2}), 3) == (None, "AssertionError")
     with pytest.raises(BNNError, match="up to 1000000; got 10000000"):
         plan.load_model(str(file), True, {"scale": 10**7})
+
+
+def test_the_end_of_a_command_runs_what_was_registered_for_it() -> None:
+    """The process ends without taking down its modules, but with its exit functions, output and status."""
+    script = (
+        "import atexit, sys; from ppl_bnn.cli.commands import main; atexit.register(print, 'left');"
+        "sys.argv = ['ppl-bnn', *sys.argv[1:]]; main(); print('never')"
+    )
+    for words, status in ((["--version"], 0), (["show", "nothing"], 2)):
+        run = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True)
+        assert (run.returncode, run.stdout.splitlines()[-1]) == (status, "left"), run.stderr
