@@ -15,9 +15,8 @@ from ppl_bnn.core.errors import InputError, ModelError, UnsupportedError
 ROWS = 24
 COUNTS = np.arange(ROWS) % 4
 REPEATED = np.repeat(np.arange(ROWS), COUNTS)
-RNG = np.random.default_rng(4)
-X = RNG.normal(size=(ROWS, 2))
-Y = np.sin(X[:, 0]) + 0.2 * RNG.normal(size=ROWS)
+X = np.random.default_rng(4).normal(size=(ROWS, 2))
+Y = np.sin(X[:, 0]) + 0.2 * np.random.default_rng(5).normal(size=ROWS)
 NOISE = 0.5
 
 
@@ -107,7 +106,7 @@ def test_the_hessian_at_a_mode_has_the_weights(settings: dict[str, Any]) -> None
 @pytest.mark.parametrize("ppl", ["numpyro", "pyro"])
 def test_the_posterior_mean_is_that_of_weighted_ridge_regression(ppl: str) -> None:
     """Fractions of a row, too; scikit-learn's intercept has no prior, so the constant is a column here."""
-    weight = RNG.uniform(size=ROWS)
+    weight = np.random.default_rng(6).uniform(size=ROWS)
     design = np.column_stack([X, np.ones(ROWS)])
     ridge = Ridge(alpha=NOISE**2, fit_intercept=False).fit(design, Y, sample_weight=weight)
     posterior = bnn.fit(linear, {"x": X, "weight": weight}, Y, bnn.MAP(ppl=ppl))
