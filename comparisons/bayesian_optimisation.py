@@ -24,7 +24,8 @@ The networks with a known noise were added when the others had run on all seeds,
 to the maximum than random search. The reason was looked for on sets of Sobol points that no run has: under the zoo's
 half-normal prior of the noise, the mode takes nearly the whole variance for noise. With a known noise, a fit to 20
 points of Branin explains most of the variance elsewhere. A half-normal prior of smaller noise does not help: the
-density grows without bound where the network meets all points. The claims on known noise were written before any of its runs.
+density grows without bound where the network meets all points. The claims on known noise were written before
+any of its runs.
 
 Li, Rudner and Wilson 2024, A study of Bayesian neural network surrogates for Bayesian optimization, find that the
 ranking of surrogates depends on the problem, and that deep ensembles do relatively poorly.
