@@ -166,14 +166,11 @@ class Program:
 
     def check_weights(self, x: Any, y: Any) -> None:
         """Refuse weights that are not finite, negative, or all zero; the sites are at zero."""
-        weight = self.weights(
-            {site.name: np.zeros(site.unconstrained_shape) for site in self.sites.values()}, x, y
-        )
-        where, advice, wrong = "weight", "the number of times that each row counts", weight[~(weight >= 0.0)]
-        got = f"{wrong[0]:g}" if len(wrong) else f"{weight.max():g}"
-        InputError.check(
-            not len(wrong) and weight.max() < np.inf, where, "finite numbers from 0", got, advice
-        )
+        zeros = {name: np.zeros(site.unconstrained_shape) for name, site in self.sites.items()}
+        weight, advice = self.weights(zeros, x, y), "the number of times that each row counts"
+        where, wrong = "weight", weight[~((weight >= 0.0) & (weight < np.inf))]
+        got = ", ".join(f"{value:g}" for value in wrong[:1])
+        InputError.check(not len(wrong), where, "finite numbers from 0", got, advice)
         InputError.check(weight.any(), where, "a positive number for some row", "zero for all", advice)
 
     def log_prior(self, u: Mapping[str, Array], x: Any, y: Any, jacobian: bool = True) -> Array:

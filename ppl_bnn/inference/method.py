@@ -351,7 +351,9 @@ class Method(ABC):
                 data = map_data(chosen.asarray, rows_at(x, few))
                 targets = chosen.asarray(y[few].astype(float))
                 sketch = Program.of(chosen, model, data, targets, language=language, observed=observed)
-                if sketch.weighted and not method.streams:
+                if sketch.weighted:
+                    expected, advice = "rows in memory, whose weights are checked", "stream=False"
+                    UnsupportedError.check(not method.streams, "weight", expected, "streamed rows", advice)
                     sketch.check_weights(data, targets)
             method._check_sites(sketch)
             y, original = _checked_targets(sketch, y, text)

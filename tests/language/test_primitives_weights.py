@@ -146,8 +146,8 @@ def test_mini_batches_take_the_weights_of_their_rows() -> None:
     many = bnn.fit(linear, repeated(), Y[REPEATED], bnn.SVI(steps=3000, ppl="pyro", elbo_draws=4000))
     figures = [posterior.info.figures for posterior in (one, many)]
     error = np.hypot(*(each["elbo_se"] for each in figures))
-    # A step of a batch is noisier, which costs less than half a nat here.
-    assert abs(figures[0]["elbo"] - figures[1]["elbo"]) < 4.0 * error + 0.5
+    # Steps of batches are noisier, which cost less than 0.02 nats with twenty seeds.
+    assert abs(figures[0]["elbo"] - figures[1]["elbo"]) < 4.0 * error + 0.02
 
 
 # --- what is refused -------------------------------------------------------------------------------
@@ -184,6 +184,12 @@ def test_rows_with_variables_of_their_own_have_no_weights() -> None:
 
     with pytest.raises(ModelError, match=r"bnn\.rows"):
         bnn.fit(model, weighted(), Y, bnn.NUTS(warmup=5, draws=5))
+
+
+def test_streamed_rows_have_no_weights() -> None:
+    method = bnn.SVI(batch_size=8, stream=True, ppl="pyro")
+    with pytest.raises(UnsupportedError, match="rows in memory, whose weights are checked"):
+        bnn.fit(linear, weighted(), Y, method)
 
 
 def test_standardised_weights_are_named() -> None:
