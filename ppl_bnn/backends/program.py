@@ -164,14 +164,15 @@ class Program:
         w = self.constrain(map_data(self.system.asarray, u), x, y)
         return np.asarray(self.system.to_numpy(network_output(self.model, w, x).weight), np.float64)
 
-    def check_weights(self, x: Any, y: Any) -> None:
-        """Refuse weights that are not finite, negative, or all zero; the sites are at zero."""
+    def checked_weights(self, x: Any, y: Any) -> np.ndarray:
+        """NumPy: the weights of the rows, (N,), finite numbers from 0 that are not all zero; the sites are at zero."""
         zeros = {name: np.zeros(site.unconstrained_shape) for name, site in self.sites.items()}
         weight, advice = self.weights(zeros, x, y), "the number of times that each row counts"
         where, wrong = "weight", weight[~((weight >= 0.0) & (weight < np.inf))]
         got = ", ".join(f"{value:g}" for value in wrong[:1])
         InputError.check(not len(wrong), where, "finite numbers from 0", got, advice)
         InputError.check(weight.any(), where, "a positive number for some row", "zero for all", advice)
+        return weight
 
     def log_prior(self, u: Mapping[str, Array], x: Any, y: Any, jacobian: bool = True) -> Array:
         """log p(w(u)) + log |dw/du|, a scalar; without the second term where `jacobian` is False."""

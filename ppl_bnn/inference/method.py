@@ -351,22 +351,20 @@ class Method(ABC):
                 data = map_data(chosen.asarray, rows_at(x, few))
                 targets = chosen.asarray(y[few].astype(float))
                 sketch = Program.of(chosen, model, data, targets, language=language, observed=observed)
+                weight = None
                 if sketch.weighted:
                     expected, advice = "rows in memory, whose weights are checked", "stream=False"
                     UnsupportedError.check(not method.streams, "weight", expected, "streamed rows", advice)
-                    sketch.check_weights(data, targets)
+                    weight = sketch.checked_weights(data, targets)
             method._check_sites(sketch)
             y, original = _checked_targets(sketch, y, text)
             standardisation = None
             if standardise:
                 likelihood, regression = sketch.likelihood, sketch.likelihood.task == "regression"
                 with_units = regression and likelihood.standardises
-                weight = x.get("weight") if sketch.weighted and isinstance(x, Mapping) else None
+                entry = x.get("weight") if isinstance(x, Mapping) else None
+                named, advice = weight is None or np.array_equal(entry, weight), "weight=x['weight']"
                 expected = "x as a dict whose entry 'weight' has the weights of rows"
-                named, advice = (
-                    sketch.weighted == (weight is not None),
-                    "bnn.observe(..., weight=x['weight'])",
-                )
                 InputError.check(named, "standardise", expected, "another input", advice)
                 standardisation = Standardisation.of(x, y, with_units, likelihood.columns_with_units, weight)
                 x, y = standardisation.inputs(x), standardisation.targets(y)

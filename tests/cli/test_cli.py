@@ -817,15 +817,15 @@ def test_every_method_of_the_library_goes_by_its_name() -> None:
     assert set(methods) == set(MODULES)
     assert {row.class_name for row in ROWS.values()} == set(MODULES)
     for name, row in ROWS.items():
-        for quick in (False, True):
-            assert type(plan.method_of(name, "numpyro", quick)) is methods[row.class_name]
+        for preset in plan.PRESETS:
+            assert type(plan.method_of(name, "numpyro", preset, {})) is methods[row.class_name]
     assert plan.method_names("NUTS, mc_dropout") == ["nuts", "mc-dropout"]
     assert plan.method_names("MC-Dropout,laplace-kron") == ["mc-dropout", "laplace-kron"]
-    assert plan.method_of("laplace-kron", "numpyro", False) == ppl_bnn.Laplace(structure="kron")
-    ensemble = plan.method_of("ensemble", "pyro", False)
+    assert plan.method_of("laplace-kron", "numpyro", "full", {}) == ppl_bnn.Laplace(structure="kron")
+    ensemble = plan.method_of("ensemble", "pyro", "full", {})
     assert (ensemble.ppl, compare.called(ensemble)) == ("pyro", "Ensemble of MAP")
     # At its defaults a method is what its class makes of no arguments.
-    assert plan.method_of("mclmc", "numpyro", False) == ppl_bnn.MCLMC()
+    assert plan.method_of("mclmc", "numpyro", "full", {}) == ppl_bnn.MCLMC()
 
 
 def test_the_reference_is_nuts_unless_another_is_named() -> None:

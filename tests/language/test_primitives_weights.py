@@ -197,8 +197,10 @@ def test_standardised_weights_are_named() -> None:
         bnn.observe(y, bnn.mlp(x["x"], [1]), likelihoods.Gaussian(1.0), weight=x["count"])
 
     x = {"x": X, "count": COUNTS.astype(float)}
-    with pytest.raises(InputError, match="entry 'weight'"):
-        bnn.fit(model, x, Y, bnn.MAP(ppl="pyro"), standardise=True)
+    # A column of that name that is no weight of the model would weight the means.
+    for given in (x, x | {"weight": np.arange(1.0, ROWS + 1.0)}):
+        with pytest.raises(InputError, match="entry 'weight'"):
+            bnn.fit(model, given, Y, bnn.MAP(ppl="pyro"), standardise=True)
     assert bnn.fit(model, x, Y, bnn.MAP(ppl="pyro", steps=10)).kind == "point"
 
 
