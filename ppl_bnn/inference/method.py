@@ -362,7 +362,7 @@ class Method(ABC):
             if standardise:
                 likelihood, regression = sketch.likelihood, sketch.likelihood.task == "regression"
                 with_units = regression and likelihood.standardises
-                entry = x.get("weight") if isinstance(x, Mapping) else None
+                entry = x.get("weight", ()) if isinstance(x, Mapping) else ()
                 named, advice = weight is None or np.array_equal(entry, weight), "weight=x['weight']"
                 expected = "x as a dict whose entry 'weight' has the weights of rows"
                 InputError.check(named, "standardise", expected, "another input", advice)
