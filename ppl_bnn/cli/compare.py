@@ -84,7 +84,7 @@ def compare(
     """Fit one model by several methods, and show the results and the cost of each.
 
     Without arguments: regression_mlp on the diabetes table by NUTS (four chains of 500 draws after 500), SVI (5000
-    steps), Laplace and MAP, in about a minute.
+    steps), Laplace and MAP, in about half a minute.
     """
     started = time.monotonic()
     _check_grid_options(context, grid)
