@@ -421,9 +421,9 @@ def log_prior_of(sites: list[TracedSite], jacobian: bool, row_scale: float = 1.0
     return total
 
 
-def threads_for(rows: int, parameter_count: int) -> int | None:
-    """Number of threads for an operation: 1 if it is too small to share, else None (unchanged).
+def threads_for(operations: float) -> int | None:
+    """Number of threads for a run of a model: 1 if its floating-point operations are too few, else None (unchanged).
 
     torch shares even small operations among threads and waits for the last, which is slow if other processes are busy.
     """
-    return 1 if 2 * rows * parameter_count < 50_000_000 else None
+    return 1 if operations < 50_000_000 else None

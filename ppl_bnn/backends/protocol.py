@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -175,6 +175,11 @@ class System(Protocol):
     def describe(self, native: Model, x: Any, y: Any) -> tuple[list[Site], list[TracedSite]]:
         """Shapes of all latent sites and parameters, and the other sites, without computation where possible."""
         ...
+
+    @contextmanager
+    def counted(self) -> Iterator[Callable[[], int]]:
+        """Inside, the floating-point operations of matrix products are counted where their number matters."""
+        yield lambda: 0
 
     def seeds(self, seed: int, count: int) -> Any:
         """`count` independent sources of randomness, as an array to map over."""

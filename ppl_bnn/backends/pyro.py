@@ -269,6 +269,14 @@ class Pyro(protocol.System):
             traced = self.run(native, x, y, seed=0)
         return protocol.described(traced, biject_to)
 
+    @contextmanager
+    def counted(self) -> Iterator[Callable[[], int]]:
+        # It imports what optimisers and records need, too.
+        from torch.utils.flop_counter import FlopCounterMode
+
+        with FlopCounterMode(display=False) as counter:
+            yield counter.get_total_flops
+
     def seeds(self, seed: int, count: int) -> Any:
         _set_seed(seed)
         return torch.tensor(np.random.default_rng(seed).integers(0, 2**31 - 1, size=count))

@@ -350,8 +350,9 @@ class Method(ABC):
             with chosen.session("float64", "cpu", threads=1):
                 data = map_data(chosen.asarray, rows_at(x, few))
                 targets = chosen.asarray(y[few].astype(float))
-                sketch = Program.of(chosen, model, data, targets, language=language, observed=observed)
-                weight = None
+                with chosen.counted() as count:
+                    sketch = Program.of(chosen, model, data, targets, language=language, observed=observed)
+                weight, threads = None, threads_for(count() / sketch.rows * len(y))
                 if sketch.weighted:
                     expected, advice = "rows in memory, whose weights are checked", "stream=False"
                     UnsupportedError.check(not method.streams, "weight", expected, "streamed rows", advice)
@@ -370,7 +371,7 @@ class Method(ABC):
                 x, y = standardisation.inputs(x), standardisation.targets(y)
             else:
                 checks.warn_constant_columns(x)
-            dtype, threads = method._dtype(chosen, device), threads_for(len(y), sketch.parameter_count)
+            dtype = method._dtype(chosen, device)
             with chosen.session(dtype, device, threads, self.compile) as where:
                 rows = slice(1 if method.streams else None)
                 data, targets = map_data(chosen.asarray, rows_at(x, rows)), chosen.asarray(y[rows])

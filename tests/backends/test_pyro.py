@@ -1,13 +1,17 @@
-"""The Pyro system: predictions of many draws from recorded operations are those that torch.func maps."""
+"""The Pyro system: predictions of many draws from recorded operations are those that torch.func maps; its threads."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 import ppl_bnn as bnn
+from ppl_bnn import likelihoods, priors
 from ppl_bnn.backends import pyro as module
+from ppl_bnn.backends.program import Program, threads_for
 from ppl_bnn.backends.pyro import SYSTEM
 from tests.problems import regression_data, small_classifier, small_network
 
@@ -155,3 +159,45 @@ def test_predictions_do_not_depend_on_the_record(recorded, monkeypatch, model, m
         np.testing.assert_allclose(again.parameters[name], value, rtol=1e-12, atol=1e-12)
     assert tries
     assert all(found is not None for found in tries)
+
+
+def test_small_work_takes_one_thread() -> None:
+    """The operations of a network count, also of weights that are held and of those that a convolution shares."""
+    body = torch.nn.Sequential(torch.nn.Linear(3, 1000), torch.nn.Tanh(), torch.nn.Linear(1000, 1))
+    seen: list[int] = []
+
+    def held(x: Any, y: Any = None) -> None:
+        seen.append(torch.get_num_threads())
+        f = bnn.module("net", x, body, {"2.bias": priors.Normal(0.0, 1.0), "*": None})
+        bnn.observe(y, f, likelihoods.Gaussian(1.0))
+
+    def convolved(x: Any, y: Any = None) -> None:
+        h = bnn.conv2d("images", x, 4, kernel=3)
+        f = bnn.dense("output", h.reshape(x.shape[0], -1), 1)
+        bnn.observe(y, f, likelihoods.Gaussian(1.0))
+
+    with SYSTEM.session("float64", "cpu", 1):
+        for model, shape, expected in (
+            (held, (6, 3), 2 * 6 * (3 * 1000 + 1000)),
+            (convolved, (6, 8, 8, 1), 2 * 6 * 64 * (9 * 4 + 4)),
+        ):
+            x, y = torch.ones(shape), torch.ones(6)
+            # A module is checked at a few rows where it is first run.
+            Program.of(SYSTEM, model, x, y, language=True)
+            with SYSTEM.counted() as count:
+                Program.of(SYSTEM, model, x, y, language=True)
+            assert count() == expected
+    assert threads_for(49_999_999) == 1
+    assert threads_for(50_000_000) is None
+    own, found = torch.get_num_threads(), {}
+    try:
+        torch.set_num_threads(3)
+        # 8000 operations for each row.
+        for rows in (6_200, 6_300):
+            seen.clear()
+            x = np.random.default_rng(rows).normal(size=(rows, 3))
+            bnn.fit(held, x, x[:, 0], bnn.MAP(ppl="pyro", steps=1))
+            found[rows] = seen[-1]
+    finally:
+        torch.set_num_threads(own)
+    assert found == {6_200: 1, 6_300: 3}
