@@ -88,7 +88,16 @@ class IteratedMethod(Method):
     def gradients(self, problem: Problem) -> Callable[[Any, Any, Any], tuple[Any, Any]]:
         """(points (n, P), x, y) -> minus the log joint (n,), scaled from a batch to all rows, and its gradients."""
         system, loss = problem.system, minus_log_joint(problem.program, self.scale(problem))
-        return system.vmap(system.value_and_grad(loss), in_axes=(0, None, None))
+        gradient = system.value_and_grad(loss)
+        if self.count(problem.program.parameter_count) > 1:
+            return system.vmap(gradient, in_axes=(0, None, None))
+
+        # Operations that are not mapped may be fused.
+        def of_one(points: Any, x: Any, y: Any) -> tuple[Any, Any]:
+            value, found = gradient(points[0], x, y)
+            return value[None], found[None]
+
+        return of_one
 
     @final
     def run(self, problem: Problem, progress: Progress) -> Outcome:

@@ -183,10 +183,10 @@ def _copied(call: Call, name: str, buffer: Any, like: Array) -> Any:
 
 @functools.cache
 def _plain() -> Any:
-    """A torch mode in which attention uses plain operations, and tensors have a given type by default.
+    """A torch mode in which operations have all derivatives and can be mapped, and tensors a given type by default.
 
-    The fused operations of attention have no forward derivative and cannot be mapped over draws. Layers do not use them
-    under a torch mode, nor in attention that returns its weights. The forward derivative of a normalisation with
+    The fused operations of attention have a first derivative only, and cannot be mapped over draws. Layers do not use
+    them under a torch mode, nor in attention that returns its weights. The forward derivative of a normalisation with
     weights cannot be recorded; that of one without can.
     """
     torch = sys.modules["torch"]
@@ -211,13 +211,19 @@ def _plain() -> Any:
             kwargs = kwargs or {}
             if function in norms and torch._C._functorch.peek_interpreter_stack() is not None:
                 return normalised(function, *args, **kwargs)
-            if function is functional.scaled_dot_product_attention:
+            if function is functional.scaled_dot_product_attention and not _first_derivative():
                 return attention(*args, **kwargs)
             if function is functional.multi_head_attention_forward and kwargs.get("need_weights") is False:
                 return function(*args, **{**kwargs, "need_weights": True})[0], None
             return super().__torch_function__(function, types, args, kwargs)
 
     return Plain
+
+
+def _first_derivative() -> bool:
+    """Whether this thread computes a value or a gradient, by torch.func or without it, and nothing else."""
+    transforms = sys.modules["torch"]._C._functorch.get_interpreter_stack() or []
+    return [each.key().name for each in transforms] in ([], ["Grad"])
 
 
 def _random_state(device: Any) -> Any:

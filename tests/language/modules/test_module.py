@@ -953,10 +953,79 @@ def test_attention_has_the_masks_of_torch(kind: str, by_name: bool) -> None:
     network, x = Attention().double(), np.random.default_rng(1).normal(size=(ROWS, 6))
     expected = network(torch.tensor(x)).detach()
     w = {f"net.{name}": value.detach() for name, value in network.named_parameters()}
-    with system("pyro").session("float64", "cpu", 1), Substitute(w):
-        found = bnn.module("net", torch.tensor(x), network).numpy()
-    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
-    assert (kind == "booleans") == bool(np.all(found[:, 4:] == 0.0))
+
+    def of(w: Any) -> Any:
+        with Substitute(w):
+            return bnn.module("net", torch.tensor(x), network)
+
+    with system("pyro").session("float64", "cpu", 1):
+        mapped = torch.func.vmap(of)({name: value[None] for name, value in w.items()})[0]
+        for found in (of(w).numpy(), mapped.numpy()):
+            np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
+            assert (kind == "booleans") == bool(np.all(found[:, 4:] == 0.0))
+
+
+def test_attention_is_fused_where_it_has_its_derivatives() -> None:
+    """Values and gradients take torch's fused attention, other derivatives its plain operations, with equal results."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.key = torch.nn.Linear(2, 2)
+
+        def forward(self, x: Any) -> Any:
+            h = x.reshape(ROWS, 3, 2)
+            return torch.nn.functional.scaled_dot_product_attention(h, self.key(h), h).reshape(ROWS, 6)
+
+    class Seen(torch.utils._python_dispatch.TorchDispatchMode):
+        """The names of the operations that torch computes."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.names: set[str] = set()
+
+        def __torch_dispatch__(self, function: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.names.add(str(function))
+            return function(*args, **(kwargs or {}))
+
+        @property
+        def fused(self) -> bool:
+            return any("flash_attention" in name for name in self.names)
+
+    network, x = Attention().double(), np.random.default_rng(1).normal(size=(ROWS, 6))
+    w = {f"net.{name}": value.detach() for name, value in network.named_parameters()}
+
+    def loss(w: Any) -> Any:
+        with Substitute(w):
+            return (bnn.module("net", torch.tensor(x), network) ** 2).sum()
+
+    def of_autograd() -> dict[str, Any]:
+        leaves = {name: value.clone().requires_grad_() for name, value in w.items()}
+        return dict(zip(w, torch.autograd.grad(loss(leaves), leaves.values()), strict=True))
+
+    def of_mapped() -> dict[str, Any]:
+        found = torch.func.vmap(torch.func.grad(loss))({name: value[None] for name, value in w.items()})
+        return {name: value[0] for name, value in found.items()}
+
+    cases = {
+        "autograd": (of_autograd, True),
+        "torch.func": (lambda: torch.func.grad(loss)(w), True),
+        "mapped": (of_mapped, False),
+        "forward": (lambda: torch.func.jacfwd(loss)(w), False),
+    }
+    gradients = {}
+    with system("pyro").session("float64", "cpu", 1):
+        for name, (gradient, fused) in cases.items():
+            with Seen() as seen:
+                gradients[name] = gradient()
+            assert seen.fused == fused, name
+        hessian = torch.func.jacfwd(torch.func.grad(loss))(w)["net.key.weight"]["net.key.weight"]
+        twice = torch.func.grad(lambda w: (torch.func.grad(loss)(w)["net.key.weight"] ** 2).sum())(w)
+    for found in gradients.values():
+        for name, value in gradients["autograd"].items():
+            np.testing.assert_allclose(found[name].numpy(), value.numpy(), rtol=1e-10, atol=1e-13)
+    product = 2.0 * (hessian * gradients["autograd"]["net.key.weight"][..., None, None]).sum((0, 1))
+    np.testing.assert_allclose(twice["net.key.weight"].numpy(), product.numpy(), rtol=1e-9, atol=1e-12)
 
 
 def test_a_module_in_training_again_is_looked_at_again() -> None:
