@@ -29,11 +29,15 @@ from ppl_bnn.core.arrays import (
 from ppl_bnn.core.errors import InputError, ModelError, unknown_name
 from ppl_bnn.language import ops
 from ppl_bnn.language.handlers import RecordMessages, network_output
+from ppl_bnn.language.modules.protocol import arrays_in
+from ppl_bnn.language.primitives import Handler, Message
 
 # Number of coordinates up to which an optimised compilation costs more than the draws from the prior.
 QUICK_PARAMETERS = 100_000
 # Rows of a streamed fit that are on the device at a time.
 STREAMED_ROWS = 4096
+# Rows on which held modules run at a time.
+FEATURE_ROWS = 256
 
 
 @dataclass
@@ -43,7 +47,8 @@ class Program:
     `Program.of` builds it inside a session. Methods take and return arrays of the system, except those marked NumPy.
     `native` is the model as a callable of the system, `language` whether it is written in the language. `sites` has the
     latent sites and parameters in order, `deterministic` the other sites of a plain model. `outputs` is None for a
-    plain model; `coupled` means that rows interact, `weighted` that their log likelihoods have weights.
+    plain model; `coupled` means that rows interact, `weighted` that their log likelihoods have weights. `features` are
+    the held modules whose outputs depend on the inputs alone.
     """
 
     system: System
@@ -57,6 +62,7 @@ class Program:
     outputs: int | None = None
     coupled: bool = False
     weighted: bool = False
+    features: tuple[str, ...] = ()
     target_shape: tuple[int, ...] = ()
     deterministic: tuple[str, ...] = ()
     _compiled: dict[Any, Any] = field(default_factory=dict, repr=False)
@@ -71,7 +77,7 @@ class Program:
         `UnknownNameError`: there is no observed site of the given name.
         """
         native = _native(chosen, model, language)
-        record = RecordMessages("observe", "coupled")
+        record = RecordMessages("observe", "coupled", "held")
         traced = _native(chosen, record.around(model), language) if language else native
         described, others = chosen.describe(traced, x, y)
         observations = [site for site in others if site.kind == "observed"]
@@ -92,7 +98,7 @@ class Program:
         if language:
             (end,) = (msg.arguments for msg in record.messages if msg.kind == "observe")
             likelihood, facts["outputs"] = end["likelihood"].form, int(end["f"].shape[-1])
-            facts["weighted"] = end["weight"] is not None
+            facts["weighted"], facts["features"] = end["weight"] is not None, _features(record)
             if facts["weighted"]:
                 local = any(site.local for site in described)
                 expected, advice = "weights of rows without latent variables of their own", "no weight"
@@ -387,6 +393,29 @@ class Problem:
         """Number of training rows."""
         return row_count(self.inputs) if self.streamed else self.program.rows
 
+    def _rows(self, start: int, stop: int) -> Any:
+        """These rows of the inputs, as arrays of the system."""
+        return map_data(self.system.asarray, rows_at(self.inputs, slice(start, stop)))
+
+    def with_features(self) -> Problem:
+        """This problem with held modules run once, on all rows: their outputs are further inputs."""
+        program, names = self.program, self.program.features
+        if self.streamed or program.coupled or program.has_local or not names:
+            return self
+        zeros = {name: np.zeros(site.unconstrained_shape) for name, site in program.sites.items()}
+        w = program.constrain(map_data(self.system.asarray, zeros), self._rows(0, 1), self.y[:1])
+        record, found = RecordMessages("held"), {name: [] for name in names}
+        for start, stop in chunks(self.rows, FEATURE_ROWS):
+            network_output(record.around(program.model), w, self._rows(start, stop))
+            for msg in record.messages:
+                found.get(msg.name, []).append(self.system.to_numpy(msg.value))
+        outputs = {name: np.concatenate(parts) for name, parts in found.items()}
+        model = WithFeatures(program.model, names, not isinstance(self.inputs, Mapping))
+        inputs = model.inputs(self.inputs, outputs)
+        x = map_data(self.system.asarray, inputs)
+        program = Program.of(self.system, model, x, self.y, language=True, observed=program.observed)
+        return replace(self, program=program, x=x, inputs=inputs)
+
     def log_joint_draws(self, u: Draws) -> np.ndarray:
         """NumPy: log joint over all rows of draws with one leading axis, shape (S,)."""
         program = self.program
@@ -395,7 +424,7 @@ class Problem:
         log_prior = program.log_prior_draws(u, self.x, self.y).astype(np.float64)
         total = log_prior.copy()
         for start, stop in chunks(self.rows, STREAMED_ROWS):
-            x = map_data(self.system.asarray, rows_at(self.inputs, slice(start, stop)))
+            x = self._rows(start, stop)
             y = self.system.asarray(np.asarray(self.targets[start:stop]))
             total += program.log_joint_draws(u, x, y).astype(np.float64) - log_prior
         return total
@@ -403,6 +432,51 @@ class Problem:
     def log_prior_draws(self, u: Draws) -> np.ndarray:
         """NumPy: log prior of draws with one leading axis, shape (S,)."""
         return self.program.log_prior_draws(u, self.x, self.y)
+
+
+class _Known(Handler):
+    """The outputs of held modules are known."""
+
+    sees_maps = False
+
+    def __init__(self, outputs: Mapping[str, Any]):
+        self.outputs = outputs
+
+    def process(self, msg: Message) -> None:
+        if msg.kind == "held" and msg.name in self.outputs:
+            msg.answer(self.outputs[msg.name])
+
+
+@dataclass(frozen=True)
+class WithFeatures:
+    """A model whose inputs have the outputs of its held modules, which then do not run.
+
+    Of a `model` with inputs `x`, an array or a dict (`single` or not), and held modules `names`.
+    """
+
+    model: Callable[..., Any]
+    names: tuple[str, ...]
+    single: bool
+
+    def inputs(self, x: Any, outputs: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs of this model: those of the other one, and the outputs of its modules."""
+        own = {"x": x} if self.single else dict(x)
+        return own | {f"output of {name!r}": outputs[name] for name in self.names}
+
+    def __call__(self, x: Mapping[str, Any], y: Any = None) -> None:
+        own = dict(x)
+        outputs = {name: own.pop(f"output of {name!r}") for name in self.names}
+        with _Known(outputs):
+            self.model(own["x"] if self.single else own, y)
+
+
+def _features(record: RecordMessages) -> tuple[str, ...]:
+    """The held modules of a run whose inputs are inputs of the model, and that have run once."""
+    entries = {id(part) for part in arrays_in(record.inputs)}
+    held = [msg for msg in record.messages if msg.kind == "held"]
+    names = [msg.name for msg in held]
+    own = [msg for msg in held if all(id(part) in entries for part in arrays_in(msg.arguments["x"]))]
+    return tuple(msg.name for msg in own if names.count(msg.name) == 1)
 
 
 def _native(chosen: System, model: Model, language: bool) -> Model:

@@ -267,11 +267,14 @@ class Method(ABC):
                 dry.seeds = shown.task
                 problem.program.system = dry
                 check_start(problem, getattr(method, "start", None))
-            outcome = method.run(problem, progress_outside(shown, problem.system.outside))
+            watch = Stopwatch()
+            known = problem.with_features()
+            before = watch()
+            outcome = method.run(known, progress_outside(shown, problem.system.outside))
             seconds, notes = problem.system.recorded()
         spent = {
             "compile_seconds": outcome.compile_seconds + seconds,
-            "run_seconds": max(0.0, outcome.run_seconds - seconds),
+            "run_seconds": before + max(0.0, outcome.run_seconds - seconds),
         }
         # A posterior that was fitted on the way may have said the same.
         warnings = tuple(dict.fromkeys((*ended_by_callback(shown), *outcome.warnings, *notes)))

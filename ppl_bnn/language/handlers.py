@@ -176,6 +176,7 @@ class RecordMessages(Handler):
     def __init__(self, *kinds: str) -> None:
         self.kinds = kinds
         self.messages: list[Message] = []
+        self.inputs: Any = None
 
     def process(self, msg: Message) -> None:
         if not self.kinds or msg.kind in self.kinds:
@@ -186,6 +187,7 @@ class RecordMessages(Handler):
 
         def watched(x: Any, y: Any = None) -> None:
             self.messages.clear()
+            self.inputs = x
             with self:
                 model(x, y)
 

@@ -28,9 +28,9 @@ _local = threading.local()
 class Message:
     """One effect on its way down the stack.
 
-    `kind` is "sample", "deterministic", "param", "observe", "rows", "coupled", "linear" or "conv"; `name` that of the
-    site or map; `arguments` are those of the primitive; `value` is the answer, if `answered`, after which no handler
-    below runs.
+    `kind` is "sample", "deterministic", "param", "observe", "rows", "coupled", "linear", "conv" or "held"; `name` that
+    of the site, map or module; `arguments` are those of the primitive; `value` is the answer, if `answered`, after
+    which no handler below runs.
     """
 
     kind: str
@@ -178,6 +178,8 @@ def _default(msg: Message) -> Any:
             return contextlib.nullcontext()
         case "coupled":
             return None
+        case "held":
+            return given["output"]()
         case "linear" | "conv":
             result = apply_map(msg, given["x"], given["weight"])
             return result if given["bias"] is None else result + given["bias"]

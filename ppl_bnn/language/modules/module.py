@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import functools
 import inspect
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
@@ -108,6 +109,10 @@ def module(
     artificial rows). In evaluation mode the running statistics are constants, which is supported. Buffers and variables
     that are not parameters are converted to the floating type and the device of the fit.
 
+    Features. If all parameters are held, and x is the x of the model or entries of it, a fit runs the module once: its
+    outputs for the training rows are kept in memory. A network with a head is best split, as a held body and a layer
+    on its output. Rows that interact or have variables of their own, and streamed rows, are excluded.
+
     Trained networks. A method with `start=network` starts at its parameters: each site `name.<parameter>` at the value
     of that name in the network, unchanged, also for `Point`. The network is `network` itself, another module of its
     framework with the same names and shapes, or the parameters in a dict (the `state_dict` of a torch module).
@@ -149,7 +154,10 @@ def module(
         call = dataclasses.replace(call, values=values)
         if coupled:
             primitives.coupled()
-        output = call(sampled, inputs, rows)
+        computed = functools.partial(call, sampled, inputs, rows)
+        # Without sites the output may be known.
+        held = primitives.Message("held", name, {"x": inputs, "output": computed})
+        output = computed() if sampled else primitives.send(held)
         if primitives.maps_are_seen():
             # Handlers see a linear map without outputs, on the numbers that the module stores for a row. The message
             # has one more argument, the `Call`.
