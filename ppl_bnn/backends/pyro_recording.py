@@ -12,8 +12,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +24,8 @@ from ppl_bnn.backends.pyro_session import recordings, rest, transformed
 from ppl_bnn.core.errors import UnsupportedError
 from ppl_bnn.core.warning_filters import ignored
 
-# Number of calls with arguments of the same shapes after which a function is recorded: recording takes as long as some
-# hundred calls.
+# Number of calls with arguments of the same shapes after which a function is recorded, if more are not expected:
+# recording takes as long as some hundred calls.
 CALLS = 50
 # Number of shapes of arguments for which a function keeps records.
 MOST_RECORDED = 16
@@ -186,10 +186,22 @@ def check_compiler() -> None:
     UnsupportedError.check(shutil.which(name) is not None, "compile=True", wanted, f"no {name!r}", advice)
 
 
+@contextmanager
+def expected(steps: int) -> Iterator[None]:
+    """A context for a loop of so many steps."""
+    session = recordings()
+    session.steps, before = steps, session.steps
+    try:
+        yield
+    finally:
+        session.steps = before
+
+
 class Replayed:
     """A function of arrays without side effects, recorded after `CALLS` calls with arguments of the same shapes.
 
-    If it cannot be recorded, it is called itself, and a note of the session has the reason.
+    It is recorded at its first call in a loop of more steps. If it cannot be recorded, it is called itself, and a note
+    of the session has the reason.
     """
 
     def __init__(self, function: Callable[..., Any]):
@@ -206,10 +218,10 @@ class Replayed:
         replay = self._replays.get(key)
         if replay is None:
             self._seen[key] = self._seen.get(key, 0) + 1
-            # Inside a transform of torch.func the arrays are those of the transform.
-            if self._refused or self._seen[key] <= CALLS or transformed():
-                return self._function(*arguments)
             session, begun = recordings(), time.perf_counter()
+            # Inside a transform of torch.func the arrays are those of the transform.
+            if self._refused or max(self._seen[key], session.steps) <= CALLS or transformed():
+                return self._function(*arguments)
             try:
                 replay = record(self._function, leaves, structure).replay(leaves, session.compiled)
             except Unrecordable as error:

@@ -99,10 +99,11 @@ class Globals:
 class Recordings:
     """How functions are recorded in a session, the seconds that this has taken, and notes about it for the user.
 
-    `compiled`: by torch's compiler, which needs one of C++.
+    `compiled`: by torch's compiler, which needs one of C++. `steps` are those of the loop that runs.
     """
 
     compiled: bool = False
+    steps: int = 0
     seconds: float = 0.0
     notes: list[str] = field(default_factory=list)
 

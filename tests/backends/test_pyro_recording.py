@@ -221,6 +221,26 @@ def test_compiling_is_refused_without_a_compiler_and_in_jax(monkeypatch):
 # --- single functions ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("more", "runs"), [(0, 10), (1, 1)])
+def test_a_long_loop_records_its_step_at_once(more, runs):
+    calls = []
+
+    def counted(x):
+        calls.append(x)
+        return 2.0 * x
+
+    with SYSTEM.session("float64", "cpu"):
+        replayed, x = Replayed(torch.no_grad()(counted)), torch.ones(3, dtype=torch.float64)
+        with module.expected(module.CALLS + more):
+            for _ in range(10):
+                assert torch.equal(replayed(x), 2.0 * x)
+        assert len(calls) == runs
+        # Outside of the loop more calls are not expected.
+        other = Replayed(torch.no_grad()(counted))
+        other(x), other(x)
+    assert len(calls) == runs + 2
+
+
 def test_a_record_reads_the_present_values_of_the_arrays_that_a_function_holds(after):
     after(0)
     held = torch.ones(3, dtype=torch.float64)

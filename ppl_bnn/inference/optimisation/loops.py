@@ -263,7 +263,7 @@ class _JaxLoop(Loop):
 
 
 class _TorchLoop(Loop):
-    """Steps one by one, recorded by the system after the first fifty."""
+    """Steps one by one, recorded by the system."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -274,14 +274,16 @@ class _TorchLoop(Loop):
     def advance(self, given: Mapping[str, Any]) -> np.ndarray:
         import torch
 
+        from ppl_bnn.backends.pyro_recording import expected
+
         system = self.problem.system
         columns = {
             name: map_data(lambda values: system.asarray(values).unbind(), each)
             for name, each in given.items()
         }
-        records = []
-        with torch.no_grad():
-            for index in range(len(next(iter(given.values())))):
+        records, steps = [], len(next(iter(given.values())))
+        with torch.no_grad(), expected(steps):
+            for index in range(steps):
                 now = {
                     name: map_data(lambda column, i=index: column[i], each) for name, each in columns.items()
                 }
