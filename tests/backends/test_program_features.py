@@ -17,8 +17,7 @@ from ppl_bnn import dist, likelihoods, priors
 from ppl_bnn.backends import program as module
 
 ROWS = 60
-RNG = np.random.default_rng(7)
-X = RNG.normal(size=(ROWS, 3))
+X = np.random.default_rng(7).normal(size=(ROWS, 3))
 Y = np.sin(X).sum(1)
 HELD = {"*": None}
 
