@@ -2,8 +2,8 @@
 
 The network and the passages are those of `../adapters.py`: a BERT of 1.4 million weights, adapters of its queries and
 values and a head, 120 passages in each step. By hand it is the cross entropy and Adam, in evaluation mode; here
-mean-field SVI and IVON take as many steps, and what a fit does before and after them counts. How much of a fit records
-its step is printed: a longer fit has as much of it.
+mean-field SVI and IVON take as many steps, and what a fit does before and after them counts. The share of a fit in
+which its step is recorded is printed; it falls with the number of steps.
 """
 
 from __future__ import annotations
