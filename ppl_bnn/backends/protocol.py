@@ -178,7 +178,10 @@ class System(Protocol):
 
     @contextmanager
     def counted(self) -> Iterator[Callable[[], int]]:
-        """Inside, the floating-point operations of matrix products are counted where their number matters."""
+        """Count the floating-point operations of matrix products inside; gives a function that returns their number.
+
+        It is 0 in a system that does not need it.
+        """
         yield lambda: 0
 
     def seeds(self, seed: int, count: int) -> Any:

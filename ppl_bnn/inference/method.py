@@ -268,9 +268,10 @@ class Method(ABC):
                 problem.program.system = dry
                 check_start(problem, getattr(method, "start", None))
             watch = Stopwatch()
-            known = problem.with_features()
+            with_features = problem.with_features()
+            # The clock of a method starts in `run`.
             before = watch()
-            outcome = method.run(known, progress_outside(shown, problem.system.outside))
+            outcome = method.run(with_features, progress_outside(shown, problem.system.outside))
             seconds, notes = problem.system.recorded()
         spent = {
             "compile_seconds": outcome.compile_seconds + seconds,

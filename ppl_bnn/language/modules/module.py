@@ -109,9 +109,10 @@ def module(
     artificial rows). In evaluation mode the running statistics are constants, which is supported. Buffers and variables
     that are not parameters are converted to the floating type and the device of the fit.
 
-    Features. If all parameters are held, and x is the x of the model or entries of it, a fit runs the module once: its
-    outputs for the training rows are kept in memory. A network with a head is best split, as a held body and a layer
-    on its output. Rows that interact or have variables of their own, and streamed rows, are excluded.
+    Features. If all parameters are held and the module is applied to the inputs of the model, unchanged, a fit computes
+    its outputs for the training rows before the first step, keeps them in memory, and does not run the module in its
+    steps. A network with a head has to be split for this, into a held body and a layer on its output. Streamed rows,
+    rows that interact, and models with `bnn.rows` are excluded: their module runs in every step.
 
     Trained networks. A method with `start=network` starts at its parameters: each site `name.<parameter>` at the value
     of that name in the network, unchanged, also for `Point`. The network is `network` itself, another module of its
@@ -154,10 +155,12 @@ def module(
         call = dataclasses.replace(call, values=values)
         if coupled:
             primitives.coupled()
-        computed = functools.partial(call, sampled, inputs, rows)
-        # Without sites the output may be known.
-        held = primitives.Message("held", name, {"x": inputs, "output": computed})
-        output = computed() if sampled else primitives.send(held)
+        if sampled:
+            output = call(sampled, inputs, rows)
+        else:
+            # A handler may know the output.
+            held = {"x": inputs, "output": functools.partial(call, [], inputs, rows)}
+            output = primitives.send(primitives.Message("held", name, held))
         if primitives.maps_are_seen():
             # Handlers see a linear map without outputs, on the numbers that the module stores for a row. The message
             # has one more argument, the `Call`.

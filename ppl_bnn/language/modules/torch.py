@@ -147,7 +147,8 @@ class Torch(Framework):
     @contextlib.contextmanager
     def concrete(self, dtype: Any) -> Iterator[Array]:
         torch = sys.modules["torch"]
-        with torch.no_grad():
+        # A record that is being made has no values, and a count is of the model alone.
+        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
             yield torch.zeros(0, dtype=getattr(torch, str(dtype)), device=torch.get_default_device())
 
     def count(self, call: Call, values: Arrays, inputs: Inputs, dtype: Any) -> int:
