@@ -926,31 +926,30 @@ def test_evaluation_on_request_in_two_threads_ends_in_training() -> None:
     assert network.training
 
 
+class Attention(torch.nn.Module):
+    """Three positions of two numbers each; `kind` names the mask, whose arguments are given by name or by place."""
+
+    def __init__(self, kind: str = "none", by_name: bool = True) -> None:
+        super().__init__()
+        self.key, self.kind, self.by_name = torch.nn.Linear(2, 2), kind, by_name
+
+    def forward(self, x: Any) -> Any:
+        h = x.reshape(ROWS, 3, 2)
+        seen = torch.ones(ROWS, 3, 3, dtype=torch.bool)
+        seen[:, 0, 1:], seen[:, 2] = False, False
+        mask = {"booleans": seen, "numbers": seen.double().to(x.dtype)}.get(self.kind)
+        causal, attend = self.kind == "causal", torch.nn.functional.scaled_dot_product_attention
+        named = {"attn_mask": mask, "is_causal": causal}
+        given = (h, self.key(h), h)
+        found = attend(*given, **named) if self.by_name else attend(*given, mask, 0.0, causal)
+        return found.reshape(ROWS, 6)
+
+
 @pytest.mark.parametrize("kind", ["none", "booleans", "numbers", "causal"])
 @pytest.mark.parametrize("by_name", [True, False])
 def test_attention_has_the_masks_of_torch(kind: str, by_name: bool) -> None:
     """A mask of booleans says which keys are seen; a row that sees none is zero."""
-
-    class Attention(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.key = torch.nn.Linear(2, 2)
-
-        def forward(self, x: Any) -> Any:
-            h = x.reshape(ROWS, 3, 2)
-            seen = torch.ones(ROWS, 3, 3, dtype=torch.bool)
-            seen[:, 0, 1:], seen[:, 2] = False, False
-            mask = {"booleans": seen, "numbers": seen.double().to(x.dtype)}.get(kind)
-            causal, attend = kind == "causal", torch.nn.functional.scaled_dot_product_attention
-            named = {"attn_mask": mask, "is_causal": causal}
-            found = (
-                attend(h, self.key(h), h, **named)
-                if by_name
-                else attend(h, self.key(h), h, mask, 0.0, causal)
-            )
-            return found.reshape(ROWS, 6)
-
-    network, x = Attention().double(), np.random.default_rng(1).normal(size=(ROWS, 6))
+    network, x = Attention(kind, by_name).double(), np.random.default_rng(1).normal(size=(ROWS, 6))
     expected = network(torch.tensor(x)).detach()
     w = {f"net.{name}": value.detach() for name, value in network.named_parameters()}
 
@@ -967,15 +966,6 @@ def test_attention_has_the_masks_of_torch(kind: str, by_name: bool) -> None:
 
 def test_attention_is_fused_where_it_has_its_derivatives() -> None:
     """Values and gradients take torch's fused attention, other derivatives its plain operations, with equal results."""
-
-    class Attention(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.key = torch.nn.Linear(2, 2)
-
-        def forward(self, x: Any) -> Any:
-            h = x.reshape(ROWS, 3, 2)
-            return torch.nn.functional.scaled_dot_product_attention(h, self.key(h), h).reshape(ROWS, 6)
 
     class Seen(torch.utils._python_dispatch.TorchDispatchMode):
         """The names of the operations that torch computes."""
