@@ -36,8 +36,8 @@ from ppl_bnn.language.primitives import Handler, Message
 QUICK_PARAMETERS = 100_000
 # Rows of a streamed fit that are on the device at a time.
 STREAMED_ROWS = 4096
-# Rows on which held modules run at a time.
-FEATURE_ROWS = 256
+# Rows on which held modules run at a time, and bytes that their outputs may take.
+FEATURE_ROWS, FEATURE_BYTES = 256, 2**30
 
 
 @dataclass
@@ -398,7 +398,7 @@ class Problem:
         return map_data(self.system.asarray, rows_at(self.inputs, slice(start, stop)))
 
     def with_features(self) -> Problem:
-        """This problem with held modules run once, on all rows: their outputs are further inputs."""
+        """This problem with the outputs of held modules as further inputs, unless they take too much memory."""
         program, names = self.program, self.program.features
         if self.streamed or program.coupled or program.has_local or not names:
             return self
@@ -409,6 +409,9 @@ class Problem:
             network_output(record.around(program.model), w, self._rows(start, stop))
             for msg in record.messages:
                 found.get(msg.name, []).append(self.system.to_numpy(msg.value))
+            size = sum(part.nbytes for parts in found.values() for part in parts) * self.rows / stop
+            if size > FEATURE_BYTES:
+                return self
         outputs = {name: np.concatenate(parts) for name, parts in found.items()}
         model = WithFeatures(program.model, names, not isinstance(self.inputs, Mapping))
         inputs = model.inputs(self.inputs, outputs)
@@ -424,9 +427,8 @@ class Problem:
         log_prior = program.log_prior_draws(u, self.x, self.y).astype(np.float64)
         total = log_prior.copy()
         for start, stop in chunks(self.rows, STREAMED_ROWS):
-            x = self._rows(start, stop)
             y = self.system.asarray(np.asarray(self.targets[start:stop]))
-            total += program.log_joint_draws(u, x, y).astype(np.float64) - log_prior
+            total += program.log_joint_draws(u, self._rows(start, stop), y).astype(np.float64) - log_prior
         return total
 
     def log_prior_draws(self, u: Draws) -> np.ndarray:

@@ -146,6 +146,16 @@ def test_a_body_with_other_inputs_is_not_taken_for_features() -> None:
     assert same is problem
 
 
+@pytest.mark.parametrize(("spare", "kept"), [(0, True), (-1, False)])
+def test_outputs_that_take_too_much_memory_are_not_kept(
+    spare: int, kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FEATURE_ROWS", 20)
+    monkeypatch.setattr(module, "FEATURE_BYTES", ROWS * 4 * 8 + spare)
+    problem, known = problem_of(with_body(body_of("pyro")))
+    assert (known is not problem) == kept
+
+
 def test_several_bodies_and_several_inputs() -> None:
     """Entries of a dict, a tuple of them, and a body whose inputs are no features beside them."""
     bodies = [body_of("pyro") for _ in range(3)]

@@ -112,7 +112,8 @@ def module(
     Features. If all parameters are held and the module is applied to the inputs of the model, unchanged, a fit computes
     its outputs for the training rows before the first step, keeps them in memory, and does not run the module in its
     steps. A network with a head has to be split for this, into a held body and a layer on its output. Streamed rows,
-    rows that interact, and models with `bnn.rows` are excluded: their module runs in every step.
+    rows that interact, models with `bnn.rows`, and outputs of more than 1 GiB are excluded: their module runs in every
+    step.
 
     Trained networks. A method with `start=network` starts at its parameters: each site `name.<parameter>` at the value
     of that name in the network, unchanged, also for `Point`. The network is `network` itself, another module of its
