@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ from jax import numpy as jnp
 import ppl_bnn as bnn
 from ppl_bnn import dist, likelihoods, priors
 from ppl_bnn.backends import program as module
+from ppl_bnn.inference.method import Method, Outcome
+from ppl_bnn.posterior.approximation import Point
 
 ROWS = 60
 X = np.random.default_rng(7).normal(size=(ROWS, 3))
@@ -144,6 +146,22 @@ def test_a_body_with_other_inputs_is_not_taken_for_features() -> None:
         assert same is problem
     problem, same = problem_of(twice, {"a": X, "b": 2.0 * X})
     assert same is problem
+
+
+@dataclass(frozen=True)
+class AtZero(Method):
+    """A method that reports no time of its own."""
+
+    def run(self, problem: Any, progress: Any) -> Outcome:
+        sites = problem.program.sites.items()
+        return Outcome(Point({name: np.zeros(site.unconstrained_shape) for name, site in sites}))
+
+
+def test_time_that_outputs_took_is_part_of_the_fit_and_no_other() -> None:
+    body = body_of("pyro")
+    assert bnn.fit(with_body(body), X, Y, AtZero(ppl="pyro"), progress=False).info.run_seconds > 0.0
+    info = bnn.fit(on_features, features_of(body), Y, AtZero(ppl="pyro"), progress=False).info
+    assert info.run_seconds == 0.0
 
 
 @pytest.mark.parametrize(("spare", "kept"), [(0, True), (-1, False)])
