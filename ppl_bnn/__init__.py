@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ppl_bnn.core.progress import Step
     from ppl_bnn.datasets import tables as data
     from ppl_bnn.diagnostics.diagnose import diagnose
+    from ppl_bnn.diagnostics.feature_density import feature_density
     from ppl_bnn.diagnostics.prior_check import check_prior
     from ppl_bnn.diagnostics.prior_draws import prior_predictive
     from ppl_bnn.diagnostics.sbc import simulation_based_calibration
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
         filter_response_norm,
         layer_norm,
         learned_positions,
+        random_features,
         residual,
         residual_block,
     )

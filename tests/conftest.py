@@ -37,6 +37,11 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest test of all, the code of the guide, begins first: at the end the other processes would wait for it."""
+    items.sort(key=lambda item: item.path.name != "test_readme.py")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def compiled_programs() -> None:
     """JAX keeps what it compiles in a folder that all processes of the tests share.

@@ -1,4 +1,4 @@
-"""Parts of priors: their scales and checks of their fields, standard variables, shrinkage, covariances, cut points."""
+"""Parts of priors: scales, checks of fields, standard variables, shrinkage, covariances, cut points, norms."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def resolve_scale(name: str, scale: Scale, sigma: Scale, fan_in: int) -> Any:
     return value / math.sqrt(fan_in) if isinstance(scale, str) else value
 
 
-# --- standard variables, shrinkage, covariances, cut points -------------------------------------------
+# --- standard variables, shrinkage, covariances, cut points, norms ------------------------------------
 
 
 def independent(shape: tuple[int, ...], family: str, *arguments: Any, **named: Any) -> dist.Distribution:
@@ -274,3 +274,54 @@ class CutPoints(Checked):
         p = sample(f"{name}.probabilities", dist.distribution("Dirichlet", concentration))
         below, above = ops.cumsum(p)[:-1], ops.flip(ops.cumsum(ops.flip(p)))[1:]
         return deterministic(name, ops.log(below) - ops.log(above))
+
+
+@dataclass(frozen=True)
+class SpectralNorm(Checked):
+    """Weights of another prior, divided by a number where their spectral norm is larger than a bound.
+
+        w = v / max(1, |v| / bound),   v ~ prior,
+
+    where |v| is the largest singular value of v (fan_in, outputs), computed exactly. A layer with such weights never
+    moves two inputs apart by more than `bound` times their distance. In a residual block x + g(x) with a bound below 1
+    for each layer of g, and activations with slopes of at most 1, it does not move them together by more than a factor
+    of 1 - bound^layers either: the network keeps distances, and the uncertainty of its last layer can grow with them
+    (Liu et al. 2020).
+
+    The latent site is `name.base`, v, and `name` is a deterministic site. A vector, such as a bias, has the other prior
+    itself. The kernel of a convolution is a matrix (kh kw C, outputs) here, whose norm is at least that of the
+    convolution divided by sqrt(kh kw).
+
+    Parameters
+    ----------
+    prior : Prior
+        Prior of v, for example `priors.Point()`, which is optimised.
+    bound : float
+        Largest spectral norm of w.
+
+    References
+    ----------
+    - Miyato et al. (2018), Spectral normalization for generative adversarial networks.
+    - Liu et al. (2020), Simple and principled uncertainty estimation with deterministic deep learning via distance
+      awareness.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None, prior=bnn.priors.SpectralNorm(bnn.priors.Normal(0.0, "fan_in"), 0.9)):
+    ...     bnn.observe(y, bnn.dense("out", x, 2, prior), bnn.likelihoods.Gaussian(1.0))
+    >>> [(site.name, site.prior, site.shape) for site in bnn.zoo.sketch(model, 4).sites]
+    [('out.weight.base', 'Normal(0, 0.5)', (4, 2)), ('out.bias', 'Normal(0, 1)', (2,))]
+    """
+
+    prior: Prior = setting(
+        None, lambda given: None if callable(given) else "a prior", advice="priors.Point()"
+    )
+    bound: float = setting(0.95, between())
+
+    def __call__(self, name: str, shape: tuple[int, ...], fan_in: int) -> Any:
+        if len(shape) < 2:
+            return self.prior(name, shape, fan_in)
+        v = self.prior(f"{name}.base", shape, fan_in)
+        norm = ops.namespace(v).linalg.matrix_norm(v.reshape((-1, shape[-1])), ord=2)
+        return deterministic(name, v / ops.maximum(norm / self.bound, ops.ones_like(norm)))

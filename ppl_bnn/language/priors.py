@@ -31,11 +31,12 @@ from ppl_bnn.language.primitives import deterministic, param, sample
 from ppl_bnn.language.prior_parts import Checked, Scale, among, check_scale, sampled
 from ppl_bnn.language.prior_parts import CovarianceFactor as CovarianceFactor
 from ppl_bnn.language.prior_parts import CutPoints as CutPoints
+from ppl_bnn.language.prior_parts import SpectralNorm as SpectralNorm
 
 __all__ = [
     "CorrelatedConvolution", "CovarianceFactor", "CutPoints", "EmpiricalBayes", "Hierarchical", "Horseshoe",
     "Laplace", "LogUniform", "MatrixNormal", "Normal", "Point", "RegularisedHorseshoe", "ScaleMixture",
-    "SpikeAndSlab", "StudentT",
+    "SpectralNorm", "SpikeAndSlab", "StudentT",
 ]  # fmt: skip
 
 

@@ -74,21 +74,22 @@ def uncertainty(prediction: Prediction, measure: str | None = None) -> np.ndarra
 
 
 def out_of_distribution(
-    inside: Prediction, outside: Prediction, measure: str | None = None
+    inside: Prediction | np.ndarray, outside: Prediction | np.ndarray, measure: str | None = None
 ) -> dict[str, float]:
-    """How well `uncertainty` separates out-of-distribution rows from rows like those of the fit.
+    """How well an uncertainty separates out-of-distribution rows from rows like those of the fit.
 
     A detector marks a row as out-of-distribution if its uncertainty is above a threshold. The scores are over all
     thresholds, with out-of-distribution rows as the positive class, by scikit-learn.
 
     Parameters
     ----------
-    inside : Prediction
-        Prediction of rows like those of the fit.
-    outside : Prediction
-        Prediction of out-of-distribution rows.
+    inside : Prediction or array
+        Prediction of rows like those of the fit; or uncertainties of them, (N,), larger where less certain, for example
+        `-bnn.feature_density(posterior).log_density(x)`.
+    outside : Prediction or array
+        The same of out-of-distribution rows.
     measure : str, optional
-        Measure of `uncertainty`.
+        Measure of `uncertainty`, for predictions.
 
     Returns
     -------
@@ -103,7 +104,7 @@ def out_of_distribution(
     Raises
     ------
     InputError
-        If the two are not predictions of the same target.
+        If the two are not predictions of the same target, nor both uncertainties, finite and one for each row.
 
     References
     ----------
@@ -118,12 +119,22 @@ def out_of_distribution(
     >>> float(bnn.scores.out_of_distribution(inside, outside)["auroc"])
     1.0
     """
-    same, got = target_of(inside) == target_of(outside), f"{inside!r} and {outside!r}"
-    InputError.check(same, "", "predictions of one target", got, "the same posterior at both inputs")
+    if isinstance(inside, Prediction) and isinstance(outside, Prediction):
+        same, got = target_of(inside) == target_of(outside), f"{inside!r} and {outside!r}"
+        InputError.check(same, "", "predictions of one target", got, "the same posterior at both inputs")
+        both = [uncertainty(each, measure) for each in (inside, outside)]
+    else:
+        both = [np.asarray(each) for each in (inside, outside)]
+        good = all(each.ndim == 1 and each.dtype.kind in "fiu" and np.isfinite(each).all() for each in both)
+        got = " and ".join(f"{each.dtype} of shape {each.shape}" for each in both)
+        expected = "two predictions, or two arrays of finite uncertainties, one for each row"
+        InputError.check(
+            good and measure is None, "", expected, got, "scores.uncertainty(prediction, measure)"
+        )
     from sklearn.metrics import average_precision_score, roc_auc_score, roc_curve
 
-    values = np.concatenate([uncertainty(inside, measure), uncertainty(outside, measure)])
-    foreign = np.repeat([0, 1], [inside.rows, outside.rows])
+    values = np.concatenate(both)
+    foreign = np.repeat([0, 1], [len(each) for each in both])
     called, found, _ = roc_curve(foreign, values, drop_intermediate=False)
     return {
         "auroc": float(roc_auc_score(foreign, values)),

@@ -12,6 +12,9 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
+from ppl_bnn.core.settings import whole
 from ppl_bnn.language import ops
 from ppl_bnn.language.layers.declarations import THRESHOLD, Activation, Bias, Layer
 from ppl_bnn.language.primitives import conv, linear
@@ -455,6 +458,86 @@ def normalised(name: str, x: Any, activation: Activation | None) -> Any:
     if activation is None:
         return filter_response_norm(name, x)
     return ops.activation(activation)(filter_response_norm(name, x, threshold=False))
+
+
+# --- fixed features ---------------------------------------------------------------------------------
+
+
+def random_features(x: Any, count: int = 1024, length_scale: Any = 1.0, seed: int = 0) -> Any:
+    """Random Fourier features of the Gaussian kernel: a dense layer on them is a Gaussian process.
+
+        phi(x) = sqrt(2 / count) cos(W x / length_scale + b),
+        E[phi(x)' phi(x')] = exp(-|x - x'|^2 / (2 length_scale^2)).
+
+    Each row of W is N(0, I), and those of a block of F rows are orthogonal (Yu et al. 2016); b is uniform on 0..2 pi. W
+    and b are constants of the model, the same in both systems. With weights N(0, sigma^2) and no bias, a dense layer on
+    the features has the prior of a Gaussian process with sigma^2 times that kernel, up to an error of the order of
+    1 / sqrt(count). On features of a network that keeps distances, see `priors.SpectralNorm`, it is the last layer of
+    SNGP (Liu et al. 2020).
+
+    Parameters
+    ----------
+    x : array
+        Inputs, (N, F).
+    count : int
+        Number of features.
+    length_scale : float or array
+        Length scale, in units of x; also one for each input, (F,), or the value of a site.
+    seed : int
+        Seed of W and b.
+
+    Returns
+    -------
+    array
+        Features, (N, count).
+
+    Raises
+    ------
+    ModelError
+        An argument does not fit.
+
+    References
+    ----------
+    - Rahimi and Recht (2007), Random features for large-scale kernel machines.
+    - Yu et al. (2016), Orthogonal random features.
+    - Liu et al. (2020), Simple and principled uncertainty estimation with deterministic deep learning via distance
+      awareness.
+
+    Examples
+    --------
+    >>> import ppl_bnn as bnn
+    >>> def model(x, y=None):
+    ...     features = bnn.random_features(x, 200, length_scale=0.5)
+    ...     f = bnn.dense("output", features, 1, bnn.priors.Normal(0.0, 2.0), bias=False)
+    ...     bnn.observe(y, f, bnn.likelihoods.Gaussian(0.1))
+    >>> [(site.name, site.shape) for site in bnn.zoo.sketch(model, 4).sites]
+    [('output.weight', (200, 1))]
+    """
+    layer = Layer("random_features")
+    count = layer.whole("count", count, 1024)
+    layer.check(len(x.shape) == 2, "inputs of shape (N, features)", f"shape {tuple(x.shape)}", "x[:, None]")
+    layer.check(not whole(0)(seed), "a whole number from 0 as seed", repr(seed), "seed=0")
+    if isinstance(length_scale, int | float | list | tuple | np.ndarray):
+        given = np.asarray(length_scale, dtype=float)
+        good = given.shape in ((), x.shape[1:]) and np.isfinite(given).all() and (given > 0.0).all()
+        expected = f"a positive length_scale, or {int(x.shape[1])} of them"
+        layer.check(good, expected, repr(length_scale), "length_scale=1.0")
+        length_scale = ops.asarray(given, like=x)
+    weight, offset = _fourier(int(x.shape[1]), count, seed)
+    x, weight, offset = x / length_scale, ops.asarray(weight, like=x), ops.asarray(offset, like=x)
+    return math.sqrt(2.0 / count) * ops.cos(ops.matmul(x, weight) + offset)
+
+
+def _fourier(inputs: int, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """W' (F, count) and b (count,)."""
+    # The only stream that NumPy promises not to change: a stored model has the same features years later.
+    rng = np.random.RandomState(seed)
+    blocks = []
+    for _ in range(math.ceil(count / inputs)):
+        q, r = np.linalg.qr(rng.standard_normal((inputs, inputs)))
+        # Libraries choose different signs.
+        blocks.append(q * np.sign(r.diagonal()) * np.sqrt(rng.chisquare(inputs, inputs)))
+    return np.concatenate(blocks, axis=1)[:, :count], rng.uniform(0.0, 2.0 * np.pi, count)
 
 
 # --- tables -----------------------------------------------------------------------------------------
