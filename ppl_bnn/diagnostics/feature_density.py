@@ -112,7 +112,7 @@ def feature_density(posterior: Posterior, *, jitter: float | None = None) -> Fea
     Examples
     --------
     >>> import ppl_bnn as bnn
-    >>> table, model = bnn.data.load("iris"), bnn.zoo.load("classification_mlp", width=4)
+    >>> table, model = bnn.data.load("iris"), bnn.zoo.load("classification_mlp", width=4, classes=3)
     >>> posterior = bnn.fit(model, table.x, table.y, bnn.MAP(steps=500), standardise=True, progress=False)
     >>> density = bnn.feature_density(posterior)
     >>> near, far = density.log_density(table.x[:5]), density.log_density(table.x[:5] + 10.0)
@@ -134,8 +134,9 @@ def feature_density(posterior: Posterior, *, jitter: float | None = None) -> Fea
     spreads = np.stack([np.atleast_2d(np.cov(z[codes == code], rowvar=False)) for code in range(len(labels))])
     eigenvalues = np.linalg.eigvalsh(spreads)
     least, most = eigenvalues[:, 0], eigenvalues[:, -1]
-    flat = labels[most.argmin()]
-    varying, got = most.min() > 0.0, f"the same in all rows of class {flat:g}"
+    # A mean is rounded, so that equal features have a spread of this order.
+    rounding = 100.0 * np.finfo(float).eps * np.abs(z).max()
+    varying, got = most.min() > rounding**2, f"the same in all rows of class {labels[most.argmin()]:g}"
     InputError.check(varying, WHERE, "features that vary in each class", got, "a network with more units")
     if jitter is None:
         jitter = max(0.0, float(((most - CONDITION * least) / (CONDITION - 1.0)).max()))
@@ -158,7 +159,7 @@ def _features(posterior: Posterior, x: Any) -> np.ndarray:
                 run = network_output(
                     program.model, w, map_data(system.asarray, rows_at(x, slice(start, stop)))
                 )
-            last = bool(record.uses) and run.predictor is record.outputs[-1]
+            last = bool(record.uses) and run.f is record.outputs[-1]
             z = record.inputs[record.uses[-1].name][-1] if last else None
             good = z is not None and len(z.shape) == 2
             UnsupportedError.check(
