@@ -183,19 +183,22 @@ class UpdatedRows(RowCovariances):
         return np.stack(found, 1)
 
     def dense(self) -> np.ndarray:
-        found = self.along @ self.along.transpose(0, 2, 1)
-        for total, spread, inside in zip(found, self.spread, self.inside, strict=True):
-            basis, shrink = _root_beside(inside)
-            half = np.sqrt(spread)[:, None] * (np.eye(len(spread)) - (basis * shrink) @ basis.T)
-            total += half @ half.T
-        return found
+        basis, shrink = _root_beside(self.inside)
+        left = np.eye(self.spread.shape[-1]) - (basis * shrink[:, None]) @ basis.transpose(0, 2, 1)
+        half = np.sqrt(self.spread)[:, :, None] * left
+        return half @ half.transpose(0, 2, 1) + self.along @ self.along.transpose(0, 2, 1)
 
 
 def _root_beside(inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """U (D, R) and s (R,) with (I - T T')^(1/2) = I - U diag(s) U' for T = `inside` (D, R) with |T| at most 1."""
-    # U = T Y and s = 1 / (1 + sqrt(1 - t^2)) with T'T = Y diag(t^2) Y'.
-    squares, turned = np.linalg.eigh(inside.T @ inside)
-    return inside @ turned, 1.0 / (1.0 + np.sqrt(np.clip(1.0 - squares, 0.0, 1.0)))
+    """U (..., D, K) and s (..., K) with (I - T T')^(1/2) = I - U diag(s) U' for T = `inside` (..., D, R), |T| <= 1.
+
+    By the smaller of the matrices T T' (D, D) and T' T (R, R), with eigenvalues t^2.
+    """
+    transposed, few = np.swapaxes(inside, -1, -2), inside.shape[-2] <= inside.shape[-1]
+    squares, turned = np.linalg.eigh(inside @ transposed if few else transposed @ inside)
+    shrink = 1.0 / (1.0 + np.sqrt(np.clip(1.0 - squares, 0.0, 1.0)))
+    # The eigenvectors of T T', or T times those of T' T, whose lengths are t.
+    return (turned, np.clip(squares, 0.0, 1.0) * shrink) if few else (inside @ turned, shrink)
 
 
 def variances_of(covariance: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ from ppl_bnn.language.modules.jax import Equinox, Nnx
 from ppl_bnn.language.modules.protocol import Array, Call, Framework
 from ppl_bnn.language.modules.torch import Torch
 from ppl_bnn.language.prior_parts import Prior
-from ppl_bnn.language.priors import CorrelatedConvolution, MatrixNormal, Normal, Point
+from ppl_bnn.language.priors import CorrelatedConvolution, MatrixNormal, Normal, Point, SpectralNorm
 
 Chosen = Prior | None
 Priors = Prior | Mapping[str, Chosen] | Callable[[str, tuple[int, ...]], Chosen] | None
@@ -104,7 +104,7 @@ def module(
 
     Notes
     -----
-    Requirements. Dropout and batch normalisation in training mode are refused without mode="eval", and so are modules
+    Requirements. Dropout, batch normalisation and spectral normalisation are refused in training mode. So are modules
     that write into their buffers or variables, draw random numbers, or mix rows (found by running the module once on
     artificial rows). In evaluation mode the running statistics are constants, which is supported. Buffers and variables
     that are not parameters are converted to the floating type and the device of the fit.
@@ -186,19 +186,25 @@ def _values(call: Call, prior: Priors, fan_in: FanIns) -> tuple[list[Array], lis
             call.check(own is not None, expected, "a module with shapes only", advice)
             values.append(own)
             continue
-        if isinstance(given, Point) and own is not None:
-            value = primitives.param(site, call.framework.start(own))
-        else:
-            count = inputs.get(parameter.name, parameter.fan_in)
-            expected = f"a positive whole number as fan_in of {label}"
-            call.check(not whole(1)(count), expected, repr(count), "1")
-            value = given(site, parameter.shape, int(count))
+        if own is not None:
+            given = _from_value(given, call.framework.start(own))
+        count = inputs.get(parameter.name, parameter.fan_in)
+        expected = f"a positive whole number as fan_in of {label}"
+        call.check(not whole(1)(count), expected, repr(count), "1")
+        value = given(site, parameter.shape, int(count))
         shape, wanted = tuple(getattr(value, "shape", ())), parameter.shape
         expected, advice = f"{label} of shape {wanted} from its prior", "a prior of that shape"
         call.check(shape == wanted, expected, f"shape {shape}", advice)
         values.append(value)
         sampled.append(value)
     return values, sampled
+
+
+def _from_value(prior: Any, start: Any) -> Any:
+    """The prior, with points that start from a value."""
+    if isinstance(prior, SpectralNorm):
+        return dataclasses.replace(prior, prior=_from_value(prior.prior, start))
+    return (lambda site, *_: primitives.param(site, start)) if isinstance(prior, Point) else prior
 
 
 def _chosen(call: Call, prior: Priors) -> dict[str, Chosen]:
@@ -215,7 +221,9 @@ def _chosen(call: Call, prior: Priors) -> dict[str, Chosen]:
             expected = f"a prior of {parameter.name!r}, or None to hold it"
             raise ModelError.of(call.word, expected, got, "bnn.priors.Normal(0.0, 'fan_in')")
         structured = isinstance(given, MatrixNormal | CorrelatedConvolution)
-        by_axis = structured or getattr(given, "per", None) in ("unit", "input")
+        # Of a matrix it is that of the transpose.
+        spectral = isinstance(given, SpectralNorm) and len(parameter.shape) > 2
+        by_axis = structured or spectral or getattr(given, "per", None) in ("unit", "input")
         if by_axis and not parameter.inputs_first:
             expected = f"a prior of {parameter.name!r} that treats all its weights alike, since its axes "
             expected += f"{parameter.shape} are not (..., inputs, outputs)"

@@ -38,6 +38,10 @@ class Torch(Framework):
                 got = f"{name} in training, which normalises by the statistics of the batch"
                 advice = "mode='eval', for the running statistics that it has, or torch.nn.LayerNorm"
                 check(not part.training, word, rows, got, advice)
+            if type(part).__name__ == "_SpectralNorm":
+                got = f"{name} in training, which moves its singular vectors in every run"
+                advice = "mode='eval', or priors.SpectralNorm on a layer without it"
+                check(not part.training, word, "a module that is a function", got, advice)
             if isinstance(part, layers.dropout._DropoutNd) and part.training:
                 got = f"{name} in training, with p={part.p}"
                 advice = "mode='eval', or bnn.MCDropout on bnn.dense layers"

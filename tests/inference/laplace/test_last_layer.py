@@ -20,6 +20,7 @@ from ppl_bnn.inference.curvature import last_layer as layer_module
 from ppl_bnn.inference.flat_vector import Where
 from ppl_bnn.inference.laplace import approximation as approximation_module
 from ppl_bnn.inference.laplace import layer_predictions as predictions_module
+from ppl_bnn.inference.laplace import row_covariances
 from ppl_bnn.inference.laplace.layer_predictions import KeptFeatures
 from ppl_bnn.inference.laplace.linearised import FEW_DRAWS
 
@@ -461,3 +462,24 @@ def test_the_layer_is_found_at_any_point():
     )
     assert layer.shape == (FEATURES, CLASSES)
     assert (layer.weight, layer.bias) == (slice(0, 60), slice(60, 70))
+
+
+@pytest.mark.parametrize("shape", [(1, 5), (2, 2), (3, 5), (5, 2), (2, 1)])
+def test_covariances_of_few_and_of_many_directions(shape: tuple[int, int]) -> None:
+    """By matrices of outputs or of directions, whichever are smaller: what the formula of the class says."""
+    rng = np.random.default_rng(0)
+    outputs = shape[0]
+    spread, along = rng.uniform(0.5, 2.0, (4, outputs)), rng.normal(size=(4, *shape))
+    inside = rng.normal(size=(4, *shape))
+    # In the last row an output has no spread of its own left.
+    inside *= np.array([0.0, 0.5, 0.9, 1.0])[:, None, None] / np.linalg.norm(inside, 2, (1, 2), keepdims=True)
+    rows = row_covariances.UpdatedRows(spread, inside, along)
+    root = np.sqrt(spread)
+    left = np.eye(outputs) - inside @ inside.transpose(0, 2, 1)
+    expected = root[:, :, None] * left * root[:, None] + along @ along.transpose(0, 2, 1)
+    np.testing.assert_allclose(rows.dense(), expected, atol=1e-12)
+    np.testing.assert_allclose(rows.variances(), np.diagonal(expected, axis1=1, axis2=2), atol=1e-12)
+    np.testing.assert_allclose(rows.sums(), expected.sum(2), atol=1e-12)
+    # A linear map of standard normal points: its matrix is a root of the covariance.
+    matrix = rows.colour(np.eye(rows.dimension))
+    np.testing.assert_allclose(np.einsum("pnd,pne->nde", matrix, matrix), expected, atol=1e-12)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.parametrizations import spectral_norm
 from torch.utils._pytree import tree_flatten
 
 import ppl_bnn as bnn
@@ -588,6 +589,35 @@ def test_a_network_that_is_bayesian_in_part_is_fitted_and_left_as_it_was() -> No
     assert network.training
 
 
+def test_a_weight_of_bounded_norm_starts_at_the_value_of_the_module() -> None:
+    network = torch_mlp(dtype=torch.float64)
+    with torch.no_grad():
+        network[0].weight.mul_(5.0)
+    prior = {"*.weight": priors.SpectralNorm(priors.Point(), 0.9), "*.bias": priors.Point()}
+    model = module_model(network, prior)
+    method = bnn.MAP(ppl="pyro", steps=1, learning_rate=1e-9, polish=False)
+    posterior = bnn.fit(model, X, Y, method, progress=False)
+    start = network[0].weight.detach().numpy()
+    np.testing.assert_allclose(posterior.draws["net.0.weight.base"][0, 0], start, atol=1e-6)
+    divided = copy.deepcopy(network)
+    with torch.no_grad():
+        for layer in (divided[0], divided[2]):
+            layer.weight.div_(max(1.0, np.linalg.norm(layer.weight, 2) / 0.9))
+        expected = divided(torch.as_tensor(X))[:, 0]
+    np.testing.assert_allclose(posterior.predict(X).mean, expected, atol=1e-6)
+
+
+def test_a_kernel_of_torch_has_no_spectral_norm_here() -> None:
+    """Its axes would make another matrix."""
+
+    def model(x: Any, y: Any = None) -> None:
+        f = bnn.module("conv", x[:, None], torch.nn.Conv1d(1, 2, 3), priors.SpectralNorm(FAN_IN))
+        bnn.observe(y, f.mean((1, 2))[:, None], likelihoods.Gaussian(1.0))
+
+    with pytest.raises(ModelError, match=r"treats all its weights alike.*got SpectralNorm"):
+        bnn.fit(model, X, Y, bnn.MAP(ppl="pyro"), progress=False)
+
+
 def test_many_draws_are_as_many_passes_of_torch() -> None:
     x, y = regression_data(30, FEATURES)
     network = torch_mlp(dtype=torch.float64)
@@ -693,6 +723,10 @@ def linear(*after: torch.nn.Module) -> Any:
         (
             lambda: linear(torch.nn.BatchNorm1d(WIDTH, track_running_stats=False)).eval(),
             "BatchNorm1d '1' without running statistics",
+        ),
+        (
+            lambda: linear(spectral_norm(torch.nn.Linear(WIDTH, 1))),
+            r"_SpectralNorm '1.* in training, which moves its singular vectors.*mode='eval'",
         ),
         (Mixing, "rows that do not interact; got Mixing, in which the output of a row depends on other rows"),
         (lambda: Sequences(False), "got Sequences, in which.*batch_first=True"),
