@@ -2,8 +2,8 @@
 Uncertainty by distance, in one network
 =======================================
 
-An ordinary network is certain far away from its data. SNGP and DDU keep one network, and let its uncertainty grow with the
-distance from the training rows.
+An ordinary network is certain far away from its data. SNGP and DDU keep one network, and let its uncertainty grow with
+the distance from the training rows.
 """
 
 # %%
@@ -81,6 +81,6 @@ for name, inside, outside in (
     print(f"{name:5} area under the ROC curve {bnn.scores.out_of_distribution(inside, outside)['auroc']:.3f}")
 
 # %%
-# A network that exists is a body too: ``bnn.module("body", x, network, {"*": None})`` holds a trained network of torch, Flax
-# or Equinox, and the two last layers above go on it. A network of torch with
+# A network that exists is a body too: ``bnn.module("body", x, network, {"*": None})`` holds a trained network of torch,
+# Flax or Equinox, and the two last layers above go on it. A network of torch with
 # ``torch.nn.utils.parametrizations.spectral_norm`` needs ``mode="eval"``.
