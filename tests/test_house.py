@@ -30,7 +30,7 @@ BOUNDS = {
     "arrows between rooms": 80,
     "lines of a file": 700,
     "lines of the median file": 220,
-    "lines of code of the package": 35600,
+    "lines of code of the package": 35730,
 }
 # The tables that name modules as text: the public names, and the registry of methods and approximations.
 TABLES = {"ppl_bnn", "ppl_bnn.inference.registry"}

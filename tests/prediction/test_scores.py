@@ -552,6 +552,18 @@ def test_measures_that_are_not_there_are_refused():
     assert scores.out_of_distribution(_normals(5, 4)[0], _normals(3, 9)[0])["auroc"] >= 0.0
 
 
+def test_out_of_distribution_by_given_uncertainties() -> None:
+    inside, outside = _binary(rows=9)[0], _binary(rows=4)[0]
+    both = [scores.uncertainty(each, "entropy") for each in (inside, outside)]
+    found = scores.out_of_distribution(*both)
+    assert found == scores.out_of_distribution(inside, outside, "entropy")
+    for wrong in ([both[0], outside], [both[0], np.array([np.nan])], [both[0], both[1][:, None]]):
+        with pytest.raises(InputError, match="two predictions, or two arrays of finite uncertainties"):
+            scores.out_of_distribution(*wrong)
+    with pytest.raises(InputError, match="two predictions, or two arrays"):
+        scores.out_of_distribution(*both, "entropy")
+
+
 def test_selective_risk_over_all_orders_of_equal_rows():
     from itertools import pairwise, permutations
 

@@ -190,10 +190,8 @@ class UpdatedRows(RowCovariances):
 
 
 def _root_beside(inside: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """U (..., D, K) and s (..., K) with (I - T T')^(1/2) = I - U diag(s) U' for T = `inside` (..., D, R), |T| <= 1.
-
-    By the smaller of the matrices T T' (D, D) and T' T (R, R), with eigenvalues t^2.
-    """
+    """U (..., D, K) and s (..., K) with (I - T T')^(1/2) = I - U diag(s) U' for T = `inside` (..., D, R), |T| <= 1."""
+    # By the smaller of T T' (D, D) and T' T (R, R), whose eigenvalues are t^2.
     transposed, few = np.swapaxes(inside, -1, -2), inside.shape[-2] <= inside.shape[-1]
     squares, turned = np.linalg.eigh(inside @ transposed if few else transposed @ inside)
     shrink = 1.0 / (1.0 + np.sqrt(np.clip(1.0 - squares, 0.0, 1.0)))
