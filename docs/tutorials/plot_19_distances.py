@@ -8,7 +8,7 @@ the distance from the training rows.
 
 # %%
 # Two classes, and a network of residual blocks. Their weights have a spectral norm of at most 0.9, so that no block
-# moves two inputs together: the features keep distances.
+# maps two inputs onto one: the features keep distances.
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -23,8 +23,8 @@ x = np.where(y[:, None] == 1, [1.0, 0.4] - moons, moons) + 0.1 * rng.normal(size
 
 def body(x, prior):
     h = bnn.dense("input", x, 16, priors.Point())
-    for block in range(3):
-        h = bnn.residual(h, lambda h, block=block: bnn.ops.relu(bnn.dense(f"block{block}", h, 16, prior)))
+    for name in ("first", "second", "third"):
+        h = bnn.residual(h, lambda h, name=name: bnn.ops.relu(bnn.dense(name, h, 16, prior)))
     return h
 
 
@@ -53,7 +53,7 @@ mode = bnn.fit(network, x, y, bnn.MAP(steps=1000), seed=0)
 density = bnn.feature_density(mode, jitter=1e-3)
 
 # %%
-# The same network, three uncertainties.
+# Three uncertainties: without either, and with each.
 grid = np.stack(np.meshgrid(np.linspace(-4, 5, 80), np.linspace(-4, 4, 80)), axis=-1)
 rows = grid.reshape(-1, 2)
 maps = {
@@ -63,7 +63,7 @@ maps = {
 }
 figure, axes = plt.subplots(1, 3, figsize=(12, 3.5), sharey=True, layout="constrained")
 for ax, (name, values) in zip(axes, maps.items(), strict=True):
-    image = ax.contourf(*np.moveaxis(grid, -1, 0), values.reshape(grid.shape[:2]), levels=20, cmap="viridis")
+    image = ax.contourf(grid[..., 0], grid[..., 1], values.reshape(80, 80), levels=20)
     ax.scatter(*x.T, c=y, cmap="coolwarm", s=8, edgecolors="white", linewidths=0.3)
     ax.set(title=name)
     figure.colorbar(image, ax=ax)
@@ -78,7 +78,8 @@ for name, inside, outside in (
     ("SNGP", by_process.predict(x, kind="probit"), by_process.predict(far, kind="probit")),
     ("DDU", -density.log_density(x), -density.log_density(far)),
 ):
-    print(f"{name:5} area under the ROC curve {bnn.scores.out_of_distribution(inside, outside)['auroc']:.3f}")
+    found = bnn.scores.out_of_distribution(inside, outside)
+    print(f"{name:5} area under the ROC curve {found['auroc']:.3f}")
 
 # %%
 # A network that exists is a body too: ``bnn.module("body", x, network, {"*": None})`` holds a trained network of torch,

@@ -282,11 +282,11 @@ class SpectralNorm(Checked):
 
         w = v / max(1, |v| / bound),   v ~ prior,
 
-    where |v| is the largest singular value of v (fan_in, outputs), computed exactly. A layer with such weights never
-    moves two inputs apart by more than `bound` times their distance. In a residual block x + g(x) with a bound below 1
-    for each layer of g, and activations with slopes of at most 1, it does not move them together by more than a factor
-    of 1 - bound^layers either: the network keeps distances, and the uncertainty of its last layer can grow with them
-    (Liu et al. 2020).
+    where |v| is the largest singular value of v (fan_in, outputs), computed exactly. The outputs of a layer with such
+    weights are at most `bound` times as far apart as its inputs. A residual block x + g(x), with L such layers in g and
+    activations with slopes of at most 1, keeps distances up to factors of 1 - bound^L and 1 + bound^L. With a bound
+    below 1 no two inputs become one, and the uncertainty of a last layer can grow with the distance from the data (Liu
+    et al. 2020).
 
     The latent site is `name.base`, v, and `name` is a deterministic site. A vector, such as a bias, has the other prior
     itself. The kernel of a convolution is a matrix (kh kw C, outputs) here, whose norm is at least that of the
