@@ -187,7 +187,7 @@ def _values(call: Call, prior: Priors, fan_in: FanIns) -> tuple[list[Array], lis
             values.append(own)
             continue
         if own is not None:
-            given = _from_value(given, call.framework.start(own))
+            given = _from_value(given, functools.partial(call.framework.start, own))
         count = inputs.get(parameter.name, parameter.fan_in)
         expected = f"a positive whole number as fan_in of {label}"
         call.check(not whole(1)(count), expected, repr(count), "1")
@@ -200,11 +200,11 @@ def _values(call: Call, prior: Priors, fan_in: FanIns) -> tuple[list[Array], lis
     return values, sampled
 
 
-def _from_value(prior: Any, start: Any) -> Any:
-    """The prior, with points that start from a value."""
+def _from_value(prior: Any, start: Callable[[], Any]) -> Any:
+    """The prior, with points that begin at the value that `start` makes."""
     if isinstance(prior, SpectralNorm):
         return dataclasses.replace(prior, prior=_from_value(prior.prior, start))
-    return (lambda site, *_: primitives.param(site, start)) if isinstance(prior, Point) else prior
+    return (lambda site, *_: primitives.param(site, start())) if isinstance(prior, Point) else prior
 
 
 def _chosen(call: Call, prior: Priors) -> dict[str, Chosen]:
