@@ -226,9 +226,15 @@ def on_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         jax.config.update(name, value)
 
 
+def marks_of(name: str) -> list[pytest.MarkDecorator]:
+    missing = name.startswith("skpro.py::") and importlib.util.find_spec("skpro") is None
+    reason = "the extra skpro is not installed: it needs pandas below 3.1"
+    return [pytest.mark.skipif(missing, reason=reason)] + [pytest.mark.slow] * (name in SLOW)
+
+
 @pytest.mark.parametrize(
     "example",
-    [pytest.param(each, marks=[pytest.mark.slow] * (each.name in SLOW)) for each in EXAMPLES],
+    [pytest.param(each, marks=marks_of(each.name)) for each in EXAMPLES],
     ids=lambda test: test.name,
 )
 def test_an_example_runs_as_shown(example: doctest.DocTest, on_its_own: None):
