@@ -56,7 +56,6 @@ class PredictiveDistribution(BaseDistribution):
     [1.0, 2.0]
     """
 
-    # skpro's tests look for these by their names.
     _tags = {
         "capabilities:exact": [*_EXACT, "pdf", "log_pdf"],
         "capabilities:approx": ["pdfnorm"],
@@ -126,16 +125,13 @@ class PredictiveDistribution(BaseDistribution):
         return self._shaped(found)
 
     def _energy_x(self, x: Any) -> Any:
-        return self._row_shaped(self.prediction.absolute_deviation(np.ravel(x)))
+        return self._shaped(self.prediction.absolute_deviation(np.ravel(x)))
 
     def _energy_self(self) -> Any:
         # CRPS(y) = E|Y - y| - E|Y - Y'| / 2 for every y.
         y = self.prediction.quantile(0.5)
         score = np.asarray(crps(self.prediction, y, pointwise=True))
-        return self._row_shaped(2.0 * (self.prediction.absolute_deviation(y) - score))
-
-    def _row_shaped(self, values: np.ndarray) -> Any:
-        return values.reshape(-1, 1) if self.ndim else float(values.reshape(()))
+        return self._shaped(2.0 * (self.prediction.absolute_deviation(y) - score))
 
     def _sample(self, n_samples: int | None = None) -> Any:
         # The generator of all samples in skpro, which `np.random.seed` sets.
@@ -148,18 +144,7 @@ class PredictiveDistribution(BaseDistribution):
 
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
-        """Parameters of the instances that skpro's tests make.
-
-        Parameters
-        ----------
-        parameter_set : str
-            The name of a set; all are the same.
-
-        Returns
-        -------
-        list of dict
-            Parameters of mixtures of normals, of a scalar one, and of counts.
-        """
+        """Mixtures of normals, a scalar distribution and one of counts, for skpro's tests."""
         loc = np.array([[0.0, 1.0, 5.0], [2.0, 3.0, 4.0]])
         several = Prediction("Normal", {"loc": loc, "scale": np.ones((2, 3))})
         one = Prediction(
@@ -245,17 +230,6 @@ class BNNProbaRegressor(BaseProbaRegressor):
 
     @classmethod
     def get_test_params(cls, parameter_set: str = "default") -> list[dict[str, Any]]:
-        """Parameters of the instances that skpro's tests make.
-
-        Parameters
-        ----------
-        parameter_set : str
-            The name of a set; all are the same.
-
-        Returns
-        -------
-        list of dict
-            Parameters of small fits.
-        """
+        """Small fits, for skpro's tests."""
         network = {"model_arguments": {"width": 3}, "method": MAP(steps=50, polish=False)}
         return [{"model": "linear_regression", "method": "laplace"}, network]

@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest test of all, the code of the guide, begins first: at the end the other cores would wait for it."""
+    """The code of the guide is one test of minutes. It begins first: in its place at the end other cores would wait."""
     items.sort(key=lambda item: item.path.name != "test_readme.py")
 
 
