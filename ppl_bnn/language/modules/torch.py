@@ -38,8 +38,10 @@ class Torch(Framework):
                 got = f"{name} in training, which normalises by the statistics of the batch"
                 advice = "mode='eval', for the running statistics that it has, or torch.nn.LayerNorm"
                 check(not part.training, word, rows, got, advice)
-            if type(part).__name__ == "_SpectralNorm":
-                got = f"{name} in training, which moves its singular vectors in every run"
+            # A parametrization is a part; the older function of torch leaves a hook.
+            found = {type(each).__name__ for each in (part, *part._forward_pre_hooks.values())}
+            if found & {"_SpectralNorm", "SpectralNorm"}:
+                got = f"{name} with a spectral norm in training, which moves its vectors in every run"
                 advice = "mode='eval', or priors.SpectralNorm on a layer without it"
                 check(not part.training, word, "a module that is a function", got, advice)
             if isinstance(part, layers.dropout._DropoutNd) and part.training:

@@ -726,7 +726,11 @@ def linear(*after: torch.nn.Module) -> Any:
         ),
         (
             lambda: linear(spectral_norm(torch.nn.Linear(WIDTH, 1))),
-            r"_SpectralNorm '1.* in training, which moves its singular vectors.*mode='eval'",
+            r"_SpectralNorm '1.* in training, which moves its vectors.*mode='eval'",
+        ),
+        (
+            lambda: linear(torch.nn.utils.spectral_norm(torch.nn.Linear(WIDTH, 1))),
+            r"Linear '1' with a spectral norm in training, which moves its vectors.*mode='eval'",
         ),
         (Mixing, "rows that do not interact; got Mixing, in which the output of a row depends on other rows"),
         (lambda: Sequences(False), "got Sequences, in which.*batch_first=True"),
